@@ -35,8 +35,8 @@ class Baked:
     Attributes:
         fingerprint: identity of the order that was baked.
         first, stop: positions of the run that are stored.
-        samples_per_part: samples in each pair of files but the last.
-        sequence_length: S.
+        samples_per_part: number of samples in each part (pair of files) but the last.
+        sequence_length: number of tokens fed per sample, S.
         add_extra_token: whether the token after each sample is stored, too.
         blended: whether the samples have a dataset_id.
     """
@@ -67,7 +67,7 @@ BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needs a fi
 
 
 def read_baked(uri: str, storage_options: Mapping[str, Any] | None) -> Baked:
-    """Read a `baked.json`; raise FormatError if it is none."""
+    """Read a `baked.json`; raise FormatError if the file is none."""
     return BAKED_FILE.decode(read_document(BAKED_FILE, uri, storage_options), uri)
 
 
@@ -76,10 +76,10 @@ def part_prefix(directory: str, part: range) -> str:
 
 
 class BakedPart(GPTDataset):
-    """Samples of one pair of files, each one stored sequence."""
+    """Samples of one pair of files; each sample is one stored sequence."""
 
     def _load_or_build(self) -> dict[str, NDArray[Any]]:
-        """Return trivial arrays: sample j is served as number j, and is all of sequence j (rows 2 j and 2 j + 1)."""
+        """Return trivial index arrays: sample j is served as number j, and is sequence j (rows 2 j and 2 j + 1)."""
         count, length = len(self.dataset), self.config.sequence_length
         rows = np.zeros((2 * count, 2), np.int32)
         rows[:, 0] = np.repeat(np.arange(count), 2)
@@ -96,7 +96,7 @@ class BakedDataset:
 
     Sample i is the one that the run's loaders served at position i (after i consumed samples), with any sampler. Read
     it with the "single" sampler, from any `consumed_samples`, on any number of ranks. `len()` is one past the last
-    position; positions before the first stored one are an IndexError.
+    position; positions before the first stored one raise IndexError.
 
     Args:
         directory: URI of the baked run.

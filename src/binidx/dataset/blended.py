@@ -96,13 +96,13 @@ class BlendedDataset(Identified):
         return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
-        """Return the tokens of samples alone, int32, shape (B, S + 1), as `GPTDataset.read_tokens`.
+        """Return only the tokens of samples, int32, shape (B, S + 1), as `GPTDataset.read_tokens` does.
 
         Args:
             idxs: positions in the blend, B of them.
 
         Returns:
-            Tokens of sample i in row i; the last column is the label of the last token.
+            Tokens of sample `idxs[i]` in row i; the last column is the label of the last token.
 
         Raises:
             ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.
@@ -111,7 +111,7 @@ class BlendedDataset(Identified):
         return type(self.datasets[0]).read_tokens_of_batch(requests or [(self.datasets[0], [], [])], len(ids))
 
     def _requests(self, idxs: Sequence[int]) -> tuple[NDArray[np.int16], list[Request]]:
-        """Return the dataset of each sample, shape (B,), and the request for each dataset."""
+        """Return the number of each sample's dataset, shape (B,), and the request for each dataset."""
         ids, numbers = self.dataset_index[list(idxs)], self.dataset_sample_index[list(idxs)]
         rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
         return ids, [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
@@ -152,7 +152,7 @@ class BlendedDataset(Identified):
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return the inputs of the arrays that the description lacks: none."""
+        """Return the inputs of the index arrays that `unique_description` does not contain: none."""
         return {}
 
     def _cache(self, directory: str) -> IndexCache:
@@ -170,7 +170,7 @@ class BlendedDataset(Identified):
             self._fill(writer, ids, samples)
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
-        """Write the dataset and the sample of each row."""
+        """Fill the two index arrays: the dataset of each row, and the number of its sample in that dataset."""
         out, threads = (ids, samples), self.config.num_dataset_builder_threads
         if self.size is None:
             build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
@@ -201,7 +201,7 @@ def blend_identifiers(
 
 
 def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
-    """Return how often each dataset occurs. In blocks: NumPy copies to int64, 8 GB for a billion samples."""
+    """Return how often each dataset occurs. Counts in blocks, as NumPy copies to int64: 8 GB for a billion samples."""
     served = np.zeros(num_datasets, np.int64)
     for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):
         served += np.bincount(dataset_index[rows], minlength=num_datasets)
@@ -209,7 +209,7 @@ def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> 
 
 
 def row_blocks(first: int, stop: int, size: int) -> Iterator[slice]:
-    """Return slices of up to `size` rows that cover `first` to `stop`."""
+    """Yield slices of up to `size` rows that cover the rows from `first` to before `stop`."""
     return (slice(begin, min(begin + size, stop)) for begin in range(first, stop, size))
 
 

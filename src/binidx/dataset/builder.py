@@ -35,12 +35,13 @@ from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
-"""Time for each piece of work in this thread, ten times what one takes; and slack for a busy machine."""
+"""Seconds that `run_concurrently` allows for each piece of work in the calling thread, ten times the usual; and slack
+for a busy machine."""
 
 Result = TypeVar("Result")
 
 Work = Callable[[Check], Result]
-"""Work on one dataset. It calls the check while it waits."""
+"""Function that builds one dataset or several; it calls the given check while it waits."""
 
 TopLevelDataset = BlendedDataset | MegatronDataset
 
@@ -55,14 +56,14 @@ WHOLE = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Prefixes that are built together.
+    """Prefixes whose datasets are built together.
 
     Args:
         prefixes, weights: as in a blend of the config.
-        matrix: begin and end of each split in the sequences, from 0 to 1; None for a split not built of them.
+        matrix: start and end of each split in the sequences, from 0 to 1; None for a split not built of the prefixes.
         requested: number of samples to build of each prefix for each split; None is one epoch.
-        blended: whether each split is a blend of the prefixes; else it is the only prefix's dataset, or the list of
-            theirs.
+        blended: whether each split is a blend of the prefixes' datasets; else it is the dataset of the only prefix, or
+            a list of the prefixes' datasets.
     """
 
     prefixes: Sequence[str]
@@ -132,7 +133,7 @@ class BlendedMegatronDatasetBuilder:
         """Build the datasets.
 
         Args:
-            on_outcome: called with the outcome of each index, from any thread (ours).
+            on_outcome: called with the outcome of each index, from any thread (not in Megatron Core).
 
         Returns:
             One dataset per split; None for a split without a share, and on a rank that does not build. A single prefix
@@ -166,13 +167,13 @@ class BlendedMegatronDatasetBuilder:
         return built
 
     def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
-        """Return the bookends of the splits to build."""
+        """Return a split matrix with None for the splits that are not to be built."""
         return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
     def _build_distribution(
         self, wanted: Distribution, built: Sequence[Sequence[MegatronDataset | None]], context: BuildContext
     ) -> Built:
-        """Return one dataset, blend or list for each split, of the datasets of each prefix."""
+        """Return a dataset, a blend or a list for each split, made of the datasets of all prefixes."""
         splits = [[each for each in datasets if each is not None] for datasets in zip(*built, strict=True)]
         if wanted.blended:
             works = [
@@ -221,7 +222,7 @@ class BlendedMegatronDatasetBuilder:
         return any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
 
     def _bundle(self) -> IdxBundle | None:
-        """Return the bundle of small `.idx` files beside the index caches; rank 0 writes it."""
+        """Return the bundle of small `.idx` files beside the index caches, which rank 0 writes; None without caches."""
         if self.config.path_to_cache is None:
             return None
         return IdxBundle(self.config.path_to_cache, is_first_rank(), self.config.storage_options)
@@ -275,7 +276,7 @@ class BlendedMegatronDatasetBuilder:
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:
-    """Raise ConfigError if the config lacks options of this kind, as another kind's config does."""
+    """Raise ConfigError if the config lacks options of this kind of dataset, as another kind's config does."""
     needed = cls.config_class
     if missing := [name for name in get_annotations(needed) if not hasattr(config, name)]:
         found = f"{type(config).__name__}, without {', '.join(missing)}"
@@ -283,7 +284,7 @@ def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig)
 
 
 def run_in_order(works: Sequence[Work[Result]]) -> list[Result]:
-    """Return the results of work that only computes, run piece by piece in this thread; the first error ends it."""
+    """Return the results of pieces of work, run one after another in the calling thread; the first error ends it."""
     return [work(lambda _: None) for work in works]
 
 
@@ -296,8 +297,9 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
 
     Args:
         works: called with a check, which raises PeerError once another piece has failed.
-        in_this_thread: per piece, whether it probably only computes. These run in this thread: a hundred computing
-            threads compete for the GIL and need three times as long. If they are slow, the rest gets threads, too.
+        in_this_thread: per piece, whether it probably only computes. Such pieces run in the calling thread: a hundred
+            computing threads compete for the GIL and need three times as long. If the first ones are slow, the rest
+            gets threads, too.
 
     Raises:
         The first error, without waiting for the rest.

@@ -49,7 +49,7 @@ class Split(Enum):
 
 
 def normalize(weights: list[float] | list[int]) -> list[float]:
-    """Return weights over their sum, in float64. Source: Megatron Core; its rounding decides ties of a blend."""
+    """Return weights divided by their sum, in float64. Source: Megatron Core; its rounding decides ties of a blend."""
     array = np.asarray(weights, dtype=np.float64)
     return [float(weight) for weight in array / np.sum(array)]
 
@@ -72,7 +72,7 @@ def parse_and_normalize_split(split: str) -> list[float]:
 
 
 def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[float] | None = None) -> SplitMatrix:
-    """Return begin and end of each split in [0, 1]; `None` for a split without a share.
+    """Return start and end of each split in [0, 1]; `None` for a split without a share.
 
     Args:
         vector_a: one share per split.
@@ -86,7 +86,7 @@ def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[f
 
 
 def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
-    """Return the elements of one split, shape (num_in_split,), int32; may be empty.
+    """Return the numbers of the elements (sequences or documents) of one split, shape (num_in_split,), int32.
 
     Source: Megatron Core; Python's `round`, which takes halves to the even neighbour.
     """
@@ -114,25 +114,26 @@ class BlendedMegatronDatasetConfig:
         blend: prefixes and weights of one distribution; needs `split`.
         blend_per_split: one blend or None for each of train, valid, test; replaces `blend` and `split`.
         multiple_validation_sets: with `blend_per_split`, the valid split is a list of one dataset per prefix.
-        full_validation: each of those validation sets is one whole epoch; its size must be None.
+        full_validation: each validation set of such a list is one whole epoch; its size must be None.
         split: shares of train, valid, test, such as "969, 30, 1".
-        num_dataset_builder_threads: threads of the build: for prefixes at the same time, each with its share of them,
-            then for parts of a blend.
+        num_dataset_builder_threads: number of threads of the build: prefixes that are built at the same time share
+            them; then the parts of a blend use them.
         path_to_cache: URI of the index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
-            index of less than 2^15 documents and samples is not cached: it is built sooner than fetched.
+            index of at most 2^15 documents and samples is not cached: it is built faster than fetched.
         mmap_bin_files: map local `.bin` files; False reads them with one call per range.
         tokenizer: object with `pad`, `eod` and `unique_identifiers`.
         mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
         allow_ambiguous_pad_tokens: keep a pad id that is also another special token (all of them are masked).
         fast_cache_load, defer_npy_index_mmap: checked as in Megatron Core, without effect. (There they skip checks of
             caches; here an array is mapped in 50 us and checked, and a missing one is built.)
-        storage_options: fsspec's options for every URI (ours; in no hash).
+        storage_options: fsspec's options for every URI (not in Megatron Core, and in no hash).
         trust_cache: "megatron" accepts index caches that Megatron left, without a proof that they belong to the data
-            (ours). By default they are rebuilt and replaced.
-        cache_small_indices: also cache indices of less than 2^15 documents and samples, for Megatron to find (ours).
+            (not in Megatron Core). By default they are rebuilt and replaced.
+        cache_small_indices: also cache indices of at most 2^15 documents and samples, for Megatron to find (not in
+            Megatron Core).
 
     Attributes:
-        split_matrix: begin and end of each split in [0, 1], from `split`.
+        split_matrix: start and end of each split in [0, 1], from `split`.
         mock: whether neither `blend` nor `blend_per_split` was given; `split` is then Megatron's "1,1,1". Only
             `MockGPTDataset` can be built (in Megatron other kinds make up data, too).
 
@@ -222,19 +223,19 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         reset_position_ids: restart positions after each end-of-document token; must be given.
         reset_attention_mask: forbid attention beyond an end-of-document token; must be given.
         eod_mask_loss: no loss on end-of-document tokens; must be given.
-        create_attention_mask: serve a mask (1, S, S) with each sample. Megatron's default is True; ours is False, since
+        create_attention_mask: serve a mask (1, S, S) with each sample. Megatron's default is True, here it is False:
             attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
         drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
         inter_document_masking: serve `cu_seqlens` and `max_seqlen` instead of a mask, for attention kernels that stay
             within documents; positions restart at each document. As in Megatron Core after 0.16.1.
-        object_storage_cache_path: without effect (Megatron stores `.idx` files there; ours are in `index_dir`).
+        object_storage_cache_path: without effect (Megatron stores `.idx` files there; binidx uses `index_dir`).
         data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: determine
             `padding_multiple`, to which `SFTDataset` and `VarlenDataset` pad. Other kinds ignore them.
         sequences_per_dataset: expected numbers of sequences and document bounds of each prefix. (Megatron skips the
             header then and derives the dtype from the tokenizer; here the header is read and compared.)
         sft_mock_dataset_config_json, varlen_mock_dataset_config_json: must be None: there are no mock chats.
-        varlen_sbhd_validation: `VarlenDataset` serves rows of S tokens.
+        varlen_sbhd_validation: `VarlenDataset` serves rows of S tokens instead of rows of their own length.
 
     Attributes:
         token_dtype_code: Megatron's guess of the dtype from the vocabulary, 4 for int32, 8 for uint16, None without a
@@ -314,7 +315,7 @@ PER_SPLIT_FILE = JsonFile(PerSplitArguments, error=ConfigError, hint="needs an o
 
 
 def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
-    """Return the prefixes of a list of arguments, and their weights or None.
+    """Return the prefixes of a list of arguments, and their weights or None; None if there is no list.
 
     If every other argument, from the first on, is a number, these are the weights.
 
@@ -355,7 +356,7 @@ def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None
     """Read the blends of train, valid and test from the JSON file of `--per-split-data-args-path`.
 
     Raises:
-        ConfigError: the file is not such an object; or as for `get_blend_from_list`.
+        ConfigError: the file is no object with train, valid and test; or as for `get_blend_from_list`.
         ObjectNotFoundError: there is no such file.
     """
     found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, uri, storage_options), uri)
@@ -374,7 +375,7 @@ def get_blend_and_blend_per_split(
             `test_data_path`, `per_split_data_args_path`. Missing ones are None.
 
     Raises:
-        ConfigError: several of these ways are used (Megatron takes the first); or as for the functions above.
+        ConfigError: several of these options are given (Megatron takes the first); or as for the functions above.
     """
     given = {name: value for name in (*WHOLE, *PER_SPLIT) if (value := getattr(args, name, None)) is not None}
     if len(given) > 1 and not set(given) <= set(PER_SPLIT[:3]):

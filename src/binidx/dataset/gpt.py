@@ -73,7 +73,7 @@ class GPTDataset(GPTIndices):
     RECORDED_NAME: ClassVar[str] = "GPTDataset"
 
     takes_a_range = True
-    """`indexed_indices` may be a range: see `split_range`."""
+    """True if `indexed_indices` may be a range: see `split_range`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class GPTDataset(GPTIndices):
         return [(sequence, first, count) for sequence, first, count in self.orders.spans([idx or 0])[0].tolist()]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample of these tokens: labels, masks and positions added, padded to S.
+        """Return the sample of the given tokens: padded to S, with labels, masks and positions.
 
         Args:
             idx: as for `spans`; the padding sample (None) has no loss.
@@ -193,13 +193,13 @@ class GPTDataset(GPTIndices):
         return (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble)
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
-        """Return the tokens of samples alone, for trainers that shift labels themselves: a seventh of the bytes.
+        """Return only the tokens of samples, a seventh of their bytes, for trainers that shift labels themselves.
 
         Args:
             idxs: positions in serving order, B of them.
 
         Returns:
-            int32, shape (B, S + 1): `text[:, :-1]` are the tokens, `text[:, 1:]` the labels. A pad has the tokenizer's
+            `text`, int32, shape (B, S + 1): `text[:, :-1]` are tokens, `text[:, 1:]` labels. A pad has the tokenizer's
             pad id, or -1 if it has none: exclude these labels from the loss, and replace these tokens by a valid one.
             Pads occur in a partial last validation sample, and in the last column without the extra token.
 
@@ -216,7 +216,7 @@ class GPTDataset(GPTIndices):
 
     @classmethod
     def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """Return the tokens alone of a batch of several datasets of this class.
+        """Return only the tokens of a batch of several datasets of this class.
 
         Args:
             requests: the samples of each dataset and their rows.
@@ -242,7 +242,7 @@ class GPTDataset(GPTIndices):
 
     @property
     def orders(self) -> Orders:
-        """The index arrays and sequences, bound for C; bound again when an array was replaced.
+        """The index arrays and sequences in the form that C takes, made anew if an array was replaced.
 
         `RangedOrders` after `open_later`.
         """
@@ -259,7 +259,7 @@ class GPTDataset(GPTIndices):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Rules by which C makes rows of stored tokens."""
+        """Rules by which the C extension turns stored tokens into rows of a batch."""
         return gpt_recipe(self.config, self._pad_token_id)
 
     @cached_property
@@ -311,7 +311,7 @@ def gpt_recipe(config: GPTDatasetConfig, pad: int) -> Recipe:
 
 
 def assemble_gpt_sample(dataset: GPTDataset, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-    """Return one sample of tokens in memory, of the stored dtype or a wider one."""
+    """Return the sample of the tokens in `sequences`, which have the stored dtype or a wider one."""
     dtype = np.result_type(dataset.dataset.index.dtype, *sequences)
     stored = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
     rows, bounds = GPTRows(dataset.recipe, None), np.array([0, len(stored)], np.int64)
@@ -337,7 +337,7 @@ def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
 
 
 def fill_from_map(rows: Rows, dataset: GPTDataset, idxs: Sequence[int | None], places: Sequence[int]) -> bool:
-    """Fill rows in one call of C; return False, with nothing written, if the tokens are not all in a map."""
+    """Fill rows in one call of C; return False, with nothing written, if some tokens are not memory-mapped."""
     orders, reader = dataset.orders, dataset.dataset.mapped_reader
     if reader is None or not isinstance(orders, Orders):
         return False
@@ -358,7 +358,7 @@ def fill_from_reads(rows: Rows, requests: Sequence[Request]) -> None:
 
 
 def columns(dataset: GPTDataset, rows: GPTRows) -> dict[str, Any]:
-    """Return the outputs by name, in Megatron's order."""
+    """Return the tensors of filled rows by name, in Megatron's order."""
     config, has_bounds = dataset.config, rows.recipe.starts is Starts.EACH_PIECE
     named = {"tokens": as_tensor(rows.tokens), "labels": as_tensor(rows.labels)}
     if config.create_attention_mask and not has_bounds:

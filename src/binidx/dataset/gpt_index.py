@@ -32,8 +32,8 @@ from binidx.storage.stores.registry import join_uri
 
 Numbers = NDArray[np.int64]
 SMALL = 2**15
-"""Documents of all epochs and samples below which no index is cached: it is built in 0.2 ms, the time in which a disk
-opens four small files."""
+"""Number of samples, and documents of all epochs, up to which an index is not cached: building it takes 0.2 ms, as does
+opening four small files on a disk."""
 
 
 LAZY = ("dataset", "own_sequences", *ARRAYS)
@@ -72,11 +72,12 @@ class GPTIndices(MegatronDataset):
                      ─► their slices of document_index ─► lengths of these sequences           four round trips
 
         If no index is cached, or its arrays cannot be proven to belong to the manifest, the dataset is opened as for
-        training: its index is loaded whole, or built. Such a dataset serves spans (`orders.spans`), not samples.
+        training: its index is loaded whole, or built. A dataset that reads ranges serves spans (`orders.spans`), not
+        samples.
 
         Args:
             dataset_path: prefix of the data.
-            bookends: begin and end of the split in the sequences, each from 0 to 1.
+            bookends: start and end of the split in the sequences, each from 0 to 1.
             num_samples: the least number of samples; None is one epoch.
             index_split: the split.
             config: as for the constructor.
@@ -100,7 +101,7 @@ class GPTIndices(MegatronDataset):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """After `open_later`, open the files at the first use of an attribute that they give."""
+            """After `open_later`, open the index files at the first use of one of the attributes LAZY."""
             if name in LAZY and self.access == "ranges":
                 self._open()
             if name not in vars(self):
@@ -108,7 +109,7 @@ class GPTIndices(MegatronDataset):
             return vars(self)[name]
 
     def _open(self) -> None:
-        """Open the files unless they are open."""
+        """Open the index files, or load or build the index whole; does nothing if that is done."""
         with self._opening:
             if "shuffle_index" not in vars(self):
                 prefix = str(self.dataset_path)
@@ -150,7 +151,7 @@ class GPTIndices(MegatronDataset):
 
     @property
     def indices(self) -> NDArray[np.int32]:
-        """The sequences of this split, shape (num_in_split,), int32. If they are kept as a range, a new array."""
+        """The sequences of this split, shape (num_in_split,), int32; a new array if they are stored as a range."""
         own = self.own_sequences
         return np.arange(own.start, own.stop, dtype=np.int32) if isinstance(own, range) else own
 
@@ -185,7 +186,7 @@ class GPTIndices(MegatronDataset):
         return epochs
 
     def _load_or_build(self) -> Arrays:
-        """Load or build the arrays. An index that is built sooner than fetched is not cached by default."""
+        """Load or build the arrays. A small index, built faster than fetched, is not cached by default."""
         if not self._is_small() or self.config.cache_small_indices:
             return self._cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
@@ -224,7 +225,7 @@ class GPTIndices(MegatronDataset):
             config: options of the run.
 
         Returns:
-            Its files, in `path_to_cache` or beside the data.
+            The files of the index, in `path_to_cache` or beside the data.
         """
         directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
         return IndexFiles(directory, f"{digest(description)}-{recorded_name(cls)}-{split.name}", config.storage_options)
@@ -336,7 +337,7 @@ class RangedOrders:
         return bounds, sequences[numbers], starts, stops
 
     def _parts(self, served: Sequence[int] | Numbers) -> tuple[Orders, NDArray[np.int32]]:
-        """Return `Orders` of these samples alone, and the numbers of their sequences, which it counts from 0."""
+        """Return `Orders` of these samples, which counts their sequences from 0, and the real sequence numbers."""
         shuffle_index, sample_index, document_index = self.arrays
         count = len(shuffle_index)
         numbers = np.asarray(served, np.int64).reshape(-1)

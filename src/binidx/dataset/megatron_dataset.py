@@ -26,7 +26,7 @@ NO_PAD = -1
 """Pad id of tokenizers without one; no stored token has it."""
 
 Request = tuple[Any, Sequence[int | None], Sequence[int]]
-"""A dataset, positions of its samples in serving order, and the row of the batch of each."""
+"""A dataset, positions of its samples in serving order, and the row of each sample in the batch."""
 
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
@@ -57,8 +57,8 @@ def digest(description: str) -> str:
 def recorded_name(kind: type) -> str:
     """Return the name of a class in index caches, orders and loader states.
 
-    Our classes fix theirs as `RECORDED_NAME`: no rename of a class loses a cache. A user's subclass has its own name,
-    as in Megatron Core.
+    Classes of this library fix that name as `RECORDED_NAME`, so that renaming a class loses no cache. A user's subclass
+    has its own name, as in Megatron Core.
     """
     return str(vars(kind).get("RECORDED_NAME", kind.__name__))
 
@@ -68,8 +68,8 @@ class Identified:
 
     Attributes:
         unique_identifiers: class, data and options, in the order that Megatron hashes.
-        unique_description: their JSON text.
-        unique_description_hash: its md5, in hex.
+        unique_description: JSON text of the identifiers.
+        unique_description_hash: md5 of that text, in hex.
     """
 
     unique_identifiers: OrderedDict[str, Any]
@@ -78,9 +78,9 @@ class Identified:
 
     @classmethod
     def built_with(cls, context: BuildContext, *arguments: Any, **keywords: Any) -> Self:
-        """Return `cls(*arguments, **keywords)`, with its index built with these options.
+        """Return `cls(*arguments, **keywords)`, whose index is built with the options of `context`.
 
-        They cannot be arguments: constructors have Megatron's, or those of a user's subclass.
+        The options cannot be arguments of constructors, which have Megatron's arguments or those of a user's subclass.
 
         Args:
             context: options of the build.
@@ -108,8 +108,8 @@ class MegatronDataset(Identified, ABC):
     """Samples of one split of one low-level dataset.
 
     A kind of dataset implements two pure methods: `spans` returns the spans of tokens of a sample, `assemble` makes the
-    sample of them. This class reads the spans, of a whole batch at once. A subclass may also replace `__getitem__`; its
-    batches are then made of single samples.
+    sample of these tokens. This class reads the spans of a whole batch at once. A subclass may also replace
+    `__getitem__`; its batches are then made of single samples.
 
     Args:
         dataset: the low-level dataset.
@@ -263,7 +263,7 @@ class MegatronDataset(Identified, ABC):
 
     @abstractmethod
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample, without reading.
+        """Return the sample made of the given tokens, without reading.
 
         Args:
             idx: as for `spans`.
@@ -298,7 +298,7 @@ class MegatronDataset(Identified, ABC):
             idx: as for `spans`.
 
         Returns:
-            What `assemble` makes of its tokens.
+            The result of `assemble` for its tokens.
         """
         return self.read_batch([(self, [idx], [0])], 1)[0]
 
@@ -323,7 +323,7 @@ class MegatronDataset(Identified, ABC):
 
     @classmethod
     def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """Return the tokens alone of a batch, without masks and positions; only GPT datasets can.
+        """Return only the tokens of a batch, without masks and positions; GPT datasets alone can.
 
         Args:
             requests: the samples of each dataset and their rows.
@@ -353,7 +353,7 @@ def required(dataset_path: str | None) -> str:
 
 
 def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
-    """Return the pad id, or -1 if the tokenizer has none or it is also another special token.
+    """Return the pad id; -1 if there is none, or if it is also another special token and that is not allowed.
 
     Source: Megatron Core, with its two warnings.
     """

@@ -51,7 +51,7 @@ from binidx.storage.stores.registry import local_path
 POLL_SECONDS, HEARTBEAT_SECONDS = 1.0, 3.0
 
 HEARTBEAT_TIMEOUT_SECONDS = 30.0
-"""A rank without heartbeat for so long is dead: its process, its machine or its network."""
+"""Time without a heartbeat after which a rank counts as failed: its process, its machine or its network."""
 
 ABSENT_SECONDS = 10.0
 """Time for which finished ranks wait for ranks that never entered. Only errors of those ranks are lost."""
@@ -65,16 +65,16 @@ FIRST_PAUSE_SECONDS, PAUSE_FRACTION = 0.002, 32
 """Pause between polls of the outcome: a 32nd of the time waited, at least 2 ms."""
 
 MAX_POLLS_PER_SECOND = 20_000
-"""Of all ranks together: the store is one thread of one process."""
+"""Polls of the outcome by all ranks together: the store is one thread of one process."""
 
 FIELDS_SECONDS = 60.0
-"""Time for which a rank with another digest waits for the fields of the first rank, which follow its digest at once."""
+"""Time for which a rank with another digest waits for the fields of the first rank, stored right after its digest."""
 
 NUM_PROBES, PROBE_BYTES = 4, 1024
-"""Bytes of a local `.bin` that ranks compare, at equal distances."""
+"""Number and size of the pieces of a local `.bin` that ranks compare, at equal distances."""
 
 MAX_DIFFERENCES = 3
-"""Fields in one message."""
+"""Largest number of differing fields in one message."""
 
 OK, LEFT = "ok", "left"
 
@@ -127,7 +127,10 @@ class Participant:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Participant]:
-        """Take part during the block: enter, unless a rank has failed; then wait for the others, or report an error."""
+        """Take part in the agreement during the block; raise PeerError if another rank fails.
+
+        After the block, wait for the other ranks; if the block raises, report its error to them.
+        """
         try:
             self._enter()
             yield self
@@ -142,7 +145,7 @@ class Participant:
         """Raise PeerError if another rank has failed.
 
         Args:
-            exact: send a request; else use what the thread has seen.
+            exact: ask the process group's store now; else use the outcome that the background thread last read there.
         """
         if exact:
             with store_errors():
@@ -151,7 +154,7 @@ class Participant:
             raise PeerError(self.failure)
 
     def _poll(self) -> None:
-        """Read the outcome if there is one."""
+        """Read the outcome from the store if there is one, unless this rank has read it already."""
         with self._lock:
             if self._has_outcome or not self.store.check(["outcome"]):
                 return
@@ -176,7 +179,7 @@ class Participant:
                 self._wait_for_informed()
 
     def _wait(self) -> None:
-        """Wait for the outcome, or until all ranks that entered have finished and the rest stays away."""
+        """Wait for the outcome; stop if all ranks that entered have finished, and the others do not enter in time."""
         started = time.monotonic()
         while True:
             self.check(exact=True)
@@ -204,7 +207,7 @@ class Participant:
         return True
 
     def _report(self, error: BaseException) -> None:
-        """Set the outcome to this error, unless there is one."""
+        """Set the outcome to this error, unless there is an outcome already."""
         trace = "".join(traceback.format_exception(error)).rstrip()
         summary = "".join(traceback.format_exception_only(error)).partition("\n")[0]
         with contextlib.suppress(Exception):
@@ -214,7 +217,7 @@ class Participant:
                 self._wait_for_informed()
 
     def _set_outcome(self, outcome: str) -> bool:
-        """Set the outcome unless there is one; return whether it is this one."""
+        """Set the outcome unless there is one already; return whether the outcome is now the given one."""
         return self.store.compare_set("outcome", "", outcome).decode() == outcome
 
     def _leave(self) -> None:
@@ -247,7 +250,7 @@ class Participant:
         self.store.set(f"heartbeat/{self.rank}", f"{self._heartbeats} {name_rank(self.rank)}")
 
     def _watch_neighbour(self) -> None:
-        """Report the next rank in the build if its heartbeat has stopped."""
+        """Report the next rank in the build as failed if its heartbeat has stopped."""
         heartbeat = next(self._heartbeats_of_others(), "")
         if heartbeat != self._neighbour:
             self._neighbour, self._neighbour_changed = heartbeat, time.monotonic()
@@ -277,9 +280,9 @@ def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields
     Does not wait for other ranks, and does nothing without torch.distributed, or without datasets.
 
     Args:
-        subject: what compares, for the message.
-        name: equal on all ranks.
-        fields: JSON values that are equal on all ranks, by name.
+        subject: the caller, as the error message names it.
+        name: name of this comparison in the store, equal on all ranks.
+        fields: further JSON values to compare, by name.
         datasets: datasets by name; a value may be a list of them.
 
     Raises:
@@ -329,10 +332,10 @@ def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[t
 
 
 def identify(dataset: Any) -> Any:
-    """Return all on which samples and their order depend, wherever the data is stored, in JSON values.
+    """Return all values that samples and their order depend on, without the place of the data, in JSON values.
 
     Args:
-        dataset: a dataset; of a user's own the class and the number of samples count. Or a list of datasets.
+        dataset: a dataset, or a list of datasets; a user's own is identified by its class and number of samples.
     """
     if isinstance(dataset, list):
         return [identify(each) for each in dataset]
@@ -350,7 +353,7 @@ def identify(dataset: Any) -> Any:
 
 
 def identify_data(datasets: list[Any]) -> dict[str, Any]:
-    """Return the size and the version of each `.bin` of some datasets, by URI, sorted."""
+    """Return the size and the version of each `.bin` of some datasets, by URI, sorted; empties the list."""
     readers: dict[str, RangeReader] = {}
     while datasets:
         dataset = datasets.pop()
@@ -373,14 +376,14 @@ def identify_data(datasets: list[Any]) -> dict[str, Any]:
 
 
 def _probe_ranges(size: int) -> list[tuple[int, int]]:
-    """Return the bytes of an object that ranks compare."""
+    """Return the byte ranges (start, stop) of an object of `size` bytes that ranks compare."""
     starts = range(0, size, max(size // NUM_PROBES, PROBE_BYTES))
     return [(start, min(start + PROBE_BYTES, size)) for start in starts]
 
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """Raise errors of the store as PeerError."""
+    """Convert errors of the process group's store in the block to PeerError."""
     try:
         yield
     except PeerError:

@@ -32,7 +32,7 @@ class RequiredIndex:
 
     Args:
         num_samples: number of samples to build; None is one epoch.
-        bookends: begin and end of the split in the sequences, from 0 to 1.
+        bookends: start and end of the split in the sequences, from 0 to 1.
     """
 
     split: Split
@@ -44,7 +44,7 @@ class RequiredIndex:
         return GPTDataset.identify(self.prefix, self.num_samples, self.split, config)
 
     def files(self, config: GPTDatasetConfig) -> IndexFiles:
-        """Return its cache files, whether or not they exist."""
+        """Return the cache files of the index, whether or not they exist."""
         return GPTDataset.name_files(self.prefix, describe(self.identifiers(config)), self.split, config)
 
 
@@ -54,8 +54,8 @@ class RequiredBlend:
 
     Args:
         members: the index of each dataset.
-        shares: share of each dataset, with sum 1; None serves all samples of each.
-        size: number of samples requested; None is all of them.
+        shares: share of each dataset, with sum 1; None serves all samples of each dataset.
+        size: number of samples requested; None is all samples.
     """
 
     split: Split
@@ -71,7 +71,7 @@ class RequiredBlend:
         return sum(ceil(self.size * share) for share in self.shares)
 
     def files(self, config: GPTDatasetConfig, lengths: Sequence[int] | None = None) -> IndexFiles | None:
-        """Return its cache files; None if it is not cached, or its name depends on lengths that are not given.
+        """Return the cache files of the blend; None if it is not cached, or their name depends on lengths not given.
 
         Args:
             lengths: number of samples of each member, for a blend without weights.

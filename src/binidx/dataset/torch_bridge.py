@@ -43,7 +43,7 @@ def is_distributed() -> bool:
 
 
 class Topology(NamedTuple):
-    """Place of a process among those that share their work."""
+    """Rank of a process among the processes that share the work, and their number."""
 
     rank: int
     size: int
@@ -74,18 +74,18 @@ LAUNCHERS = (
     tuple(f"{mpi}_{end}" for mpi in ("OMPI_COMM_WORLD", "PMI", "MV2_COMM_WORLD") for end in ("RANK", "SIZE")),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
 )
-"""Variables of torchrun, of MPI (Open MPI; PMI, as of MPICH and Intel MPI; MVAPICH) and of Slurm. The first launcher
-with one of them decides: srun may start mpirun or torchrun."""
+"""Environment variables of torchrun, of MPI (Open MPI; PMI, as of MPICH and Intel MPI; MVAPICH) and of Slurm. The first
+launcher with one of them decides: srun may start mpirun or torchrun."""
 
 
 def find_topology(given: Any = None) -> Topology:
     """Return the rank of this process and the number of ranks.
 
     Args:
-        given: a `DeviceMesh` of one dimension, or Megatron Core's `parallel_state`: the data-parallel rank and size are
-            those of it. None: the rank and size of the process group; before there is one, those in the variables of
-            torchrun, else of MPI, else of Slurm; 0 and 1 without any. These are the data-parallel ones only if every
-            rank reads samples of its own: without tensor, pipeline or context parallelism.
+        given: a `DeviceMesh` of one dimension, or Megatron Core's `parallel_state`, whose data-parallel rank and size
+            are returned. None: the rank and size of the process group; before there is one, those in the environment
+            variables of torchrun, else of MPI, else of Slurm; 0 and 1 without any. These are data-parallel rank and
+            size only if every rank reads samples of its own: without tensor, pipeline or context parallelism.
 
     Returns:
         (rank, size), two arguments of `build_pretraining_data_loader`.
@@ -121,7 +121,7 @@ def find_topology(given: Any = None) -> Topology:
 
 
 def _is_slurm_task(found: Mapping[str, str]) -> bool:
-    """Return whether srun started this process; a batch script has variables of task 0, too, but no SLURM_STEP_ID."""
+    """Return whether srun started this process; a batch script has the variables of task 0, but no SLURM_STEP_ID."""
     in_batch_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     return "SLURM_PROCID" in found and not (in_batch_script and found["SLURM_PROCID"] == "0")
 
@@ -151,9 +151,9 @@ def is_first_rank() -> bool:
 
 
 def group_store(name: str) -> tuple[GroupStore, int, int] | None:
-    """Return the process group's key-value store for keys of this name, this rank, and the number of ranks.
+    """Return the process group's key-value store for keys below `name`, this rank, and the number of ranks.
 
-    None if there are no other ranks, or no store, as with MPI.
+    Return None if there are no other ranks, or no store, as with MPI.
     """
     if not is_distributed():
         return None
@@ -172,7 +172,7 @@ def group_store(name: str) -> tuple[GroupStore, int, int] | None:
 
 
 def reading_worker() -> tuple[int, int]:
-    """Return the number of this DataLoader worker and of all workers; (0, 1) in the trainer's process."""
+    """Return which DataLoader worker this process is, from 0, and how many there are; (0, 1) in the trainer."""
     if "torch" not in sys.modules:
         return 0, 1
     import torch.utils.data
@@ -203,7 +203,7 @@ class Samples(Sequence["Sample"]):
     """Samples of a micro-batch that are rows of shared tensors, so that stacking them costs nothing.
 
     Args:
-        num_samples: B.
+        num_samples: number of samples, B.
         columns: for each key a tensor of shape (B, ...), or one that all samples share.
         shared: keys of the tensors that all samples share.
         numbers: for each further key one number per sample, shape (B,), served as NumPy scalars.
@@ -236,7 +236,7 @@ class Samples(Sequence["Sample"]):
         return sample
 
     def part(self, start: int, stop: int) -> Samples:
-        """Return the samples of consecutive rows, over the same memory."""
+        """Return the samples of rows `start` to before `stop`, which share this batch's memory."""
         rows = slice(start, max(start, stop))
         columns = {name: each if name in self.shared else each[rows] for name, each in self.columns.items()}
         numbers = {name: each[rows] for name, each in self.numbers.items()}
@@ -244,7 +244,7 @@ class Samples(Sequence["Sample"]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the samples, without tensors that all share."""
+        """Size of the samples in bytes, without the tensors that all samples share."""
         own = [column.nbytes for name, column in self.columns.items() if name not in self.shared]
         return sum(own) + sum(numbers.nbytes for numbers in self.numbers.values())
 

@@ -27,12 +27,12 @@ ARRAYS = ("pieces", "bounds", "shuffle_index")
 
 
 def cut_documents(lengths: NDArray[np.int32], sequence_length: int, extra: int) -> NDArray[np.int32]:
-    """Return the pieces of documents as (document, first token, tokens), shape (num_pieces, 3).
+    """Return the pieces of documents as (document, first token, number of tokens), shape (num_pieces, 3).
 
     Args:
-        lengths: tokens of each document, shape (num_documents,); an empty document has no piece.
-        sequence_length: tokens from the start of one piece of a document to that of the next.
-        extra: 1: a piece may have a token more, its last label, which is also the first token of the next piece.
+        lengths: number of tokens of each document, shape (num_documents,); an empty document has no piece.
+        sequence_length: number of tokens from the start of one piece of a document to the start of the next.
+        extra: 1 if a piece may have one more token, its last label and the first token of the next piece; else 0.
     """
     counts = np.where(lengths > 0, -(-np.maximum(lengths.astype(np.int64) - extra, 1) // sequence_length), 0)
     pieces = np.empty((int(counts.sum()), 3), np.int32)
@@ -54,9 +54,13 @@ def build_best_fit_index(
 ) -> None:
     """Build the arrays of a best-fit dataset.
 
-        pieces           spans (sequence, first token, tokens), sample after sample; shape (num_pieces, 3) int32
+        pieces           spans (sequence, first token, number of tokens), sample after sample; (num_pieces, 3) int32
         bounds           first piece of each sample, then the end; shape (samples per epoch + 1,) int64
         shuffle_index    samples in serving order; every epoch is a permutation of all samples
+
+    Args:
+        num_samples: number of samples that the whole epochs must reach; None is one epoch.
+        extra: 1 if a sample has one more token than `sequence_length`, its last label; else 0.
 
     Memory: 12 bytes a piece for the files, 60 while they are built.
 

@@ -23,16 +23,16 @@ CHECKED_AT_ONCE = 1 << 20
 def build_blend_index(
     weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
-    """Return an index of `size` samples, each from the dataset that is furthest behind its share; the first of equals.
+    """Return an index of `size` samples, each from the dataset that is furthest behind its share (the first if equal).
 
     Args:
         weights: share of each dataset, shape (num_datasets,), used as given: normalise them before.
-        size: samples in all.
+        size: number of samples in all.
         num_threads: number of threads; the rows are the same for any number.
-        out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
+        out: the two arrays to fill, contiguous; None: new arrays.
 
     Returns:
-        dataset_index and dataset_sample_index, both of shape (size,).
+        dataset_index, int16, and dataset_sample_index, int64, both of shape (size,).
 
     Raises:
         IndexBuildError: a weight is not positive and finite, there are too many datasets or none, or size is negative.
@@ -51,17 +51,17 @@ def build_blend_index(
 def build_exhaustive_blend_index(
     sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
-    """Return an index of every sample of every dataset, spread in proportion.
+    """Return an index of every sample of every dataset, mixed in proportion to the sizes of the datasets.
 
     The rule is that of `build_blend_index`, among the datasets that have samples left.
 
     Args:
-        sizes: samples of each dataset, shape (num_datasets,); an empty dataset is never drawn from.
+        sizes: number of samples of each dataset, shape (num_datasets,); an empty dataset is never drawn from.
         num_threads: number of threads; the rows are the same for any number.
-        out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
+        out: the two arrays to fill, contiguous; None: new arrays.
 
     Returns:
-        dataset_index and dataset_sample_index, both of shape (sum of sizes,).
+        dataset_index, int16, and dataset_sample_index, int64, both of shape (sum of sizes,).
 
     Raises:
         IndexBuildError: a size is negative, or there are too many datasets or none.
@@ -82,8 +82,8 @@ def check_blend_index(arrays: Mapping[str, NDArray[Any]], sizes: Sequence[int], 
 
     Args:
         arrays: dataset_index and dataset_sample_index.
-        sizes: samples of each dataset.
-        size: samples of the blend; None: any number.
+        sizes: number of samples of each dataset.
+        size: number of samples of the blend; None: any number.
     """
     datasets, samples = arrays["dataset_index"], arrays["dataset_sample_index"]
     check_array("dataset_index", datasets, (np.int16,), 1)

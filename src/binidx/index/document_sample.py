@@ -86,10 +86,10 @@ def count_samples(num_tokens: int, sequence_length: int, *, add_extra_token: boo
 
 
 def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents, *, threads: int = 1) -> int:
-    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))`, without the copy.
+    """Return the number of tokens of documents: `sequence_lengths[documents].sum(dtype=np.int64)`, without the copy.
 
     Raises:
-        IndexBuildError: a document has no such sequence, or a sequence has a length below 0.
+        IndexBuildError: a document is no number of a sequence, or a sequence has a length below 0.
     """
 
     def count_window(first: int) -> int:
@@ -100,7 +100,7 @@ def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents, *, t
 
 
 def row_dtype(num_documents: int) -> type[np.int32] | type[np.int64]:
-    """Return the dtype of a sample index over so many documents: int32 where it holds their positions.
+    """Return the dtype of a sample index over `num_documents` documents: int32 if it holds their positions, else int64.
 
     Megatron chooses int64 also for some lengths, which int32 always holds.
     """
@@ -108,7 +108,7 @@ def row_dtype(num_documents: int) -> type[np.int32] | type[np.int64]:
 
 
 def shuffle_dtype(total_size: int) -> type[np.uint32] | type[np.int64]:
-    """Return the dtype of a shuffle index of so many samples: uint32 below 2**32 - 2, as in Megatron Core."""
+    """Return the dtype of a shuffle index of `total_size` samples, Megatron's: uint32 below 2**32 - 2, else int64."""
     return np.uint32 if total_size < 2**32 - 2 else np.int64
 
 
@@ -127,21 +127,21 @@ def build_sample_index(
     Args:
         sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned, as mapped.
         document_index: sequences in reading order, over all epochs, shape (num_documents,).
-        sequence_length: tokens from one start to the next.
-        num_tokens: tokens of all documents in document_index.
+        sequence_length: number of tokens from one start to the next.
+        num_tokens: number of tokens of all documents in document_index.
         add_extra_token: a sample holds the first token of the next one too, as its last label.
         drop_last_partial: leave out a last sample that the stream cannot fill.
         threads: number of parts that are built at once, each with 1 MiB of memory; the rows are the same.
 
     Returns:
         Shape (num_samples + 1, 2): position in document_index, token offset there; the last row is the start of the
-        sample after the last. int32 if positions and lengths fit, else int64.
+        sample after the last. int32 if the positions fit, else int64.
 
     Raises:
         IndexBuildError: document_index names a missing sequence, or its documents do not hold num_tokens.
 
     Source: Megatron Core, build_sample_idx, row for row. Where it stores an offset of -1 (a last sample cut short, an
-    empty document after its end, an extra token) the row is the end of the last document that has tokens.
+    empty document after its end, an extra token) the row here is the end of the last document that has tokens.
     """
     num_samples = count_samples(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
@@ -164,10 +164,10 @@ class EpochPlan:
     """Number of epochs and samples of a GPT dataset's indices.
 
     num_epochs: passes over the documents, at least 1.
-    tokens_per_epoch: tokens of all documents.
-    num_samples: samples in all epochs; at least as many as were requested.
+    tokens_per_epoch: number of tokens of all documents.
+    num_samples: number of samples in all epochs; at least as many as were requested.
     separate_final_epoch: the last epoch is shuffled by itself, so that its unserved samples are spread evenly.
-    num_samples_sans_final_epoch: samples that end before the last epoch; 0 when there is one epoch.
+    num_samples_sans_final_epoch: number of samples that end before the last epoch; 0 when there is one epoch.
     """
 
     num_epochs: int
@@ -178,12 +178,12 @@ class EpochPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all epochs."""
+        """Number of tokens of all epochs."""
         return self.num_epochs * self.tokens_per_epoch
 
     @property
     def num_samples_shuffled_first(self) -> int:
-        """Samples of the shuffle index's first range: those before a separate last epoch, else all."""
+        """Number of samples that are shuffled together first: those before a separate last epoch, else all."""
         return self.num_samples_sans_final_epoch if self.separate_final_epoch else self.num_samples
 
 
@@ -197,8 +197,8 @@ def plan_epochs(
 ) -> EpochPlan:
     """Return the plan of the fewest epochs that hold `num_samples` full samples; of one epoch for None.
 
-    One epoch may hold no sample at all (fewer tokens than one needs). Then the plan has 0 samples, which is an error
-    only if samples were requested.
+    One epoch may hold no sample at all (fewer tokens than a sample needs). Then the plan has 0 samples, which is an
+    error only if samples were requested.
 
     Raises:
         IndexBuildError: samples were requested of no tokens (Megatron Core loops for ever), or an argument is negative.

@@ -24,7 +24,7 @@ WINDOW = 2**18
 
 
 class ArrayAllocator(Protocol):
-    """Provides the arrays of an index to the function that fills them: in memory, or in the files they end in.
+    """Provider of the arrays of an index for the function that fills them: in memory, or in their final files.
 
     Implemented by `index.cache.array_writer.ArrayWriter`.
     """
@@ -42,7 +42,7 @@ class ArrayAllocator(Protocol):
 
 
 def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return `out`, or a new array for None.
+    """Return `out`, or a new array if it is None.
 
     Raises:
         IndexBuildError: `out` is not contiguous or has another shape or dtype.
@@ -58,7 +58,7 @@ def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: 
 
 
 def check_array(name: str, array: NDArray[Any], dtypes: Sequence[type], dimensions: int) -> None:
-    """Raise ValueError unless an array has one of the dtypes, and so many dimensions."""
+    """Raise ValueError unless an array has one of the dtypes, and this number of dimensions."""
     if array.dtype not in dtypes or array.ndim != dimensions:
         needed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise ValueError(f"{name}: found {array.ndim}-D {array.dtype}, need {dimensions}-D {needed}")
@@ -76,7 +76,7 @@ def check_documents(documents: NDArray[Any] | range, *, signs: bool = True) -> N
 
     Args:
         documents: shape (num_documents,).
-        signs: False does not read an int32 array; C refuses its negative numbers when it uses them.
+        signs: False does not check an int32 array; the C functions raise if it has negative numbers.
     """
     if isinstance(documents, range):
         low, high = (min(documents[0], documents[-1]), max(documents[0], documents[-1])) if documents else (0, 0)
@@ -109,7 +109,7 @@ def as_range(documents: NDArray[Any]) -> Documents:
 
 
 def documents_digest(documents: NDArray[Any] | range) -> str:
-    """Return the XXH3 of the numbers as int32, in hex: the same for an array and its range."""
+    """Return the XXH3 hash of document numbers as int32, in hex: the same for an array and an equal range."""
     digest = xxhash.xxh3_128()
     for first in windows(len(documents)):
         digest.update(get_window(documents, first).data)
@@ -117,7 +117,7 @@ def documents_digest(documents: NDArray[Any] | range) -> str:
 
 
 def get_window(documents: NDArray[Any] | range, first: int) -> NDArray[np.int32]:
-    """Return the WINDOW documents from position `first` on, contiguous."""
+    """Return up to WINDOW documents from position `first` on, as a contiguous array."""
     part = documents[first : first + WINDOW]
     if isinstance(part, range):
         return np.arange(part.start, part.stop, part.step, dtype=np.int32)
@@ -130,7 +130,7 @@ def windows(count: int) -> range:
 
 
 def fill_numbers(out: NDArray[Any], numbers: NDArray[Any] | range, threads: int = 1) -> None:
-    """Do `out[:] = numbers`, without an array of a range."""
+    """Do `out[:] = numbers`; a range is not made an array first."""
 
     def fill_window(first: int) -> None:
         part = numbers[first : first + WINDOW]
@@ -140,7 +140,7 @@ def fill_numbers(out: NDArray[Any], numbers: NDArray[Any] | range, threads: int 
 
 
 def map_windows(work: Callable[[int], Result], windows: range, threads: int) -> list[Result]:
-    """Return the results of all windows in their order; `threads` windows are worked on at once.
+    """Return the result of `work` for each window, in order; `threads` windows are worked on at once.
 
     Raises:
         The error of the first window that failed.

@@ -23,13 +23,13 @@ SAMPLES_CHECKED = 1000
 def build_shuffle_index(
     num_samples: int, total_size: int, rng: RandomState, *, out: NDArray[Any] | None = None, threads: int = 1
 ) -> NDArray[np.uint32] | NDArray[np.int64]:
-    """Return the numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
+    """Return the numbers from 0 to total_size - 1; the first `num_samples` and the rest are shuffled separately.
 
     Memory: the index, 4 * total_size bytes (8 from 2**32 - 2 samples on), and nothing else.
 
     Args:
-        num_samples: samples before a separate last epoch; total_size when there is none.
-        total_size: all samples.
+        num_samples: number of samples before a separate last epoch; total_size when there is none.
+        total_size: number of all samples.
         rng: the generator that shuffled the document index.
         out: contiguous array to fill, of the index's shape and `shuffle_dtype`; None: a new array.
         threads: number of threads that write the numbers; one thread shuffles them.
@@ -54,7 +54,7 @@ def build_shuffle_index(
 def build_window_order(
     num_samples: int, parts: int, group: int, rows: slice | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the window and the part of it that each sample is, where long windows are cut into shorter samples.
+    """Return the window of each sample, and its part of that window, if long windows are cut into shorter samples.
 
         windows of 8 tokens, served in groups of 3        0       1       2       3 ..
         samples of 4 tokens                               0a 0b   1a 1b   2a 2b
@@ -63,9 +63,9 @@ def build_window_order(
     The parts of a window are as far apart as a group allows; at the end of a group all its windows were served whole.
 
     Args:
-        num_samples: a multiple of parts: whole windows.
-        parts: samples of a window.
-        group: windows whose parts are served in turn; the last group may have fewer.
+        num_samples: number of samples, a multiple of parts: whole windows.
+        parts: number of samples of a window.
+        group: number of windows whose parts are served in turn; the last group may have fewer.
         rows: the samples to return; None: all.
 
     Returns:
@@ -101,8 +101,8 @@ def build_gpt_index(
     """Build document_index, sample_index and shuffle_index, each straight into the array that `allocator` provides.
 
     Memory: with n = len(documents) * plan.num_epochs and s = plan.num_samples, the anonymous memory of a build for a
-    local disk is at most 2 MiB a thread and, where these are over 1 GiB, the larger of 4 n bytes of the document index
-    and 4 s of the shuffle index (8 s from 2**32 samples on).
+    local disk is at most 2 MiB a thread and, of 4 n bytes (document index) and 4 s bytes (shuffle index; 8 s from 2**32
+    samples on), the larger number, if it is over 1 GiB.
 
     The files are page cache: 4 n + 8 s + 4 s bytes. For 10**9 documents of 1,000 tokens in samples of 4,096: 4 GB of
     memory and 7 GB of files.
@@ -144,9 +144,9 @@ def check_gpt_index(
 
     Args:
         arrays: document_index, sample_index and shuffle_index.
-        sequences: of the dataset.
-        documents: of the split.
-        sequence_length: tokens of a sample.
+        sequences: sequences of the dataset.
+        documents: documents of the split.
+        sequence_length: number of tokens of a sample.
         extra: whether a sample has one more token, its last label.
     """
     document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)
@@ -171,7 +171,7 @@ def check_gpt_index(
 
 
 def _check_samples(orders: Orders, sequences: Sequences, tokens: int) -> None:
-    """Check that evenly spread samples hold `tokens` of existing sequences; the last may be shorter."""
+    """Check that evenly spread samples hold `tokens` tokens of existing sequences; the last may be shorter."""
     served = orders.arrays[0]
     some = np.unique(np.linspace(0, len(served) - 1, min(len(served), SAMPLES_CHECKED)).astype(np.int64))
     if not len(some):

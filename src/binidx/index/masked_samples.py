@@ -25,13 +25,13 @@ ALL_EPOCHS = 2**31 - 2
 
 @dataclass(frozen=True)
 class MappingPlan:
-    """Samples of a masked dataset: their number, and how to write them.
+    """Plan of the samples of a masked dataset: their number, and their `sample_index`.
 
     Args:
-        documents: of the split.
-        seed: of the targets; the order has seed + 1.
-        num_epochs: whole epochs that are served.
-        num_samples: rows of the index.
+        documents: documents of the split.
+        seed: seed of the samples' target lengths; seed + 1 is that of their order.
+        num_epochs: number of whole epochs that are served.
+        num_samples: number of rows of the index.
     """
 
     documents: MaskedDocuments
@@ -45,7 +45,7 @@ class MappingPlan:
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """Megatron's: uint64 beyond 2^32 - 1 sequences."""
+        """Megatron's dtype of the rows: uint64 beyond 2^32 - 1 sequences, else uint32."""
         return np.uint64 if self.documents.c.num_sequences > np.iinfo(np.uint32).max else np.uint32
 
     def fill(self, rows: NDArray[Any]) -> None:
@@ -74,7 +74,7 @@ def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None)
 def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> None:
     """Build the `sample_index` of a masked dataset: (first sequence, end, target of tokens), shape (num_samples, 3).
 
-    Cost: 3 ns a sequence and epoch where short samples are drawn, else of one epoch; 5 ns a row.
+    Cost: 3 ns a sequence, for every epoch if short samples are drawn, else for one epoch; and 5 ns a row.
 
     Source: Megatron Core, `build_mapping`.
     """
@@ -83,7 +83,7 @@ def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> N
 
 
 def short_ratio(probability: float) -> int:
-    """Return n where one sample in n is short; 0: none is.
+    """Return n if one sample in n is short; 0 if none is.
 
     Source: Megatron Core: C's `round`, which takes halves away from zero.
     """
@@ -126,7 +126,7 @@ def build_blocks_mapping(
     verbose: bool,
     use_one_sent_blocks: bool,
 ) -> NDArray[Any]:
-    """Return blocks of documents beside their titles, for inverse cloze tasks.
+    """Return blocks of sentences that fit into a sample with their document's title, for inverse cloze tasks.
 
     Returns:
         Shape (num_blocks, 4): first sequence, end, document, number of the block within its epoch.

@@ -39,7 +39,7 @@ class BatchedDataset(Protocol):
 
 @runtime_checkable
 class ConfiguredDataset(Protocol):
-    """A dataset with a config."""
+    """A dataset with a config of any class."""
 
     config: Any
 
@@ -66,7 +66,7 @@ def batch_reader(dataset: Any) -> ReadBatch:
 
 
 def batch_bytes(samples: Any) -> int:
-    """Return the bytes of the tensors and arrays of a batch; a tensor shared by its samples counts once."""
+    """Return the size in bytes of the tensors and arrays of a batch; a tensor that samples share counts once."""
     if isinstance(samples, Samples):
         return samples.num_bytes
     rows = samples if isinstance(samples, list | tuple) else [samples]
@@ -75,14 +75,14 @@ def batch_bytes(samples: Any) -> int:
 
 
 def get_sequence_length(dataset: Any) -> int:
-    """Return the tokens of a sample; 0 for a dataset without one of our configs."""
+    """Return the number of tokens of a sample; 0 for a dataset without a config of this library."""
     if isinstance(dataset, ConfiguredDataset) and isinstance(dataset.config, BlendedMegatronDatasetConfig):
         return dataset.config.sequence_length
     return 0
 
 
 def get_split(dataset: Any) -> Split | None:
-    """Return the split of a dataset or blend of ours; None for a user's own dataset."""
+    """Return the split of a dataset or blend of this library; None for a user's own dataset."""
     if isinstance(dataset, BlendedDataset):
         return dataset.split
     return dataset.index_split if isinstance(dataset, MegatronDataset) else None
@@ -94,14 +94,14 @@ def is_full_validation(dataset: Any) -> bool:
 
 
 def identify_order(dataset: Any) -> Any:
-    """Return all that the samples and their order depend on; class name and length of a user's own dataset."""
+    """Return all values that the samples and their order depend on; for a user's own dataset, its class and length."""
     if isinstance(dataset, BlendedDataset | MegatronDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
 
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
-    """Return `IndexedDataset.token_digests` of each low-level dataset of ours, in the order of a blend."""
+    """Return `IndexedDataset.token_digests` of each low-level dataset of a dataset or blend, in its order."""
     low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
     return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
 
@@ -114,7 +114,7 @@ def is_pure(dataset: Any) -> bool:
 
 
 def reads_remotely(dataset: Any) -> bool:
-    """Return whether a dataset of ours reads tokens that are not on this machine."""
+    """Return whether a dataset of this library reads tokens that are not on this machine."""
     low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
     readers = [each.bin_reader for each in low_level if isinstance(each, StoredTokens)]
     return any(local_path(each.uri) is None for reader in readers for each in _components(reader))

@@ -60,7 +60,7 @@ FIRST_WINDOW = 8
 MIN_WINDOW = 2
 
 SEARCHED_BATCHES = 64
-"""Batches, or eight a worker if that is more, among which an unexpected batch is searched."""
+"""Number of batches among which an unexpected one is searched for; eight for each worker, if that is more."""
 
 # For threads in code that cannot be cancelled, at the end of the process. After it they are abandoned.
 JOIN_SECONDS = 2.0
@@ -72,11 +72,11 @@ class ReadAheadDataset:
     Args:
         dataset: its samples are functions of their number, and it may be used from several threads.
         sampler: the batch sampler of the loader, in its state before the first batch.
-        num_batches: batches to read ahead; None grows the window with the trainer's waiting.
+        num_batches: number of batches to read ahead; None: a number that grows when the trainer has to wait.
         usage: counters that a worker shares with the trainer's process.
 
-    Attributes, length and single samples are the dataset's. It pickles and forks without the batches read ahead: each
-    process starts its own threads at its first batch. They end with this object, or at exit.
+    Attributes, length and single samples are those of the dataset. This object pickles and forks without the batches
+    read ahead: each process starts its own threads at its first batch. The threads end with this object, or at exit.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class ReadAheadDataset:
 
 
 class ReadAheadQueue:
-    """The batches that one process reads ahead, in flight or read and not yet requested.
+    """Batches that one process reads ahead: those being read, and those read and not yet requested.
 
     Args:
-        read: reads the samples of some numbers.
+        read: returns the samples of given numbers.
         prediction: the batches to come.
-        window: how many of them may be in flight or read.
+        window: number of batches that may be in this queue.
         in_groups: read several batches in one call.
     """
 
@@ -151,7 +151,7 @@ class ReadAheadQueue:
         _queues.add(self)
 
     def serve(self, batch: Batch) -> Any:
-        """Return the samples of a batch: those read ahead if it is the predicted one."""
+        """Return the samples of a batch: the ones read ahead, if it is the predicted batch."""
         if not self._lock.acquire(blocking=False):
             return self._read(batch)  # several threads request batches, so their order cannot be predicted
         self._batch_size = max(1, len(batch))
@@ -173,7 +173,10 @@ class ReadAheadQueue:
         return bool(self._groups) and self._groups[0].next_batch == batch
 
     def _find(self, batch: Batch) -> bool:
-        """Search for an unexpected batch near the predicted one, after 1, 2, 4, 8, ... misses in a row only."""
+        """Continue reading ahead at an unexpected batch; return False if it is not found.
+
+        The batch is searched for only after 1, 2, 4, 8, ... misses in a row.
+        """
         self._drop()
         self._num_misses += 1
         if self._num_misses & (self._num_misses - 1) or not self._prediction.find(batch):
@@ -202,7 +205,7 @@ class ReadAheadQueue:
         return samples
 
     def _fill(self) -> None:
-        """Submit groups as far as the window allows; a group counts until its last batch is served."""
+        """Submit groups of batches as far as the window allows; a group counts until its last batch is served."""
         free = self._window.batches - sum(group.num_batches for group in self._groups)
         while free >= (size := min(self._next_size, self._max_group_size())):
             batches: list[Batch] = []
@@ -237,11 +240,11 @@ class ReadAheadQueue:
 
 
 class Window:
-    """Number of batches read ahead; grows with the trainer's waiting.
+    """Number of batches read ahead, which grows when the trainer has to wait.
 
     Args:
-        fixed: constant number of batches, or None.
-        budget_bytes: upper bound of their memory, except for MIN_WINDOW batches.
+        fixed: constant number of batches; None: a number that grows.
+        budget_bytes: upper bound of the batches' memory, except for MIN_WINDOW batches.
     """
 
     def __init__(self, fixed: int | None, budget_bytes: int) -> None:
@@ -259,7 +262,7 @@ class Window:
         self.batches = min(FIRST_WINDOW, self._max_batches)
 
     def serve(self, waiting: bool) -> None:
-        """Count a requested batch, and grow if the trainer waits.
+        """Count a requested batch, and double the window if the trainer waits.
 
         Waiting for batches submitted under a smaller window does not count.
         """
@@ -274,10 +277,10 @@ class Prediction:
     Args:
         sampler: in its state before the first batch is drawn. It is copied, and only the copy advances.
         worker: number of the worker, 0 to `num_workers` - 1.
-        num_workers: number of workers; the only worker of 1 gets all batches.
+        num_workers: number of workers; a single worker gets all batches.
 
-    When an iteration ends, the next one begins where the sampler is then: at its start for the sequential sampler, in
-    the next epoch for the random one.
+    When an iteration ends, the next one begins at the position that the sampler then has: its start for the sequential
+    sampler, the next epoch for the random one.
     """
 
     def __init__(self, sampler: PretrainingSampler, worker: int = 0, num_workers: int = 1) -> None:
@@ -301,7 +304,7 @@ class Prediction:
         return self._drawn[self._next - self._stride]
 
     def mark_served(self, batch: Sequence[int]) -> None:
-        """Forget a predicted batch that was requested, and all before it, which will not be."""
+        """Forget a predicted batch that was requested, and all batches before it, which this worker will not serve."""
         while self._drawn and self._next > 0:
             self._next -= 1
             if self._drawn.popleft() == batch:
@@ -326,7 +329,7 @@ class Prediction:
         return False
 
     def _draw_up_to(self, position: int) -> bool:
-        """Draw batches up to a position; return False if the iteration ends before it."""
+        """Draw batches until there is one at `position`; return False if the iteration ends before it."""
         while len(self._drawn) <= position:
             batch = self._draw()
             if batch is None:
@@ -345,7 +348,7 @@ class Prediction:
 class WorkerUsage:
     """Usage counters in memory that a loader shares with its workers, one row a worker.
 
-    Forked or pickled copies share the memory.
+    Forked or pickled copies of this object share the memory.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -354,14 +357,14 @@ class WorkerUsage:
         self._before: tuple[int, dict[str, float]] | None = None
 
     def write(self) -> None:
-        """Store in the worker's row what its process counted since the first call."""
+        """Store, in the worker's row, the counts of its process since the first call of this method."""
         if self._before is None or self._before[0] != os.getpid():
             self._before = os.getpid(), usage()
         counted = since(self._before[1])
         self._rows[reading_worker()[0]] = as_tensor(np.array([counted[name] for name in NAMES]))
 
     def read_new(self) -> dict[str, float]:
-        """Return, in the trainer, what the workers counted since the last call."""
+        """Return the counts of all workers since the last call, by name; called in the trainer's process."""
         before, self._read = self._read, self._rows.sum(dim=0).numpy()
         return {name: float(count) for name, count in zip(NAMES, self._read - before, strict=True) if count}
 
@@ -386,7 +389,7 @@ class BatchGroup:
 
     @property
     def next_batch(self) -> Batch | None:
-        """The batch whose samples `take` returns; None when all were taken."""
+        """The batch whose samples the next `take` returns; None when all were taken."""
         return self._left[0] if self._left else None
 
     def read(self, read: ReadBatch) -> None:
@@ -408,7 +411,7 @@ class BatchGroup:
         self.hurry()
 
     def hurry(self) -> None:
-        """Begin reading now."""
+        """End the pause before reading."""
         self._hurried.set()
 
     def wait(self) -> None:

@@ -76,11 +76,11 @@ class PretrainingSampler(ABC):
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a step over all ranks, m * P."""
+        """Number of samples of a step over all ranks, m * P."""
         return self.micro_batch_size * self.data_parallel_size
 
     def __len__(self) -> int:
-        """Return the samples of the dataset, T: Megatron's convention, not the number of batches."""
+        """Return the number of samples of the dataset, T: Megatron's convention, not the number of batches."""
         return self.total_samples
 
     def __iter__(self) -> SamplerIterator:
@@ -103,7 +103,7 @@ class SamplerIterator(Iterator[list[int]]):
     """One iteration over a sampler, with the `state_dict` that torchdata's StatefulDataLoader requires.
 
     Attributes:
-        consumed_samples: samples served over all ranks, including the last micro-batch returned.
+        consumed_samples: number of samples served over all ranks, including the last micro-batch returned.
     """
 
     def __init__(self, sampler: PretrainingSampler, consumed_samples: int) -> None:
@@ -209,7 +209,7 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
     each. `len()` is T, as in Megatron-LM.
 
     Raises:
-        ConfigError: fewer samples than one step, or `consumed_samples` between two steps.
+        ConfigError: fewer samples than one step; at the first batch, `consumed_samples` between two steps.
 
     Source: Megatron-LM, `MegatronPretrainingRandomSampler`. Differences: `surplus_batches` False is the default, and
     `consumed_samples` between two steps is an error instead of an assertion.
@@ -236,7 +236,10 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         self.surplus_batches = surplus_batches
 
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
-        """Yield the micro-batches from there to the end of the epoch; `consumed_samples` increases with each."""
+        """Yield the micro-batches after `consumed_samples`, up to the end of the epoch.
+
+        The attribute `consumed_samples` increases with each.
+        """
         self.consumed_samples = consumed_samples
         epoch, into_epoch = divmod(consumed_samples, self._samples_per_epoch)
         if into_epoch % self.samples_per_step:
@@ -271,11 +274,11 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
 
     @property
     def _samples_per_epoch(self) -> int:
-        """Samples of an epoch that fill whole steps."""
+        """Number of samples of an epoch that fill whole steps."""
         return self.total_samples - self.total_samples % self.samples_per_step
 
     def _order(self, epoch: int, into_epoch: int) -> NDArray[np.int64]:
-        """Return the samples of this rank that remain in the epoch."""
+        """Return the samples of this rank in the rest of an epoch, after `into_epoch` samples of all ranks."""
         if self.data_sharding:
             share = self.total_samples // self.samples_per_step * self.micro_batch_size
             mine = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
@@ -289,8 +292,8 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
 def permutation(num_samples: int, epoch: int) -> NDArray[np.int64]:
     """Return the order of an epoch, shape (num_samples,), read-only.
 
-    The last one is cached: the sampler, the copy of it that predicts batches, and all ranks of a run's global order use
-    the same one.
+    The last permutation is cached: the sampler, its copy that predicts batches, and all ranks of a run's global order
+    use the same one.
     """
     order = torch_randperm(num_samples, epoch)
     order.flags.writeable = False
@@ -345,18 +348,18 @@ class MegatronFullValidationSampler(MegatronPretrainingSampler):
 
 
 class HybridCPMegatronPretrainingSampler(MegatronPretrainingSampler):
-    """All micro-batches of a step as one list, for a scheduler that spreads sequences of any length over ranks.
+    """All micro-batches of this rank in a step as one list, for a scheduler that spreads sequences of any length.
 
     Args:
         total_samples: samples of the dataset, T.
         consumed_samples: samples served before, over all ranks; 0 to T - 1.
-        micro_batch_size: samples of one micro-batch. The attribute of this name is the samples of this rank in a step.
+        micro_batch_size: samples of one micro-batch. (The attribute of this name counts all of this rank's in a step.)
         global_batch_size: samples of a step over all ranks; a multiple of `micro_batch_size * data_parallel_size`.
         data_parallel_rank: this rank, 0 to `data_parallel_size` - 1.
         data_parallel_size: number of ranks, P.
         drop_last: leave out the last step if samples do not fill it.
 
-    Iteration yields lists of `global_batch_size / P` sample numbers. Pass it to a `PretrainingLoader` with
+    Iteration yields lists of `global_batch_size / P` sample numbers. Pass the sampler to a `PretrainingLoader` with
     `collate_fn=list`, so that samples of different lengths are not stacked.
 
     Raises:

@@ -67,7 +67,7 @@ LENGTHS = ("original_seq_len", "padded_seq_len")
 
 
 _loader_numbers: defaultdict[Split | None, Iterator[int]] = defaultdict(itertools.count)
-"""Numbers of the loaders of each split, counted when they are first compared with those of other ranks."""
+"""Counters of the loaders of each split: a loader gets a number when it is first compared with other ranks' loaders."""
 
 
 def build_pretraining_data_loader(
@@ -154,7 +154,7 @@ def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
 
 @functools.cache
 def _warn_of_group(num_processes: int) -> None:
-    """Warn, once, that all processes are given data-parallel rank 0 of 1."""
+    """Warn once if there are several processes, all of which have data-parallel rank 0 of 1."""
     if num_processes > 1:
         logger.warning(
             "data_parallel_size: found 1 in a group of %d processes: all of them read the same samples, which is right "
@@ -169,7 +169,7 @@ class PretrainingLoader(DataLoader[Any]):
         loader[41_200]              this rank's micro-batch of that step of the whole run
         loader.consumed_samples     samples served so far over all ranks, without the batches that workers hold
         loader.state_dict()         state for a checkpoint; equal on every rank, so one of them may save it
-        loader.load_state_dict(s)   the next iteration continues there, on any number of ranks
+        loader.load_state_dict(s)   the next iteration continues at state s, on any number of ranks
 
     Args:
         dataset: a map-style dataset.
@@ -232,7 +232,7 @@ class PretrainingLoader(DataLoader[Any]):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples served so far, over all ranks. When set, the next iteration begins there."""
+        """Number of samples served so far, over all ranks. The next iteration begins at the number that is set."""
         return self._consumed_samples
 
     @consumed_samples.setter
@@ -286,7 +286,10 @@ class PretrainingLoader(DataLoader[Any]):
         self._compare_with_ranks()
 
     def _compare_with_ranks(self) -> None:
-        """Raise PeerError if a rank began at this position of this loader with other samples; once a position."""
+        """Raise PeerError if another rank's loader has another order, data, position or batch size.
+
+        Compares once for each position at which an iteration is to begin.
+        """
         sampler = self._sampler
         if sampler.data_parallel_size == 1:
             _warn_of_group(find_topology().size)  # the group may be younger than the loader
@@ -320,9 +323,9 @@ class PretrainingLoader(DataLoader[Any]):
 
 
 class Batches(Iterator[Any]):
-    """Iterator over the batches of one iteration of a loader, which adds them to the process's `report`.
+    """Iterator over the batches of one iteration of a loader, which counts them in the process's `report`.
 
-    The report of the iteration is logged when the batches end or are dropped.
+    The report of the iteration is logged when the batches end or this iterator is dropped.
 
     Args:
         batches: the DataLoader's own iterator.
@@ -364,7 +367,7 @@ def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:
 
 
 def _walk(sampler: PretrainingSampler) -> Any:
-    """Return on what the order in which a sampler serves depends; that of the sequential one not on the topology."""
+    """Return the values that a sampler's order depends on; that of a cyclic sampler depends on the topology, too."""
     if not isinstance(sampler, MegatronPretrainingRandomSampler):
         return "single"
     topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
@@ -372,9 +375,9 @@ def _walk(sampler: PretrainingSampler) -> Any:
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return the batch of some samples: their shared memory if they are rows of one already, else stacked by torch.
+    """Return a batch: the tensors of which the samples are rows (`Samples`), else the samples stacked by torch.
 
-    Samples of different lengths become one row; bounds of sequences are padded to equal numbers.
+    Samples of different lengths become one row; `cu_seqlens` are padded to equal lengths.
     """
     if isinstance(samples, Samples):
         return samples.stack()
@@ -404,7 +407,7 @@ def _pack(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _pad_bounds(samples: Sequence[Any]) -> list[Any]:
-    """Return the samples with equally many `cu_seqlens`, if they have them: the last bound repeated."""
+    """Return the samples with `cu_seqlens`, if they have them, padded to equal lengths by repeating the last bound."""
     if not isinstance(samples[0], Mapping) or "cu_seqlens" not in samples[0]:
         return [*samples]
     bounds = [np.asarray(sample["cu_seqlens"]) for sample in samples]

@@ -34,7 +34,7 @@ READ_BYTES = 32 << 20
 """Bytes of tokens in memory at a time."""
 
 Watch = Callable[[int], object]
-"""Called with the number of tokens of each part that is done."""
+"""Function that is called with the number of tokens of each finished part."""
 
 
 def packed_to_indexed(
@@ -49,8 +49,8 @@ def packed_to_indexed(
     """Write the documents of packed files, in the order of the files, as a dataset; return the number of documents.
 
     Args:
-        sep_token: ends each document and is kept as its last token.
-        overwrite: replace another dataset.
+        sep_token: token that ends each document, and is kept as the document's last token.
+        overwrite: replace another dataset at `path_prefix`.
 
     Tokens after the last separator are the last document.
 
@@ -71,7 +71,7 @@ def packed_to_indexed(
 
 
 class _ComparingBuilder(PackedDatasetBuilder):
-    """Builder that compares existing files instead of writing them."""
+    """Builder that compares its files with existing ones, which it does not replace; raises if they differ."""
 
     def create(self, uri: str) -> AbstractContextManager[Writer]:
         return create_or_compare(uri, _refusal(uri), self.storage_options, overwrite=False)
@@ -96,13 +96,13 @@ def indexed_to_packed(
     """Write the documents of a dataset as packed files; return their URIs.
 
     Args:
-        chunk_size: tokens of a file.
-        sep_token: fills the rest of the last file.
-        add_separator: add it after each document as well; data tokenised with --append-eod already has it.
-        overwrite: replace existing files; more files of this prefix than are written are removed.
+        chunk_size: number of tokens of a file.
+        sep_token: token that fills the rest of the last file.
+        add_separator: add `sep_token` after each document as well; data tokenised with --append-eod already has it.
+        overwrite: replace existing files, and remove those of this prefix that follow the last written one.
 
     Raises:
-        ObjectExistsError: a file exists and has other tokens, or there is one more.
+        ObjectExistsError: a file exists and has other tokens, or one exists after the last written one.
     """
     builder = (PackedDatasetBuilder if overwrite else _ComparingBuilder)(
         outdir, prefix, chunk_size, sep_token, dataset.index.dtype, storage_options=storage_options
@@ -129,7 +129,7 @@ def indexed_to_packed(
 
 
 def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
-    """Yield ranges of documents of about READ_BYTES, at least one document each."""
+    """Yield (start, stop) of runs of documents of about READ_BYTES, at least one document each."""
     bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
     starts = np.append(pointers, dataset.index.num_bytes)[bounds]
     first = 0
@@ -140,14 +140,14 @@ def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
 
 
 def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:
-    """Yield all tokens of all files, also those behind the last whole block."""
+    """Yield all tokens of all files, also the tokens after the last whole block of a file."""
     for reader in files.readers:
         for piece in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
             yield np.frombuffer(reader.read([piece])[0], files.header.dtype)
 
 
 def _without_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
-    """Yield the same tokens without the separators at the very end, except the one of the last document."""
+    """Yield the same tokens without the separators at the very end, except that of the last document."""
     num_separators = 0
     for piece in pieces:
         others = np.flatnonzero(piece != sep_token)
@@ -161,7 +161,7 @@ def _without_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[
 
 
 def _documents(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
-    """Yield whole documents: their concatenated tokens, and their lengths."""
+    """Yield groups of whole documents: their concatenated tokens, and the length of each document."""
     left: list[NDArray[Any]] = []
     for piece in pieces:
         if not len(ends := np.flatnonzero(piece == sep_token) + 1):

@@ -38,11 +38,11 @@ MAGIC = b"LITPKDS"
 VERSION = 1
 HEADER = struct.Struct("<7sQBQ")
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
-"""code -> dtype as stored"""
+"""Stored dtype of each code of the header."""
 
 OPENED_AT_ONCE = 32
 UINT16_VOCAB = 65_500
-"""dtype="auto" is uint16 below this many tokens, int32 from there on. (Others switch at 65,536.)"""
+"""Size of a vocabulary below which dtype="auto" is uint16, else int32. (Other programs switch at 65,536.)"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PackedHeader:
 
 
 def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
-    """Return the header in the first 24 bytes; raise FormatError if they are none."""
+    """Return the header in the first 24 bytes of a file; raise FormatError if they are no header."""
     if len(data) < HEADER.size:
         raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
     magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])
@@ -70,12 +70,12 @@ def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
 
 
 def format_packed_header(header: PackedHeader) -> bytes:
-    """Return the first 24 bytes of a file."""
+    """Return the first 24 bytes of a file with this header."""
     return HEADER.pack(MAGIC, VERSION, find_code(header.dtype), header.chunk_size)
 
 
 def find_code(dtype: DTypeLike) -> int:
-    """Return the code of a dtype; raise ConfigError if the format has none for it."""
+    """Return the code of a dtype; raise ConfigError if the format has no code for it."""
     wanted = np.dtype(dtype).newbyteorder("<")
     for code, stored in DTYPES.items():
         if np.dtype(stored) == wanted:
@@ -90,11 +90,13 @@ class PackedFiles:
 
     Args:
         uris: the files, in the order of their numbers. All are opened and their headers checked at construction.
-        block_size: tokens of a block; S + 1 to train on S tokens, since labels are the tokens shifted by one.
+        block_size: number of tokens of a block; S + 1 to train on S tokens, since labels are the tokens shifted by one.
         storage_options: options of the store.
 
     Raises:
-        FormatError: an invalid header, files that differ in dtype or chunk size, or a file of another length.
+        ConfigError: no files, or blocks of less than one token or more tokens than a file.
+        FormatError: an invalid header, files that differ in dtype or chunk size, or a file not as long as its header
+            says.
 
     Example:
         files = binidx.PackedFiles(["s3://corpus/train_0000000000.bin"], 2049)
@@ -160,7 +162,7 @@ def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDAr
 
     Args:
         files: packed files of each set.
-        blocks: set, file and block of each, in the first columns; shape (n, 3) or more columns.
+        blocks: numbers of set, file and block in each row; shape (n, 3), or more columns, which are ignored.
 
     Returns:
         Shape (n, block_size).
@@ -230,8 +232,8 @@ class PackedDatasetBuilder:
     Args:
         outdir: path or URI of a directory.
         prefix: first part of the file names.
-        chunk_size: tokens of a file.
-        sep_token: fills the rest of the last file; the caller separates documents.
+        chunk_size: number of tokens of a file.
+        sep_token: token that fills the rest of the last file; the caller separates documents.
         dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
         storage_options: options of the store.
 
@@ -298,7 +300,7 @@ class PackedDatasetBuilder:
         return create_object(uri, self.storage_options)
 
     def write_reminder(self) -> None:
-        """Write the remaining tokens, filled up with `sep_token`. (As in lit-gpt, also when none remain.)"""
+        """Write a file of the remaining tokens, filled up with `sep_token`; as in lit-gpt, also if none remain."""
         uri = self.next_uri
         with self.create(uri) as out:
             out.write(format_packed_header(self.header))

@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 
 
 class AtEnd(Enum):
-    """Rule of a fork for the end of the files, where fewer than n_chunks are left."""
+    """Rule of a loader (lit-gpt or a fork of it) for the end of the files, where fewer than n_chunks are left."""
 
     stop = "lit-gpt"
     wrap = "TinyLlama, and lit-gpt with wrap=True: from the first file again, with new permutations"
@@ -71,12 +71,12 @@ class PackedSet:
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """Blocks by position for one worker of one rank.
+    """Blocks of one set that one worker of one rank reads, by position.
 
     Args:
         of: the set, with this rank's seed.
-        shard: number of the worker among those of all ranks; it reads files shard, shard + num_shards, ...
-        num_shards: workers of all ranks.
+        shard: number of the worker among the workers of all ranks; it reads files shard, shard + num_shards, ...
+        num_shards: number of workers of all ranks.
 
     Raises:
         ConfigError: fewer files than one group, or no such worker.
@@ -105,7 +105,7 @@ class WorkerOrder:
 
     @property
     def num_groups(self) -> int:
-        """Groups of files in one pass."""
+        """Number of groups of files in one pass over the worker's files."""
         return self.num_mine // self.of.n_chunks
 
     @property
@@ -114,14 +114,14 @@ class WorkerOrder:
 
     @property
     def pass_blocks(self) -> int:
-        """Blocks in one pass over the worker's files."""
+        """Number of blocks in one pass over the worker's files."""
         return self.num_groups * self.group_blocks
 
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
 
         Raises:
-            IndexError: positions below 0, or after the end of a stream that has one.
+            IndexError: positions below 0, or after the end of the stream, if it ends.
         """
         if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
             raise IndexError(
@@ -134,7 +134,7 @@ class WorkerOrder:
         return rows[start : start + stop - first]
 
     def _group(self, group: int) -> Rows:
-        """Return the rows of one group; the last group is cached, since micro-batches read it piece by piece."""
+        """Return the rows of one group of files; the last group read is cached, as micro-batches read it in pieces."""
         for number, rows in [*self._last]:
             if number == group:
                 return rows
@@ -162,15 +162,15 @@ class WorkerOrder:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """The blocks of one rank: one set, or several mixed by draws, from DataLoader workers in turn.
+    """The blocks of one rank: of one set, or of several mixed by draws, from DataLoader workers in turn.
 
     Args:
-        sets: in the order of the run's configuration.
+        sets: packed datasets, in the order of the run's configuration.
         weights: weights of the sets; None for equal ones.
-        seed: seed of the draws that mix them; each worker draws the same.
+        seed: seed of the draws that mix the sets; each worker draws the same.
         rank, num_ranks: this rank, and the number of ranks.
-        num_workers: workers of each rank's DataLoader; 0 and 1 are the same.
-        micro_batch_size: blocks that a worker yields at a time.
+        num_workers: number of workers of each rank's DataLoader; 0 and 1 are the same.
+        micro_batch_size: number of blocks that a worker yields at a time.
 
     Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` per block.
     """
@@ -194,7 +194,7 @@ class PackedRun:
 
     @cached_property
     def orders(self) -> list[list[WorkerOrder]]:
-        """Orders by [worker][set]."""
+        """Order of the blocks of each set for each worker, as [worker][set]."""
         count = self._count
         return [
             [WorkerOrder(each, self.rank * count + worker, self.num_ranks * count) for each in self.sets]
@@ -222,7 +222,7 @@ class PackedRun:
         return rows
 
     def _place(self, samples: Rows) -> tuple[Rows, Rows]:
-        """Return the worker of each block, and its position there; the last micro-batch of a worker may be short."""
+        """Return the worker of each block, and the block's position there; a worker's last micro-batch may be short."""
         batch, slot = np.divmod(samples, self.micro_batch_size)
         turn, worker = np.divmod(batch, self._count)
         position = turn * self.micro_batch_size + slot
@@ -241,12 +241,12 @@ class PackedRun:
 
     @cached_property
     def length(self) -> int | None:
-        """Number of blocks that all workers serve until a draw selects an exhausted set; None if sets restart."""
+        """Number of blocks of the rank until a draw selects an exhausted dataset; None if datasets start again."""
         return None if self.sets[0].at_end is not AtEnd.stop else self._worker_length * self._count
 
     @cached_property
     def _worker_length(self) -> int:
-        """Blocks of each worker; all have equally many files and equal draws."""
+        """Number of blocks of each worker; all workers have equally many files and the same draws."""
         left = np.array([order.pass_blocks for order in self.orders[0]])
         if len(left) == 1:
             return int(left[0])
@@ -256,7 +256,7 @@ class PackedRun:
         return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
 
     def _of_worker(self, worker: int, positions: Rows) -> Rows:
-        """Return rows for ascending positions of one worker."""
+        """Return the rows (set, file, block, pass) at ascending positions of one worker."""
         rows = np.empty((len(positions), 4), np.int64)
         drawn = self._draws(int(positions[-1]) + 1)
         rows[:, 0] = drawn[positions]

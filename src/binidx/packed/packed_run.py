@@ -69,10 +69,10 @@ class PackedRunOrder:
         weights: weights of the sets; None for equal ones.
         seed: seed of the draws that mix the sets.
         num_ranks: number of reading processes.
-        num_workers: workers of each rank's DataLoader.
-        micro_batch_size: blocks that a worker yields at a time.
-        accumulation: micro-batches of a rank in one step.
-        mixed_by_rank: each rank adds its number to the seed of the draws too: lit-gpt does, TinyLlama does not.
+        num_workers: number of workers of each rank's DataLoader.
+        micro_batch_size: number of blocks that a worker yields at a time.
+        accumulation: number of micro-batches of a rank in one step.
+        mixed_by_rank: whether each rank adds its number to the seed of the draws, too, as in lit-gpt, not in TinyLlama.
         files: packed files of each set, needed for tokens.
 
     Raises:
@@ -104,7 +104,7 @@ class PackedRunOrder:
 
     @property
     def blocks_per_step(self) -> int:
-        """Blocks of one rank in a step."""
+        """Number of blocks of one rank in a step."""
         return self.micro_batch_size * self.accumulation
 
     def run_of(self, rank: int) -> PackedRun:
@@ -114,7 +114,7 @@ class PackedRunOrder:
             rank: 0 to `num_ranks` - 1.
 
         Returns:
-            The blocks of this rank by position, the same object at every call: it caches its generators' states.
+            The blocks of this rank by position: the same object at every call, as it caches states of its generators.
         """
         if rank not in self._runs:
             sets = [replace(each, seed=each.seed + rank) for each in self.sets]
@@ -127,7 +127,7 @@ class PackedRunOrder:
         """Return the number of whole steps of the run.
 
         Returns:
-            Steps until the first rank ends; None if none does.
+            Number of steps until the first rank ends; None if no rank ends.
         """
         lengths = [self.run_of(rank).length for rank in range(self.num_ranks if self.mixed_by_rank else 1)]
         ends = [length for length in lengths if length is not None]
@@ -145,7 +145,7 @@ class PackedRunOrder:
         return len(steps) * self.blocks_per_step * self.num_ranks
 
     def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
-        """Return the position and the block of each row of some steps; by step, rank, slot.
+        """Return the position and the block of each row of some steps, sorted by step, rank and slot.
 
         Args:
             steps: steps, counted from 0.
@@ -176,11 +176,11 @@ class PackedRunOrder:
         Args:
             steps: steps, counted from 0.
             rank: this rank alone; None for all.
-            docs: with the columns file and block.
-            tokens: with `input_ids`, which are read from the files.
+            docs: include the columns file and block.
+            tokens: include `input_ids`, which are read from the files.
 
         Returns:
-            One row a block, by step, rank, slot.
+            One row for each block, sorted by step, rank and slot.
         """
         from binidx.run.provenance.export import packed_table
 
@@ -215,7 +215,7 @@ class PackedRunOrder:
 
 @dataclass(frozen=True)
 class Fork:
-    """Rules of a loader: the end of the files, the seeds that include the rank, and the shuffle of the files."""
+    """Rules of a loader: for the end of the files, for the seed of each rank's draws, and for shuffling files."""
 
     at_end: AtEnd
     mixed_by_rank: bool
@@ -228,12 +228,12 @@ FORKS = {
     "tinyllama": Fork(AtEnd.wrap, mixed_by_rank=False, shuffles_files=True),
     "umd": Fork(AtEnd.repeat, mixed_by_rank=True, shuffles_files=True),
 }
-"""name -> rules. TinyLlama is that after its #67; umd is that of the Gemstones, goldfish and fictional-QA."""
+"""Rules of each loader. "tinyllama" is TinyLlama after its #67; "umd" made the Gemstones, goldfish and fictional-QA."""
 
 
 @dataclass(frozen=True)
 class DescribedSet:
-    """One set of packed files; `files` is their list, or the URI of a text file with their names."""
+    """One set of packed files; `files` is the list of their names, or the URI of a text file with their names."""
 
     name: str
     files: str | list[str]
@@ -330,12 +330,12 @@ def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | Non
 
 @dataclass(frozen=True)
 class Nesting:
-    """Sync points of topologies that read one set of files.
+    """Sync points of one set of files: points where runs of different topologies have read the same blocks.
 
     Args:
-        of: the set, with the seed of rank 0; the seeds of other ranks change no set of blocks at a sync point.
-        block_size: tokens of a block.
-        shards: ranks * workers of each topology.
+        of: the set of files, with the seed of rank 0; seeds of other ranks do not change which blocks were read.
+        block_size: number of tokens of a block.
+        shards: number of shards (ranks * workers) of each topology.
     """
 
     of: PackedSet
@@ -348,24 +348,24 @@ class Nesting:
 
     @property
     def sync_files(self) -> int:
-        """Files from one sync point to the next."""
+        """Number of files from one sync point to the next."""
         return math.lcm(*self.shards) * self.of.n_chunks
 
     @property
     def sync_tokens(self) -> int:
-        """Tokens from one sync point to the next, over all ranks."""
+        """Number of tokens from one sync point to the next, over all ranks."""
         return self.sync_files * self.of.num_blocks * self.block_size
 
     @property
     def num_syncs(self) -> int:
-        """Sync points in the first pass; after the last one topologies differ."""
+        """Number of sync points in the first pass over the files; after the last one the topologies differ."""
         return min(self.files_read(count) for count in self.shards) // self.sync_files
 
     def files_read(self, count: int) -> int:
         """Return the number of files that a topology reads in one pass, from the first on; it drops the others.
 
         Args:
-            count: its shards, ranks * workers.
+            count: number of the topology's shards, ranks * workers.
 
         Returns:
             Number of files.
@@ -373,13 +373,13 @@ class Nesting:
         return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
 
     def digests(self, count: int) -> NDArray[np.uint64]:
-        """Return a digest of the set of blocks that a topology reads between each two sync points.
+        """Return digests of the blocks that a topology reads from each sync point to the next.
 
-        Computed from the order itself, position by position. Equal sets have equal digests, others differ except with
-        probability 2^-64. Takes 30 ns a block.
+        They are computed from the order itself, position by position. The same blocks in any order have equal digests,
+        others differ except with probability 2^-64. Takes 30 ns a block.
 
         Args:
-            count: its shards, ranks * workers.
+            count: number of the topology's shards, ranks * workers.
 
         Returns:
             uint64, shape (num_syncs,).
@@ -398,7 +398,7 @@ class Nesting:
         """Check that all topologies read the same set of blocks between any two sync points.
 
         Raises:
-            AssertionError: two differ.
+            AssertionError: two topologies differ.
         """
         first, *others = (self.digests(count) for count in self.shards)
         for count, other in zip(self.shards[1:], others, strict=True):
@@ -408,9 +408,9 @@ class Nesting:
 
 
 def _set_digest(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A sum of mixed numbers (splitmix64): the same for any order, another if one is missing or there twice.
+    """Return the sum of hashed numbers (splitmix64): the same for any order, another if one is missing or occurs twice.
 
-    Shape (1,): an array wraps round without a warning.
+    The shape is (1,), since the sum of an array wraps round without a warning.
     """
     mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

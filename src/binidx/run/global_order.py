@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 
 class SampleReads(NamedTuple):
-    """Reads of samples: columns of equal length, int64."""
+    """Reads of samples: step, rank, slot, position and sample number of each; columns of equal length, int64."""
 
     step: Numbers
     rank: Numbers
@@ -41,7 +41,7 @@ class GlobalOrder:
 
     Args:
         schedule: sizes of the steps.
-        num_samples: length of the dataset.
+        num_samples: number of samples of the dataset.
         dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
 
     Source: the samplers of Megatron-LM, for all ranks at once. Where a "cyclic" dataset without data_sharding does not
@@ -68,21 +68,21 @@ class GlobalOrder:
 
     @property
     def end(self) -> int | None:
-        """The position where the loaders end; None if they start over."""
+        """The position at which the loaders end; None if they are cyclic and start over."""
         if self.dataloader_type == "cyclic":
             return None
         left = max(self.num_samples - self._consumed, 0)
         return self._consumed + left // self.schedule.block * self.schedule.block
 
     def num_steps(self) -> int | None:
-        """Return the number of whole steps until the loaders end; None if they start over."""
+        """Return the number of whole steps until the loaders end; None if they are cyclic and start over."""
         return None if self.end is None else self.schedule.step_of(self.end)
 
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
-        """Return the rows of consecutive whole steps, of one rank or all.
+        """Return the reads of consecutive whole steps, of one rank or all.
 
         Raises:
-            IndexError: a step is not complete.
+            IndexError: the run has no such step, or does not fill it.
         """
         self._check_steps(steps)
         runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
@@ -98,7 +98,7 @@ class GlobalOrder:
         return self._described(np.sort(positions[positions >= self._consumed]))
 
     def _runs(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Yield ranges of steps of one size, and the size."""
+        """Yield ranges of steps of one size, each with the size in samples."""
         stages = self.schedule.stages
         for stage, after in zip_longest(stages, stages[1:]):
             stop = steps.stop if after is None else min(after.first_step, steps.stop)
@@ -118,7 +118,7 @@ class GlobalOrder:
         return SampleReads(step, rank_of, slot, position, self.samples_at(position))
 
     def samples_at(self, position: Numbers) -> Numbers:
-        """Return the sample at each position, in the shape of `positions`."""
+        """Return the sample at each position, in the shape of `position`."""
         if self.dataloader_type == "single":
             return position
         epoch, into = np.divmod(position, self._active)
@@ -130,11 +130,11 @@ class GlobalOrder:
 
     @property
     def _active(self) -> int:
-        """Samples of a cyclic epoch: the largest multiple of a micro-batch of all ranks."""
+        """Number of samples served in a cyclic epoch: as many whole micro-batches of all ranks as there are."""
         return self.num_samples // self.schedule.block * self.schedule.block
 
     def _of_epoch(self, epoch: int, into: Numbers) -> Numbers:
-        """Return the order of an epoch of the cyclic sampler, up to a position."""
+        """Return the samples at the positions `into` of an epoch of the cyclic sampler."""
         micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
         batch, place = np.divmod(into, self.schedule.block)
         rank, slot = np.divmod(place, micro)
@@ -158,7 +158,7 @@ class GlobalOrder:
         return positions[positions < stop]
 
     def _described(self, position: Numbers) -> SampleReads:
-        """Return step, rank and slot of positions."""
+        """Return the reads at these positions: their step, rank, slot and sample."""
         step = np.array([self.schedule.step_of(each) for each in position.tolist()], np.int64)
         start = np.array([self.schedule.samples_before(each) for each in step.tolist()], np.int64)
         batch, place = np.divmod(position - start, self.schedule.block)

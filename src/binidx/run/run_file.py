@@ -36,7 +36,7 @@ from binidx.storage.writing.publish import create_object
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """The part of a tokenizer that samples and the names of their caches depend on."""
+    """The part of a tokenizer that samples and the names of index caches depend on."""
 
     unique_identifiers: Mapping[str, Any]
     eod: int | None = None
@@ -62,18 +62,18 @@ class Run:
     """Description of a run: its datasets, their order, and the samples consumed so far.
 
     Args:
-        config: config of its datasets.
+        config: config of the run's datasets.
         sizes: minimum numbers of samples of train, valid and test, or None, as for the builder.
-        micro_batch_size: samples that a rank reads at a time.
-        data_parallel_size: ranks that read different samples.
+        micro_batch_size: number of samples that a rank reads at a time.
+        data_parallel_size: number of ranks that read different samples.
         dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
-        consumed_samples: samples served before, over all ranks.
-        global_batch_size: samples of a step; by default one micro-batch of each rank.
+        consumed_samples: number of samples served before, over all ranks.
+        global_batch_size: number of samples of a step; by default one micro-batch of each rank.
         rampup_batch_size, decrease_batch_size_if_needed: growth of the step, as in `BatchSchedule`.
         stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
 
     Raises:
-        ConfigError: an invalid value, or a config that is not GPT's own.
+        ConfigError: an invalid value, or a config that is no `GPTDatasetConfig`.
 
     Example:
         binidx.Run(config, [1_000_000, 1000, 1000], micro_batch_size=8, data_parallel_size=64).save("run.json")
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def schedule(self) -> BatchSchedule:
-        """The sizes of its steps."""
+        """The sizes of the run's steps."""
         return BatchSchedule(
             self.global_batch_size or self.micro_batch_size * self.data_parallel_size,
             self.micro_batch_size,
@@ -186,18 +186,18 @@ class Run:
 
     @cached_property
     def reading_order(self) -> GlobalOrder:
-        """The global order of the samples of train; step 0 is the first after `consumed_samples`."""
+        """The global order of the train split's samples; step 0 is the first after `consumed_samples`."""
         train = self.build()[0]
         if train is None:
             raise ConfigError("run: has no train split to take samples from")
         return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
-        """Return the samples of train that a rank reads at a step.
+        """Return the samples of the train split that a rank reads at a step.
 
         Args:
             step: 0 is the first step after `consumed_samples`.
-            rank: a data parallel rank; None for all, in turn.
+            rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
             Sample numbers; empty after the end of the run.
@@ -205,11 +205,11 @@ class Run:
         return next(self.samples_of_steps(range(step, step + 1), rank), [])
 
     def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
-        """Return the samples of consecutive steps, up to the end of the run; a cyclic run has no end.
+        """Yield the samples of consecutive steps, up to the end of the run; a cyclic run has no end.
 
         Args:
             steps: steps, counted from the run's `consumed_samples`.
-            rank: a data parallel rank; None for all, in turn.
+            rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
             Sample numbers, a list for each step.
@@ -264,12 +264,12 @@ def is_packed_run(found: Any) -> bool:
 
 
 def _pair(blend: Any) -> Any:
-    """Return a blend as a tuple, which JSON had turned into a list."""
+    """Return a blend of a JSON file, a list, as a tuple; None for None."""
     return None if blend is None else tuple(blend)
 
 
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
-    """Return the dataclass of the fields of `kind` that a file has, some with other types."""
+    """Return a dataclass of the fields of `kind` that its file has: without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
         (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))

@@ -23,7 +23,7 @@ from functools import cached_property
 from binidx.errors import ConfigError
 
 Rampup = tuple[int, int, int]
-"""(start batch size, increment, samples)."""
+"""(start batch size, increment, number of samples over which the batch size grows)."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class BatchSchedule:
     """Sizes of the steps of a run.
 
     Args:
-        global_batch_size: samples of a step over all ranks, after the ramp.
-        micro_batch_size: samples that a rank reads at a time.
-        data_parallel_size: ranks that read different samples.
-        rampup: (start batch size, increment, samples); None for a constant size.
-        decrease_batch_size_if_needed: round down a size that micro-batches of all ranks do not divide.
-        consumed_samples: samples before step 0, by any topology.
+        global_batch_size: number of samples of a step over all ranks, after the ramp.
+        micro_batch_size: number of samples that a rank reads at a time.
+        data_parallel_size: number of ranks that read different samples.
+        rampup: (start batch size, increment, number of samples of the ramp); None for a constant size.
+        decrease_batch_size_if_needed: round down a size that is no multiple of a micro-batch of every rank.
+        consumed_samples: number of samples read before step 0, by any topology.
 
     Raises:
         ConfigError: sizes that do not divide, or a ramp that does not lead to the global size.
@@ -69,11 +69,11 @@ class BatchSchedule:
 
     @property
     def block(self) -> int:
-        """Samples of one micro-batch of every rank."""
+        """Number of samples in one micro-batch of every rank."""
         return self.micro_batch_size * self.data_parallel_size
 
     def batch_size(self, consumed_samples: int) -> int:
-        """Return the samples of the step that begins after a number of consumed samples."""
+        """Return the number of samples in the step that begins after `consumed_samples` samples."""
         size = self._unchecked_size(consumed_samples)
         if size < self.block or size % self.block:
             raise ConfigError(
@@ -84,7 +84,7 @@ class BatchSchedule:
 
     @cached_property
     def stages(self) -> list[BatchSizeStage]:
-        """The stages of equal batch size."""
+        """The stages of the run, each of one batch size."""
         grown = max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
         stages = [BatchSizeStage(0, self.consumed_samples, self.batch_size(self.consumed_samples))]
         while stages[-1].batch_size != self.batch_size(grown):
@@ -92,12 +92,12 @@ class BatchSchedule:
         return stages
 
     def samples_before(self, step: int) -> int:
-        """Return the samples consumed before a step."""
+        """Return the number of samples consumed before a step."""
         stage = self.stages[bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1]
         return stage.first_sample + (step - stage.first_step) * stage.batch_size
 
     def step_of(self, sample: int) -> int:
-        """Return the step that consumes a sample, counted in the order of consumption."""
+        """Return the step that consumes the sample at position `sample` of the order of consumption."""
         stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + (sample - stage.first_sample) // stage.batch_size
 
@@ -110,7 +110,7 @@ class BatchSchedule:
         return size - size % self.block if self.decrease_batch_size_if_needed else size
 
     def _next_stage(self, stage: BatchSizeStage, grown: int) -> BatchSizeStage:
-        """Return the stage after one of the ramp, which is complete after `grown` samples."""
+        """Return the stage after `stage`; the ramp is complete after `grown` samples."""
         first, size = stage.first_sample, stage.batch_size
         most = (grown - first) // size + 1
         steps = bisect_right(range(most + 1), size, key=lambda step: self._unchecked_size(first + step * size))
@@ -146,13 +146,14 @@ def split_sizes(
     eval_iters: int = 100,
     full_validation: bool = False,
 ) -> list[int | None]:
-    """Return the samples of train, valid and test.
+    """Return the numbers of samples of train, valid and test.
 
     Args:
         schedule: sizes of the steps; its `consumed_samples` do not matter.
         train_iters, train_samples: length of the run; one of the two.
-        eval_interval: steps from one evaluation to the next.
-        eval_iters: batches of each evaluation.
+        eval_interval: number of steps from one evaluation to the next.
+        eval_iters: number of batches of each evaluation.
+        full_validation: evaluate all of valid; its number is then None.
 
     Raises:
         ConfigError: both or neither of the two lengths, or an invalid number.
@@ -172,7 +173,7 @@ def split_sizes(
 
 
 def steps_of_samples(schedule: BatchSchedule, num_samples: int) -> int:
-    """Return the steps of a run of a number of samples: those of the ramp, then whole ones."""
+    """Return the number of steps in a run of `num_samples` samples: those of the ramp, then whole steps."""
     steps, consumed = 0, 0
     if schedule.rampup is not None:
         start = replace(schedule, consumed_samples=0)

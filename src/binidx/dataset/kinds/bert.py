@@ -15,7 +15,7 @@ from binidx.dataset.kinds.masking import concatenate_tokens
 from binidx.errors import ConfigError
 
 SPECIALS = 3
-"""Special tokens of a sample: cls A sep B sep."""
+"""Number of special tokens in a sample, `[cls] A [sep] B [sep]`."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         config: `BERTMaskedWordPieceDatasetConfig`.
 
     Raises:
-        IndexBuildError: samples are requested of a split without any.
+        IndexBuildError: samples are requested of a split that has none.
 
     Example:
         >>> sizes = [1000, 10, 10]
@@ -93,7 +93,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """Return the sample of some sentences.
+        """Return the sample made of the given sentences.
 
         Args:
             idx: number of the sample; None is sample 0 without loss.
@@ -121,7 +121,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return np.concatenate([cls, first, sep, *([second, sep] if len(second) else [])])
 
     def _pivot(self, num_sentences: int, rng: RandomState) -> tuple[int, bool]:
-        """Return the first sentence of B, and whether A and B are swapped."""
+        """Return the number of the first sentence of run B, and whether runs A and B are swapped."""
         if not self.config.classification_head:
             return num_sentences, False
         pivot = int(rng.randint(low=1, high=num_sentences)) if num_sentences >= 3 else 1
@@ -152,7 +152,10 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
 
 def trim(num_first: int, num_second: int, target: int, rng: RandomState) -> list[tuple[int, int]]:
-    """Return (start, stop) of two runs of tokens that fit: the longer one loses a token at a random end, repeatedly."""
+    """Return (start, stop) in each of two runs of tokens, trimmed to `target` tokens in all.
+
+    Until they fit, the longer run loses a token at a random end.
+    """
     bounds = [[0, num_first], [0, num_second]]
     excess = num_first + num_second - target
     for draw in rng.random_sample(max(0, excess)).tolist():

@@ -65,7 +65,7 @@ class BestFitGPTDataset(GPTDataset):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of an epoch, each counted once."""
+        """Number of tokens of one epoch, each counted once."""
         repeated = np.count_nonzero(self.pieces[:, 1]) * self.config.add_extra_token_to_sequence
         return int(self.pieces[:, 2].sum(dtype=np.int64) - repeated)
 
@@ -113,7 +113,7 @@ class BestFitGPTDataset(GPTDataset):
 
 
 class PackedPieces:
-    """Spans of best-fit samples by their position in serving order, with the interface of `native.Orders`.
+    """Spans of best-fit samples by their position in serving order, with the method `spans` of `native.Orders`.
 
     Args:
         pieces, bounds, shuffle_index: arrays of `BestFitGPTDataset`.
@@ -123,7 +123,7 @@ class PackedPieces:
         self._pieces, self._bounds, self._shuffle_index = pieces, bounds, shuffle_index
 
     def spans(self, served: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (sequence, first, count) of the pieces of some samples, and the bounds of each sample in them.
+        """Return the pieces of samples, (sequence, first token, number of tokens), and each sample's bounds in them.
 
         Args:
             served: positions in serving order, B of them.

@@ -36,7 +36,7 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
     "system": "system",
 }
-"""Roles of the speakers of sharegpt; every other speaker is a user."""
+"""Roles of the speakers of sharegpt rows; every other speaker is a user."""
 
 IGNORE = -100
 """Target of tokens that are not trained on."""
@@ -87,7 +87,9 @@ def _parse_alpaca(row: Row) -> Conversation:
 
 
 def add_system_message(conversation: Conversation | str) -> Conversation | str:
-    """Return roles and contents only, after an empty system message if there is none; a text stays as it is.
+    """Return a conversation of roles and contents that begins with a system message, if need be an empty one.
+
+    A text is returned as it is.
 
     Raises:
         FormatError: a content is not text, such as a list of texts and images.
@@ -99,7 +101,7 @@ def add_system_message(conversation: Conversation | str) -> Conversation | str:
 
 
 def split_conversations(conversation: Conversation | str) -> list[Conversation | str]:
-    """Return the conversations of a row: each system message begins another one; a text is one by itself."""
+    """Return the conversations of a row: each system message begins a conversation; a text is one by itself."""
     if isinstance(conversation, str):
         return [conversation]
     starts = [number for number, each in enumerate(conversation) if number == 0 or each["role"] == "system"]
@@ -107,7 +109,7 @@ def split_conversations(conversation: Conversation | str) -> list[Conversation |
 
 
 def check_text(value: Any, name: str) -> str:
-    """Return a text; "" for None.
+    """Return the value of a row's field `name`, which must be text; "" for None.
 
     Raises:
         FormatError: the value is not text.
@@ -130,7 +132,7 @@ def _message(role: str, content: str) -> Message:
 
 
 class ChatTokenizer:
-    """Hugging Face tokenizer with the methods that `SFTDataset`, `VarlenDataset` and names of caches require.
+    """Hugging Face tokenizer with the methods that `SFTDataset`, `VarlenDataset` and the names of caches require.
 
         <user> hi <assistant> hello <end> <user> ...
                               -----------                    trained on: an answer and the end of its turn

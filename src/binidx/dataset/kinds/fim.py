@@ -32,7 +32,7 @@ EXTRA_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
 
 @runtime_checkable
 class TokenizerWrapper(Protocol):
-    """A tokenizer of Megatron's around another one."""
+    """Megatron's wrapper of another tokenizer."""
 
     _tokenizer: Any
 
@@ -42,13 +42,14 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
     """Config of fill-in-the-middle samples: `GPTDatasetConfig` and options of the cuts.
 
     Args:
-        fim_rate: fraction of the segments that are cut, 0 to 1; of segments with `fim_split_sample`, the fraction whose
-            fragments may be cut. Required.
-        fim_spm_rate: fraction of the cut ones in SPM order, 0 to 1. Required.
+        fim_rate: fraction of the segments (texts between two EODs) that are cut, 0 to 1; of segments with
+            `fim_split_sample`, the fraction whose fragments may be cut. Required.
+        fim_spm_rate: fraction of the cut segments in the order suffix, prefix, middle (SPM), 0 to 1; the other segments
+            have the order prefix, suffix, middle (PSM). Required.
         fim_extra_tokens: the tokenizer's tokens for "prefix", "middle", "suffix", "pad" and "eod". Required.
         fim_split_sample: token that splits a segment into fragments, each cut by itself, such as files of a repository.
         fim_fragment_rate: fraction of the fragments that are cut, 0 to 1. Required with `fim_split_sample`.
-        fim_no_prefix: text that begins with it is not cut.
+        fim_no_prefix: text that begins with this prefix is not cut.
 
     The other arguments are those of `GPTDatasetConfig`. The tokenizer, or its `_tokenizer`, has `tokens_to_ids`,
     `ids_to_text` and `text_to_ids`.
@@ -102,7 +103,7 @@ class GPTFIMDataset(GPTDataset):
     config_class = GPTFIMDatasetConfig
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample of some tokens, cut by the draws of its number.
+        """Return the sample made of the given tokens, whose segments are cut by draws seeded with the sample's number.
 
         Args:
             idx: number of the sample; None is sample 0 without loss.
@@ -117,7 +118,7 @@ class GPTFIMDataset(GPTDataset):
 
     @cached_property
     def transform(self) -> FIMTransform:
-        """The cuts that the config describes."""
+        """Function that cuts tokens as the config describes."""
         return FIMTransform(self.config)
 
 
@@ -127,12 +128,12 @@ def seed_sample(seed: int, number: int) -> np.random.RandomState:
 
 
 class FIMTransform:
-    """Moves middles of segments to the end: `transform(tokens, rng)` returns as many tokens as it takes.
+    """Function that moves the middles of segments to the end: `transform(tokens, rng)` keeps the number of tokens.
 
     Args:
         config: options of the cuts, and the tokenizer.
 
-    Of EODs that follow each other, or begin a sample, only the last of a segment remains: Megatron-LM's rule.
+    An EOD that begins a sample or follows another EOD is dropped: Megatron-LM's rule.
 
     Raises:
         ConfigError: the tokenizer cannot decode, or lacks a token.
@@ -185,10 +186,10 @@ class FIMTransform:
 
 
 def _check_one(token: str, found: Any) -> int:
-    """Return the id of a token.
+    """Return the id of a token from `found`, the tokenizer's ids of it.
 
     Raises:
-        ConfigError: it is not one id to the tokenizer.
+        ConfigError: the tokenizer does not encode the token as one id.
     """
     ids = [found] if isinstance(found, int | np.integer) else list(found or [])
     if len(ids) != 1:
@@ -197,7 +198,10 @@ def _check_one(token: str, found: Any) -> int:
 
 
 def _map_parts(tokens: Ids, end: int, change: Callable[[Ids], Ids]) -> Ids:
-    """Change the parts that end with a token; empty ones are dropped with it, except for the last."""
+    """Return the tokens with `change` applied to the parts between `end` tokens.
+
+    An empty part is dropped with its `end`; the last part has none and is never dropped.
+    """
     *whole, last = np.split(tokens, np.flatnonzero(tokens == end) + 1)
     changed = [np.append(change(part[:-1]), end) for part in whole if len(part) > 1]
     return np.concatenate([*changed, change(last)])

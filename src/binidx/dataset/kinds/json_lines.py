@@ -34,10 +34,10 @@ from binidx.storage.requests.remote_object import object_identity
 ARRAYS = ("starts", "lengths")
 NEWLINE = 10
 SHORTEST_ROW = 2
-"""Bytes of `{}`; shorter lines are blank."""
+"""Bytes of `{}`; shorter lines count as blank."""
 
 UNCACHED_BYTES = 4 << 20
-"""Bytes of a file whose lines are found faster than a cache of them is opened."""
+"""Size of a file up to which its lines are found faster than a cache of them is opened."""
 
 Lines = tuple[NDArray[np.int64], NDArray[np.int32]]
 
@@ -47,7 +47,7 @@ class JsonLines(IndexedDataset):
 
     Args:
         uri: URI of the file; a `.zst` of frames with a seek table is decompressed.
-        path_to_cache: folder of the cached line positions; by default `{uri}.lines/`. Files below 4 MiB are not cached.
+        path_to_cache: folder of cached line positions; by default `{uri}.lines/`. Files of up to 4 MiB are not cached.
         mmap: map a local file.
         storage_options: passed to fsspec.
 
@@ -86,7 +86,7 @@ class JsonLines(IndexedDataset):
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
 
     def __getitem__(self, idx: Any) -> Any:
-        """Return the parsed row of a number, or a list of the rows of a slice."""
+        """Return the parsed row `idx`, or a list of the parsed rows of a slice."""
         if isinstance(idx, slice):
             rows = range(len(self))[idx]
             lines = self.read((row, 0, self.index.sequence_lengths.item(row)) for row in rows)
@@ -133,7 +133,7 @@ class JsonLines(IndexedDataset):
 
 
 def find_lines(blocks: Iterable[memoryview], uri: str) -> Lines:
-    """Return the first byte and the length of each line that is not blank, without its line end.
+    """Return the first byte and the length, without newline, of each line of SHORTEST_ROW bytes or more.
 
     Args:
         blocks: content of the file, block by block.

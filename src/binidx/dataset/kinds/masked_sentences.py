@@ -28,7 +28,7 @@ from binidx.native.mappings import MaskedDocuments
 from binidx.storage.stores.registry import join_uri
 
 SMALL = 2**15
-"""Sentences of the split, and requested samples, whose index is built faster than a cache of it is opened."""
+"""Number of sentences, and of requested samples, up to which an index is built faster than a cache of it is opened."""
 
 logger = logging.getLogger(__name__)
 MaskedPredictions = tuple[list[int], list[int], list[int], list[int], list[tuple[list[int], list[int]]]]
@@ -41,9 +41,9 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     Args:
         masking_probability: fraction of the tokens that are masked, above 0 and below 1.
         short_sequence_probability: fraction of the samples with a target length below `sequence_length`, 0 to 1.
-        masking_max_ngram: words of the longest masked n-gram, at least 1.
+        masking_max_ngram: number of words of the longest masked n-gram, at least 1.
         masking_do_full_word: mask whole words; False masks pieces.
-        masking_do_permutation: shuffle as many tokens again among themselves.
+        masking_do_permutation: also shuffle as many other tokens among themselves.
         masking_use_longer_ngrams: draw long n-grams more often than short ones.
         masking_use_geometric_distribution: draw n as SpanBERT does; excludes `masking_do_permutation`.
 
@@ -79,7 +79,7 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
     @cached_property
     def masking(self) -> Masking:
-        """The options in the form that `kinds.masking` takes."""
+        """The masking options in the form that `kinds.masking` takes."""
         options: list[Any] = [getattr(self, name) for name in MASKING if name != "short_sequence_probability"]
         return Masking(*options)
 
@@ -94,7 +94,7 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
 
 MASKING = [*MaskedWordPieceDatasetConfig.__annotations__]
-"""Fields that are part of the identity, in the order that is hashed."""
+"""Fields that are part of a dataset's identity, in the order that is hashed."""
 
 
 def check_given(config: Any, *names: str) -> None:
@@ -105,7 +105,7 @@ def check_given(config: Any, *names: str) -> None:
 
 
 def check_option(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
-    """Raise ConfigError if a value is out of its bounds."""
+    """Raise ConfigError unless `holds(value)`; the message has `needed`, the text of the bounds."""
     if not holds(value):
         raise ConfigError(f"{name}: found {value}, needs {needed}")
 
@@ -115,8 +115,8 @@ class MaskedWordPieceDataset(MegatronDataset):
 
         sample i  ─ sample_index ─►  sentences first .. end - 1, and their target length  ─ .bin ─►  tokens
 
-    A subclass sets `sample_index` by `_build_sample_index` in its `__init__`, makes samples in `assemble`, and returns
-    the replacement of a masked token from `_get_token_mask`. Splits divide documents.
+    A subclass sets `sample_index` by `_build_sample_index` in `_load_index` or its `__init__`, makes samples in
+    `assemble`, and returns the replacement of a masked token from `_get_token_mask`. Splits divide documents.
 
     Args:
         indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
@@ -131,7 +131,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             (num_samples, 3).
 
     Raises:
-        IndexBuildError: samples are requested of a split without any (Megatron Core goes through 2^31 epochs).
+        IndexBuildError: samples are requested of a split that has none (Megatron Core goes through 2^31 epochs).
 
     Source: Megatron Core, `MaskedWordPieceDataset`. Differences: a sample is a function of seed and number, also with
     `masking_do_permutation`, where Megatron Core draws n-grams from NumPy's global state, so that its samples differ
@@ -237,7 +237,7 @@ class MaskedWordPieceDataset(MegatronDataset):
         return bounds[-1] - bounds[0] <= SMALL and (self.num_samples or 0) <= SMALL
 
     def _bounds(self) -> NDArray[np.int64]:
-        """Return the first sentence of each document of the split, and the end, shape (num_in_split + 1,)."""
+        """Return the first sentence of each document of the split, then the end, shape (num_in_split + 1,)."""
         bounds, run = self.dataset.document_indices, as_range(self.indices)
         if len(run) == 0:
             return bounds[:1]
@@ -309,8 +309,9 @@ class MaskedWordPieceDataset(MegatronDataset):
             numpy_random_state: source of all draws.
 
         Returns:
-            The tokens as the model sees them; increasing positions of the masked ones; their original tokens; for each
-            token 1 where a word or a special token begins, else 0; positions and original tokens of each n-gram.
+            The tokens as the model sees them; positions of the masked tokens, increasing; their original tokens; for
+            each token 1 if a word or a special token begins with it, else 0; positions and original tokens of each
+            n-gram.
 
         Source: Megatron Core's method of this name, and its draws.
         """
@@ -324,4 +325,4 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     @abstractmethod
     def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
-        """Return the replacement of a masked token; None for the token itself."""
+        """Return the replacement of a masked token; None keeps the token."""

@@ -80,7 +80,7 @@ class Words:
     """The words of a sample that may be masked.
 
     Attributes:
-        positions: positions of their tokens in the sample, in order; special tokens are left out.
+        positions: positions of the words' tokens in the sample, in order; special tokens are left out.
         bounds: for each word its first index in `positions`, then the end, shape (num_words + 1,).
     """
 
@@ -89,7 +89,7 @@ class Words:
 
     @classmethod
     def split(cls, kinds: NDArray[np.uint8], whole: bool) -> Words:
-        """Split a sample into `whole` words, or each token into one. Pieces before the first word form one word."""
+        """Split a sample into words, or single tokens if not `whole`. Pieces before the first word form one word."""
         maskable = np.flatnonzero(kinds != SPECIAL)
         begins = kinds[maskable] == BEGINS if whole else np.ones(len(maskable), np.bool_)
         begins[:1] = True
@@ -137,10 +137,10 @@ class Masking:
 
         Args:
             tokens: shape (n,).
-            kinds: their kinds, from `Vocabulary.kinds`, shape (n,).
-            target: target length of the sample in tokens; at most `probability` of it is masked.
+            kinds: kinds of the tokens, from `Vocabulary.kinds`, shape (n,).
+            target: target length of the sample in tokens; at most a fraction `probability` of this length is masked.
             rng: source of all draws.
-            token_mask: draws the replacement of a masked token; None for the token itself.
+            token_mask: draws the replacement of a masked token; None keeps the token.
         """
         words = Words.split(kinds, self.whole_words)
         most = min(self.probability * target, max(1, round(len(tokens) * self.probability)))
@@ -160,7 +160,7 @@ class Masking:
     def _ngrams(
         self, words: Words, order: NDArray[np.int64], most: float, taken: bytearray, draw: Callable[[], int]
     ) -> Ngrams:
-        """Yield n-grams without taken tokens, until `most` tokens are yielded, and mark them in `taken`."""
+        """Yield n-grams of tokens not marked in `taken`, and mark these, until `most` tokens are yielded."""
         bounds, num_words, num_tokens = words.bounds, len(words), 0
         for word in order.tolist():
             if num_tokens >= most:
@@ -208,7 +208,7 @@ class Masking:
 
     @cached_property
     def _sums(self) -> list[float]:
-        """Cumulative probabilities of n = 1, 2, ...; those of n are proportional to 1 / n, or reversed."""
+        """Cumulative probabilities of n = 1, 2, ..., which are proportional to 1 / n; reversed with `longer_ngrams`."""
         chances = 1.0 / np.arange(1, self.max_ngram + 1)
         chances = chances / chances.sum(keepdims=True)
         chances = chances[::-1] if self.longer_ngrams else chances
@@ -218,7 +218,7 @@ class Masking:
 
 
 class _OneEach(threading.local):
-    """A generator for each thread: NumPy takes 140 us to make one, and 3 us to seed it again."""
+    """A random generator for each thread: NumPy takes 140 us to make a generator, and 3 us to seed it again."""
 
     def __init__(self) -> None:
         self.rng = RandomState()
@@ -228,7 +228,7 @@ _ONE_EACH = _OneEach()
 
 
 def random_state(seed: int) -> RandomState:
-    """Return `RandomState(seed)`; the next call in the same thread seeds the same object again."""
+    """Return a generator equal to `RandomState(seed)`; the next call in this thread seeds the same object again."""
     rng = _ONE_EACH.rng
     rng.seed(seed)
     return rng

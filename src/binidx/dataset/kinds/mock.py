@@ -32,11 +32,12 @@ class ComputedDataset(IndexedDataset, ABC):
     """Sequences whose tokens are computed when they are read; each is a document.
 
     Args:
-        name: stands for the prefix.
+        name: name in the place of a prefix.
         dtype: dtype of a token.
-        lengths: tokens of each sequence, shape (num_sequences,) int32.
+        lengths: number of tokens of each sequence, shape (num_sequences,) int32.
 
-    Its names are private besides those of `IndexedDataset`, so that `LowLevel` forwards all others.
+    All attributes that `IndexedDataset` lacks are private, so that `compat.megatron.low_level.LowLevel` can forward any
+    other name to a user's dataset.
     """
 
     def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
@@ -60,7 +61,7 @@ class ComputedReader:
 
     Args:
         uri: name for errors.
-        size: bytes of all tokens.
+        size: size of all tokens in bytes.
         dtype: dtype of a token in these bytes.
         compute: `ComputedDataset._compute_tokens`.
     """
@@ -72,19 +73,19 @@ class ComputedReader:
     identity: ClassVar[Mapping[str, Any]] = {}
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """Return the bytes of these ranges, which begin and end between tokens."""
+        """Return the bytes of these ranges, which must begin and end between tokens."""
         check_ranges(self.uri, self.size, ranges)
         tokens = (self.compute(start // self.dtype.itemsize, stop // self.dtype.itemsize) for start, stop in ranges)
         return [each.astype(self.dtype).view(np.uint8).data for each in tokens]
 
 
 class MockGPTLowLevelDataset(ComputedDataset):
-    """100,000 sequences of 1 to 4,095 made-up tokens, read as those of a `.bin`.
+    """100,000 sequences of 1 to 4,095 made-up tokens, read like the sequences of a `.bin`.
 
     Args:
         tokenizer: has `vocab_size` and `eod`.
 
-    `get` and `[]` return int64, as Megatron Core's.
+    `get` and `[]` return int64, as in Megatron Core.
 
     Source: Megatron Core, `MockGPTLowLevelDataset`.
     """

@@ -47,7 +47,7 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
 
     Args:
         image_h: height of the model's images in pixels, for `preprocess_func` and `MockMultimodalDataset`. Required.
-        image_w: their width in pixels. Required.
+        image_w: width of these images in pixels. Required.
         preprocess_func: converts each sample into the model's input. With spawned workers it must pickle: a function of
             a module, or `functools.partial` of one.
 
@@ -97,14 +97,14 @@ class MultimodalDataset(MegatronDataset):
     the document truncated or padded to S tokens, and
 
         images            list of arrays as stored, one for each sequence with another mode than 0
-        image_modes       int64 (num_images,), their modes
-        image_positions   int64 (num_images,), number of tokens of text before each, truncated ones included
+        image_modes       int64 (num_images,), modes of the images
+        image_positions   int64 (num_images,), number of text tokens before each image, truncated tokens included
 
-    Then `preprocess_func` converts it into the model's input. Batches are stacked from the converted samples, so their
-    images must be tensors of one shape. `image_bytes` returns the image file in an item.
+    Then `preprocess_func` converts the sample into the model's input. Batches are stacked from the converted samples,
+    so their images must be tensors of one shape. `image_bytes` returns the image file in an item of `images`.
 
-    Splits divide documents; those without sequences are left out. Each epoch serves all documents in its own order, a
-    function of the seed.
+    Splits divide documents; documents without sequences are left out. Each epoch serves all documents in an order of
+    its own, a function of the seed.
 
     Args:
         dataset: the multimodal `.bin`/`.idx` pair.
@@ -235,7 +235,7 @@ class MultimodalDataset(MegatronDataset):
 
 
 def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:
-    """Return the document of each sample, epoch by epoch, each shuffled.
+    """Return the document of each sample, epoch by epoch; each epoch is shuffled by itself.
 
     Args:
         documents: the documents of an epoch, shape (num_documents,).
@@ -268,7 +268,7 @@ def image_bytes(item: NDArray[Any]) -> bytes:
         item: one of `images` of a sample, shape (n,).
 
     Raises:
-        FormatError: neither of the two.
+        FormatError: the item has neither of these two forms.
     """
     if item.dtype == np.uint8:
         return item.tobytes()

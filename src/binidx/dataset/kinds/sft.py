@@ -39,18 +39,18 @@ Tokenized = tuple[Ids, Ids]
 def pack_conversations(
     conversations: Iterable[Tokenized], sequence_length: int, *, eod: int, pad: int, multiple: int = 1
 ) -> tuple[Ids, Ids, NDArray[np.bool_], NDArray[np.int32]]:
-    """Pack conversations into one row, up to the first that does not fit.
+    """Pack conversations into one row, up to the first that does not fit, which is truncated.
 
     Args:
-        conversations: at least one; those beyond the end of the row are not consumed.
-        sequence_length: tokens of the row, S.
+        conversations: tokens and targets of each, at least one; those beyond the end of the row are not consumed.
+        sequence_length: number of tokens of the row, S.
         eod: id that ends each conversation.
         pad: id of pads.
-        multiple: the length of each sequence is a multiple of it, except for the last, which ends at S.
+        multiple: number of which the length of each sequence is a multiple, except for the last, which ends at S.
 
     Returns:
         Tokens and targets, shape (2, S + 1); the position of each token in its sequence, shape (S,); False at added
-        pads, shape (S + 1,); the start of each sequence, then S, shape (n + 1,).
+        pads, else True, shape (S + 1,); the start of each sequence, then S, shape (n + 1,).
     """
     lines = np.full((2, sequence_length + 1), pad, np.int64)
     is_real = np.zeros(sequence_length + 1, np.bool_)
@@ -69,7 +69,7 @@ def pack_conversations(
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the smallest multiple that is not below the count."""
+    """Return the smallest multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple
 
 
@@ -85,8 +85,8 @@ class SFTDatasetConfig(GPTDatasetConfig):
     """Config of chat samples with one more option; a plain `GPTDatasetConfig` is enough without it.
 
     Args:
-        shuffle: serve the rows of each epoch in another order, a function of (random_seed, epoch). By default they come
-            in the order of the file, as in Megatron-LM, and a "cyclic" loader shuffles them.
+        shuffle: serve the rows of each epoch in another order, a function of (random_seed, epoch). By default rows are
+            served in the order of the file, as in Megatron-LM, and a "cyclic" loader shuffles them.
 
     The other arguments are those of `GPTDatasetConfig`; `tokenizer` is described at `SFTDataset`.
 
@@ -196,7 +196,7 @@ class SFTDataset(MegatronDataset):
 
     @property
     def order_identity(self) -> dict[str, Any]:
-        """All that the row of a sample depends on, in JSON values; equal for a copied or moved file."""
+        """All values that decide which row a sample is, in JSON values; equal for a copied or moved file."""
         return {
             "class": recorded_name(type(self)),
             **self.dataset.identity,
@@ -209,7 +209,7 @@ class SFTDataset(MegatronDataset):
         return isinstance(self.config, SFTDatasetConfig) and self.config.shuffle
 
     def find_row(self, idx: int | None) -> int:
-        """Return the row of the file of a sample.
+        """Return the row of the file that a sample is made of.
 
         Args:
             idx: number of the sample; None is sample 0.
@@ -238,7 +238,7 @@ class SFTDataset(MegatronDataset):
         return [(row, 0, int(self.dataset.sequence_lengths[row]))]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample of a row.
+        """Return the sample made of a row.
 
         Args:
             idx: number of the sample; None is sample 0 without loss.
@@ -270,12 +270,12 @@ class SFTDataset(MegatronDataset):
 
     @property
     def pad(self) -> int:
-        """Id that fills rows; the EOD of a tokenizer without a pad."""
+        """Id that fills rows: the tokenizer's pad, or its EOD if it has no pad."""
         pad = find_token(self.config.tokenizer, "pad")
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
     def _tokenize(self, conversation: Conversation | str) -> Tokenized:
-        """Return tokens and targets of one conversation, or of a text, which is trained on completely.
+        """Return tokens and targets of one conversation, or of a text, all of which is trained on.
 
         Raises:
             ConfigError: the tokenizer cannot tokenize conversations.
@@ -295,14 +295,14 @@ class SFTDataset(MegatronDataset):
         return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
 
     def _loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return 1 where a label is trained on, shape of the labels; all 0 for the padding sample."""
+        """Return 1 for each label that is trained on, else 0; all 0 for the padding sample (None)."""
         is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id)
         return (is_trained & (idx is not None)).astype(np.float32)
 
 
 @lru_cache(maxsize=4)
 def shuffle_rows(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the order of an epoch, shape (num_rows,), read-only."""
+    """Return the order of the rows in an epoch, shape (num_rows,), read-only."""
     order = np.random.RandomState([seed, epoch]).permutation(num_rows)
     order.flags.writeable = False
     return order

@@ -19,7 +19,7 @@ from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError
 
 SPECIALS = 2
-"""Tokens that Megatron Core reserves for a bos and an eos."""
+"""Number of tokens that Megatron Core reserves for a bos and an eos."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     """Config of T5 samples: `MaskedWordPieceDatasetConfig` and one more option.
 
     Args:
-        sequence_length_decoder: tokens of the decoder. Required.
+        sequence_length_decoder: number of tokens of the decoder's text. Required.
 
     The other arguments are those of `MaskedWordPieceDatasetConfig`; `sequence_length` is at least 4 tokens. The
     tokenizer also has `bos`, `eos`, and `additional_special_tokens_ids`: sentinels, as many as a sample has n-grams.
@@ -64,9 +64,10 @@ def config_attention_mask(
 ) -> Masks:
     """Return the attention masks of the encoder, of the decoder, and between them.
 
-        Megatron Core's own layers                   (B, 1, query, key) each, the decoder's also masks the future
-        Transformer Engine from 1.10 on              (B, 1, 1, key), None, and a pair of these
-        from 1.7, neither flash nor fused; before    (B, 1, query, key), None, (B, 1, query, key)
+        Megatron Core's own layers             (B, 1, query, key) each; the decoder's also masks the future
+        Transformer Engine before 1.10, with
+        neither flash nor fused attention      (B, 1, query, key), None, (B, 1, query, key)
+        Transformer Engine otherwise           (B, 1, 1, key), None, and such masks of decoder and encoder as a pair
 
     Args:
         encoder_tokens: shape (B, encoder length); tokens below 1 are masked.
@@ -81,7 +82,7 @@ def config_attention_mask(
         given masks.
 
     Raises:
-        ConfigError: flash or fused attention is on with a Transformer Engine before 1.7, or none is installed.
+        ConfigError: flash or fused attention is on with a Transformer Engine before 1.7, or there is no Engine.
 
     Source: Megatron Core, `T5MaskedWordPieceDataset.config_attention_mask`.
     """
@@ -120,7 +121,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         config: `T5MaskedWordPieceDatasetConfig`.
 
     Raises:
-        IndexBuildError: samples are requested of a split without any.
+        IndexBuildError: samples are requested of a split that has none.
         ConfigError: raised by a sample with more n-grams than sentinels, or more tokens than the decoder has.
 
     Source: Megatron Core, `T5MaskedWordPieceDataset`; the differences are those of `MaskedWordPieceDataset`.
@@ -140,7 +141,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """Return the sample of some sentences.
+        """Return the sample made of the given sentences.
 
         Args:
             idx: number of the sample; None is sample 0 without loss.
@@ -209,7 +210,7 @@ Masks: TypeAlias = "tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]
 
 
 def forbid_attention(queries: Tensor, keys: Tensor, *, future: bool = False) -> Tensor:
-    """Return True where the query or the key is not a token, or the key is in the future; (B, 1, query, key)."""
+    """Return a mask (B, 1, query, key): True where query or key is no token or, with `future`, the key is later."""
     seen = (queries >= 1).unsqueeze(2) & (keys >= 1).unsqueeze(1)
     if future:
         seen = seen & as_tensor(np.tri(queries.shape[1], keys.shape[1], dtype=np.bool_)).to(seen.device)
@@ -217,7 +218,7 @@ def forbid_attention(queries: Tensor, keys: Tensor, *, future: bool = False) -> 
 
 
 def read_engine_version() -> str:
-    """Return the version of the installed Transformer Engine."""
+    """Return the version of the installed Transformer Engine; raise ConfigError if there is none."""
     try:
         return version("transformer-engine")
     except PackageNotFoundError:
@@ -225,5 +226,5 @@ def read_engine_version() -> str:
 
 
 def parse_release(text: str) -> tuple[int, ...]:
-    """Return (1, 10) for "1.10.0+abc"."""
+    """Return the first two numbers of a version: (1, 10) for "1.10.0+abc"."""
     return tuple(map(int, re.findall(r"\d+", text)[:2]))

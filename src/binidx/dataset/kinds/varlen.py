@@ -31,7 +31,7 @@ class VarlenDataset(SFTDataset):
 
     A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape
     (padded_seq_len,), at most `sequence_length` and its padding; `original_seq_len` and `padded_seq_len` int32, each of
-    shape (1,). With `varlen_sbhd_validation` the four have shape (S,), and there are no lengths.
+    shape (1,). With `varlen_sbhd_validation` the first four have shape (S,), and there are no lengths.
 
     Args:
         dataset: the chat file.
@@ -56,7 +56,7 @@ class VarlenDataset(SFTDataset):
     RECORDED_NAME: ClassVar[str] = "VarlenDataset"
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample of a row.
+        """Return the sample made of a row.
 
         Args:
             idx: number of the sample; None is sample 0 without loss.
@@ -154,7 +154,7 @@ class VarlenGPTDataset(GPTDataset):
 
 
 def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
-    """Return a GPT sample with each of its documents padded to a multiple of tokens, and their lengths."""
+    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths."""
     bounds = np.unique(np.asarray(sample["cu_seqlens"]))
     original = np.diff(bounds)
     padded = -(-original // multiple) * multiple

@@ -35,13 +35,13 @@ from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
 
 MIXED_WINDOWS = 1024
-"""Windows whose parts are interleaved."""
+"""Default number of windows whose parts are interleaved."""
 
 AT_ONCE = 1 << 18
 """Samples that are written and checked together, unless a group has more."""
 
 SOURCE_BITS = 48
-"""Bits of a sample number below the number of its source."""
+"""Number of bits for a sample number below the number of its source, in one int64."""
 
 LENGTH_ATTRIBUTES = ("_orders", "recipe", "_plan", "unique_description", "unique_description_hash")
 """Computed attributes of a dataset that depend on its sequence length."""
@@ -52,7 +52,7 @@ class LengthStage:
     """One stage of a `LengthStagedDataset`.
 
     Args:
-        sequence_length: length of its samples; must divide the length of the windows.
+        sequence_length: length of its samples; must divide the length of the windows, which are cut into these samples.
         num_samples: number of samples; must fill whole windows. For full batches at the change, it should be a multiple
             of the global batch size, too.
 
@@ -68,13 +68,13 @@ class LengthStage:
 
 @dataclass(frozen=True)
 class WindowGroups:
-    """Samples of some groups of windows.
+    """Samples of one stage that are cut from some groups of windows.
 
     Args:
-        rows: their rows among all samples.
-        windows: the windows that must be served.
-        parts: samples per window.
-        window, part: window and part in it of each sample.
+        rows: rows of these samples among all samples of the dataset.
+        windows: the windows that these samples must serve.
+        parts: number of samples per window.
+        window, part: the window of each sample, and its part of that window.
     """
 
     stage: LengthStage
@@ -89,8 +89,8 @@ class LengthStagedDataset(BlendedDataset):
     """Samples of several lengths, stage after stage: a `BlendedDataset` whose datasets are sources cut to a length.
 
     Args:
-        windows: a `GPTDataset`, or a blend of them, built for the longest length.
-        stages: stages in their order; together no more windows than there are.
+        windows: a `GPTDataset`, or a blend of them, built for the longest length; its samples are the windows.
+        stages: stages in their order; together they may use no more windows than there are.
         mixed_windows: number of windows whose parts are interleaved, so that parts of a window are not neighbours.
 
     Raises:
@@ -194,7 +194,7 @@ def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows:
 
 
 def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
-    """Return the same stream of documents in samples of another length, in stream order (not shuffled)."""
+    """Return a dataset of the same stream of documents in samples of another length, in stream order (not shuffled)."""
     config = windows.config
     cut = copy.copy(windows)
     for name in LENGTH_ATTRIBUTES:
@@ -207,7 +207,7 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
 
 
 def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
-    """Return the starts of its samples, and 0, 1, 2, ... as their order."""
+    """Return the index arrays of a cut dataset: the starts of its samples, and 0, 1, 2, ... as their order."""
     config = cut.config
 
     def build(writer: ArrayWriter) -> None:

@@ -50,7 +50,7 @@ AT_ONCE = 1 << 18
 """Rows that are written and checked together: 40 bytes each."""
 
 COUNTED_HERE = 1 << 22
-"""Samples of a stage below which counts are not cached: they are drawn in 20 ms, sooner than fetched."""
+"""Number of samples of a stage up to which its counts are not cached: they are drawn in 20 ms, faster than fetched."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Stage:
     Args:
         blend: prefixes and weights; weights may be None for a single prefix.
         num_samples: number of samples before the next stage begins.
-        planned_samples: size of the run as which this stage was started, if that was larger: its order is then that
-            run's. By default num_samples.
+        planned_samples: number of samples for which this stage was planned when it was started, if more than
+            num_samples; the order is then that of so many samples. By default num_samples.
 
     Raises:
         ConfigError: weights are missing, a prefix repeats, or a number is out of range.
@@ -95,7 +95,7 @@ class Stage:
 
     @contextlib.contextmanager
     def _drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
-        """Draw all planned samples: yield the prefix of each, and the number of earlier samples of that prefix."""
+        """Draw all planned samples: yield the prefix of each, and the number of samples of that prefix before it."""
         # Megatron normalises in the builder and again in BlendedDataset; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
         with writer.scratch(size, np.int16) as chosen, writer.scratch(size, np.int64) as numbers:
@@ -111,12 +111,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Seam:
-    """Begin of a stage.
+    """Start of a stage.
 
     Attributes:
-        sample: number of its first sample in the run.
-        served: samples of each source served before it.
-        available: samples of the source's rounds, over all stages.
+        sample: number of the stage's first sample in the run.
+        served: number of samples of each source served before the stage.
+        available: number of samples of each source in all of its rounds (passes over it).
     """
 
     sample: int
@@ -125,7 +125,7 @@ class Seam:
 
 
 class Sources:
-    """The datasets (rounds) of all sources, built as stages need them."""
+    """Datasets of all sources, one for each round (pass over a source), built as stages need them."""
 
     def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
         self._cls, self._config, self._split = cls, config, split
@@ -135,7 +135,11 @@ class Sources:
     def add_stages(
         self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
     ) -> list[Seam]:
-        """Build the rounds that the stages need; return the begin of each stage. `counts`: from `Stage._count`."""
+        """Build the datasets of all rounds (passes over a source) that the stages need; return the start of each stage.
+
+        Args:
+            counts: for each stage, the numbers of planned and of served samples of each prefix, (2, num_prefixes).
+        """
         available: dict[str, int] = {}
         served: dict[str, int] = {}
         seams, first = [], 0
@@ -154,7 +158,11 @@ class Sources:
     def locate(
         self, stage: Stage, seam: Seam, chosen: NDArray[np.int16], numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return the dataset of each drawn sample of a stage, and its number in that dataset."""
+        """Return the dataset of each drawn sample of a stage, and the sample's number in that dataset.
+
+        Args:
+            chosen, numbers: prefix of each sample, and number of samples of that prefix before it in the stage.
+        """
         prefixes = stage.blend[0]
         ids = np.array([self._rounds[prefix][0] for prefix in prefixes], np.int16)[chosen]
         samples = np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64)[chosen] + numbers
@@ -176,7 +184,7 @@ class Sources:
         return [num_samples for [num_samples] in requested]
 
     def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
-        """Add rounds to a source until it has `needed` samples; the first has the size that a run of this stage has."""
+        """Add rounds (passes) to a source until it has `needed` samples; a first round gets `num_samples`."""
         if prefix not in self._rounds:
             self._add_round(prefix, num_samples, context)
         while (available := sum(self._lengths(prefix))) < needed:
@@ -202,7 +210,7 @@ class Sources:
 
 
 class StagedBlendedDataset(BlendedDataset):
-    """Blend in stages: a `BlendedDataset` whose datasets are the rounds of its sources.
+    """Blend in stages: a `BlendedDataset` whose datasets are the rounds of its sources (passes over them).
 
     Args:
         cls: kind of dataset, such as `GPTDataset`.
@@ -211,7 +219,7 @@ class StagedBlendedDataset(BlendedDataset):
         split: split of the sources.
 
     Attributes:
-        seams: begin of each stage; `proof` describes them.
+        seams: start of each stage; `proof` describes them.
 
     Raises:
         BlendError: a source has no sample in this split.
@@ -261,11 +269,11 @@ class StagedBlendedDataset(BlendedDataset):
         return [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return the lengths of the rounds: another round begins where one ends."""
+        """Return the lengths of the rounds, since a round begins where the one before it ends."""
         return {"lengths": [len(dataset) for dataset in self.datasets]}
 
     def _counts(self, stage: Stage) -> NDArray[np.int64]:
-        """Return `Stage._count`, cached for large stages."""
+        """Return the result of `Stage._count`, cached for large stages."""
         threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
             return stage._count(ArrayWriter(), threads)
@@ -303,7 +311,7 @@ class StagedBlendedDataset(BlendedDataset):
 
     @cached_property
     def proof(self) -> str:
-        """Description of the checked stages: begin of each stage, and the first sample of each source in it."""
+        """Description of the checked stages: start of each stage, and the first sample of each source in it."""
         lines = []
         for number, (stage, seam) in enumerate(zip(self.stages, self.seams, strict=True)):
             lines.append(f"stage {number}: samples {seam.sample:,} to {seam.sample + stage.num_samples:,}")

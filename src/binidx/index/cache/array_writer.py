@@ -47,14 +47,14 @@ BLOCK_BYTES = 16 << 20
 
 
 class ArrayWriter:
-    """Allocates the arrays of an index and publishes each when it is complete; an `ArrayAllocator`.
+    """Allocator of the arrays of an index, which publishes each complete array; implements `ArrayAllocator`.
 
     Args:
-        array_uri: returns the URI of the `.npy` file of a name; None keeps all arrays in memory.
+        array_uri: returns the URI of the `.npy` file of the array with a given name; None keeps all arrays in memory.
         storage_options: passed to fsspec.
 
     Attributes:
-        arrays: the complete ones, read-only.
+        arrays: the complete arrays by name, read-only.
         stored: manifest entries of the published arrays.
         failure: error that kept an array, or the index, from being published; the arrays are right all the same.
     """
@@ -71,10 +71,10 @@ class ArrayWriter:
     def array(
         self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, in_order: bool = True
     ) -> Iterator[NDArray[Any]]:
-        """Yield an array to fill in the block, and publish it at its end; see `ArrayAllocator`.
+        """Yield an array to fill in the block, and publish it at the end of the block; see `ArrayAllocator`.
 
         Raises:
-            IndexBuildError: it fits neither the disk nor memory.
+            IndexBuildError: the array fits neither the disk nor memory.
         """
         if self.array_uri is None or self.failure:
             array = np.empty(shape, dtype)
@@ -101,7 +101,7 @@ class ArrayWriter:
 
     @contextlib.contextmanager
     def scratch(self, size: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-        """Yield an array for the time of the block, shape (size,); a large one is page cache of a nameless file."""
+        """Yield an array of shape (size,) for the time of the block; a large one is mapped from an unnamed file."""
         num_bytes = size * np.dtype(dtype).itemsize
         with contextlib.ExitStack() as stack:
             buffer = None
@@ -111,7 +111,7 @@ class ArrayWriter:
             yield np.empty(size, dtype) if buffer is None else np.frombuffer(buffer, dtype)
 
     def _local_directory(self) -> str | None:
-        """Return the directory of arrays that are built for a store: on a disk of this node, not in memory."""
+        """Return this node's directory of index files, where arrays for a store are built; None if it is missing."""
         found = directory_of_index(ReadSettings.of(self.storage_options))
         return found[0] if found and os.path.isdir(found[0]) else None
 
@@ -120,7 +120,11 @@ class ArrayWriter:
         self.arrays[name] = array
 
     def _publish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> tuple[str, dict[str, Any] | None]:
-        """Write the bytes unless they are in their file; return their checksum and the identity in the store."""
+        """Publish the bytes of a `.npy` file, unless they are in their local file already.
+
+        Returns:
+            The checksum of the bytes, and the identity of the object; None for a local file.
+        """
         path = local_path(uri)
         if path is None:
             identity = send_object(uri, buffer, self.storage_options)
@@ -152,7 +156,7 @@ def _write_hashed(out: Writer, buffer: memoryview) -> str:
 
 @contextlib.contextmanager
 def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
-    """Yield the mapped file that an array is built in; None where it is built in memory, or the disk is full."""
+    """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full."""
     path = local_path(uri)
     in_file = (
         size > SENT_FROM_MEMORY if path is None else size > READ_AT_ONCE and (in_order or size <= SHUFFLED_IN_FILE)
@@ -172,7 +176,7 @@ def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Ite
 
 @contextlib.contextmanager
 def _map_nameless_file(size: int, directory: str | None) -> Iterator[mmap.mmap]:
-    """Yield a mapped file that is removed with its last array."""
+    """Yield a mapped file without a name, which is removed when its last array is freed."""
     with tempfile.TemporaryFile(buffering=0, dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, size)
         yield mmap.mmap(file.fileno(), size)

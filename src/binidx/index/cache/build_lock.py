@@ -48,9 +48,10 @@ from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.settings import ReadSettings
 
 FIRST_PAUSE, FIRST_PAUSE_LOCAL, LONGEST_PAUSE, LONGEST_OF_MANY = 0.2, 0.01, 2.0, 30.0
-"""Seconds between two polls of a lease: an eighth of the time waited. A process that waits for n leases polls each n
-times less often, so that it sends one request every two seconds, up to the last of these values. With the first pause
-1,000 nodes send a store 5,000 requests in their first second."""
+"""Bounds, in seconds, of the pause between two polls of a lease, which is an eighth of the time waited: the shortest in
+a store, the shortest on a local disk, the longest for each lease that this process waits for, and the longest for many.
+(So a process that waits for n leases polls each n times less often.) In their first second, 1,000 nodes send a store
+5,000 requests."""
 
 SLICE_SECONDS = 0.1
 
@@ -58,8 +59,8 @@ logger = logging.getLogger(__name__)
 
 Check = Callable[[bool], None]
 Checks = tuple[Check, ...]
-"""Called while a process waits; an exception ends its wait. With False a check is cheap and may notice an error late;
-with True it is exact: before work is begun that another process may have failed at."""
+"""Functions that are called while a process waits; an exception ends the wait. Called with False, a check is cheap and
+may notice an error late; with True it is exact, as needed before work at which another process may have failed."""
 
 Built = tuple[Arrays, bool]
 """Built arrays, and whether they are published."""
@@ -74,7 +75,7 @@ def run_checks(checks: Checks, *, exact: bool = False) -> None:
 
 
 def is_interrupted(checks: Checks) -> bool:
-    """Return whether a check ends the work of this process: then its own work has not failed."""
+    """Return whether a check raises: then an error of this process is an interruption and no failure of its own."""
     try:
         run_checks(checks)
     except Exception:
@@ -84,14 +85,14 @@ def is_interrupted(checks: Checks) -> bool:
 
 @dataclass(frozen=True)
 class BuildLock:
-    """Arrays that one of all processes builds and publishes, and the others load.
+    """Lock under which one of all processes builds and publishes arrays, while the others wait, then load them.
 
     Args:
         uri: of the manifest, which makes the arrays valid. The lease is beside it.
-        load: returns the arrays, None where they are missing; may be called often.
+        load: returns the arrays, or None if they are missing; may be called often.
         build: builds and publishes the arrays. Failing to publish them is no error.
         storage_options: passed to fsspec.
-        checks: called while this process waits.
+        checks: called while this process waits; an exception ends the wait.
     """
 
     uri: str
@@ -101,10 +102,10 @@ class BuildLock:
     checks: Checks = ()
 
     def build_or_wait(self) -> Arrays:
-        """Return the arrays, which were missing.
+        """Build the missing arrays, or wait for the process that builds them; return them.
 
         Raises:
-            PeerError: another process was to build them, and failed.
+            PeerError: the other process failed to build them.
         """
         while True:
             run_checks(self.checks)
@@ -115,7 +116,7 @@ class BuildLock:
                 return self.build()[0]
 
     def _attempt(self) -> tuple[Arrays | None, bool]:
-        """Return the arrays, and whether this process has to build them without the others."""
+        """Return the arrays or None, and whether this process must build them by itself; (None, False): try again."""
         with acquire_node_lock(lock_path(self.uri, self.storage_options), lambda: run_checks(self.checks)) as lock:
             if lock.first:
                 found = self._load_or_build_first(lock)
@@ -126,7 +127,7 @@ class BuildLock:
         return (None, True) if "alone" in message else (self.load(), False)
 
     def _load_or_build_first(self, lock: NodeLock) -> Arrays | None:
-        """Return the arrays; None: each process of this node has to build for itself."""
+        """Return the arrays, loaded or built, as holder of the node lock; None: each process must build its own."""
         try:
             run_checks(self.checks, exact=True)  # the holder before may have left since another rank failed
             found = self._load_or_build_by_lease(lock)
@@ -154,7 +155,7 @@ class BuildLock:
         return self._build_with_lease(found, lock) if isinstance(found, HeldLease) else found
 
     def _wait(self, lease: Lease, node: str) -> HeldLease | Arrays | None:
-        """Wait for the arrays, or until this process has to build them: with the lease, or without (None).
+        """Wait; return the arrays, or the acquired lease to build them with, or None to build them without a lease.
 
         Raises:
             PeerError: the holder failed.
@@ -197,12 +198,16 @@ class BuildLock:
 
 
 def has_ended(record: LeaseRecord, watcher: LeaseWatcher, node: str) -> bool:
-    """Return whether the holder has ended; `node` is the node lock of this process, so its last holder has ended."""
+    """Return whether the holder of a lease has ended; earlier holders of `node`, this process's node lock, have."""
     return record.state != BUILDING or (node != "" and record.node == node) or watcher.silent_seconds > DEAD_SECONDS
 
 
 def must_build_alone(record: LeaseRecord, watcher: LeaseWatcher, passed: Collection[str]) -> bool:
-    """Return whether the arrays cannot be published, or a node that took over from one in `passed` is dead, too."""
+    """Return whether this process must build without a lease.
+
+    That is so if the arrays cannot be published, or if the lease is still that of an ended holder in `passed`: the
+    node that was taking it over has died, too.
+    """
     if record.state == UNPUBLISHED and watcher.seen_at_work:
         return True
     return record.holder in passed and watcher.silent_seconds > DEAD_SECONDS
@@ -214,14 +219,14 @@ def let_others_build(lock: NodeLock) -> None:
 
 
 def lock_path(uri: str, storage_options: Mapping[str, Any] | None) -> str | None:
-    """Return the path of this node's lock for a URI; all spellings of a local path have one."""
+    """Return the path of this node's lock for a URI, the same for all spellings of a local path; None: no lock."""
     found = directory_of_index(ReadSettings.of(storage_options))
     name = xxhash.xxh3_128_hexdigest((uri if "://" in uri else os.path.abspath(uri)).encode())
     return os.path.join(found[0], "turns", f"{name}.lock") if found else None
 
 
 def poll_pause_seconds(waited_seconds: float, num_waits: int, *, remote: bool = True) -> float:
-    """Return the time until the next poll of a lease: an eighth of the time waited, within bounds, at random."""
+    """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %."""
     longest = min(LONGEST_PAUSE * max(num_waits, 1), LONGEST_OF_MANY)
     first = FIRST_PAUSE if remote else FIRST_PAUSE_LOCAL
     return min(max(waited_seconds / 8, first), longest) * random.uniform(0.75, 1.25)
@@ -239,7 +244,7 @@ def _sleep(seconds: float, checks: Checks) -> None:
 
 
 def _warn_once(uri: str, text: str) -> None:
-    """Log a warning once a directory and process."""
+    """Log a warning, once for each directory in a process."""
     directory = uri.rpartition("/")[0]
     if directory not in _warned:
         _warned.add(directory)

@@ -40,12 +40,12 @@ from binidx.index.cache.order_record import OrderKey, record_order
 from binidx.storage.requests.remote_object import object_exists
 
 Access = Literal["load", "ranges"]
-"""Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" gives
-`RangedArray`s where a manifest proves that the arrays belong to it, and loads or builds them elsewhere."""
+"""Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" returns
+`RangedArray`s if a manifest proves that the arrays belong to it, and otherwise loads or builds them."""
 
 Build = Callable[[ArrayWriter], None]
 ArrayCheck = Callable[[Arrays], None]
-"""Raises ValueError for arrays that are no index of this dataset."""
+"""Function that raises ValueError for arrays that are no index of this dataset."""
 
 FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
 
@@ -72,9 +72,9 @@ class Outcome:
     """Result of one request for an index.
 
     files: of the index in the cache.
-    how: FOUND in the cache, also when another process has just built it; BUILT; NOT_KEPT, since it is built sooner
-        than fetched.
-    seconds: until its arrays were loaded, including the wait for other processes.
+    how: FOUND in the cache, also when another process has just built it; BUILT; NOT_KEPT: built but not cached, as it
+        is built faster than fetched.
+    seconds: time until the arrays were loaded, including the wait for other processes; 0 for NOT_KEPT.
     """
 
     files: IndexFiles
@@ -91,8 +91,8 @@ class BuildContext:
 
     Args:
         checks: called while the build waits for another process; an exception ends the wait.
-        slot: held while this index is computed, so that not too many are at a time.
-        num_threads: threads that compute it; None: as many as the config of the dataset gives.
+        slot: held while this index is computed, so that not too many indices are computed at a time.
+        num_threads: number of threads that compute the index; None: the number in the dataset's config.
         on_outcome: called with the outcome of each index, by any thread.
     """
 
@@ -103,7 +103,7 @@ class BuildContext:
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:
-        """Yield the number of threads that the block may use; `threads` if this context does not limit them."""
+        """Hold the slot; yield how many threads the block may use: `threads` if this context does not limit them."""
         with self.slot:
             yield self.num_threads or threads
 
@@ -125,7 +125,7 @@ class IndexCache:
         name: first part of every file name, `{hash}-{class}-{split}`.
         storage_options: passed to fsspec.
         origin: the data that the index is built of.
-        order: returns the order of its arrays, where other indices may have the same.
+        order: returns the order of the arrays, to be compared with earlier orders; None for indices without a record.
         trusted: check for arrays without a manifest, as Megatron writes them; None: they are not used.
         context: options of this build.
     """
@@ -187,7 +187,7 @@ class IndexCache:
         return IndexFiles(self.directory, self.name, self.storage_options)
 
     def open_ranges(self, names: Sequence[str], is_wanted: Callable[[Manifest], bool]) -> Arrays | None:
-        """Open the arrays to read ranges of them; None where nothing proves that they belong to a wanted manifest.
+        """Open the arrays to read ranges of them; None unless they are proven to belong to a wanted manifest.
 
         Args:
             is_wanted: checks the options and the data of a manifest; may raise the errors of `IndexFiles.open_arrays`.
@@ -202,7 +202,7 @@ class IndexCache:
     def load(
         self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
     ) -> Arrays | None:
-        """Return the arrays; None, with the reason in the log, where there is no valid cache.
+        """Return the cached arrays; None, with the reason in the log, if there is no valid cache.
 
         Args:
             warned: warnings that earlier calls logged, which are not repeated; this call adds its own.
@@ -229,10 +229,10 @@ class IndexCache:
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
 
     def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
-        """Return the arrays that Megatron left, after `check`; None where one is missing.
+        """Return the arrays that Megatron left, if `check` accepts them; None if one is missing.
 
         Raises:
-            FormatError: they are no index of this dataset. (Trusted arrays are not quietly replaced.)
+            FormatError: the arrays are no index of this dataset. (Trusted arrays are not quietly replaced.)
         """
         files = self.files
         try:
@@ -258,7 +258,7 @@ class IndexCache:
                 )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
-        """Build the arrays into their files, then write the manifest that makes them valid."""
+        """Build the arrays into their files, then write the manifest that makes them valid; return their writer."""
         self._warn_of_replacement()
         writer = ArrayWriter(self.files.array_uri, self.storage_options)
         build(writer)

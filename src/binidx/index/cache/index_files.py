@@ -47,21 +47,21 @@ HEADER = re.compile(
     re.S,
 )
 HEADER_BYTES = 128
-"""Header of a `.npy` that numpy.save writes for up to three dimensions."""
+"""Size of the `.npy` header that numpy.save writes for up to three dimensions."""
 
 LEFT_SECONDS = 3600.0
 STAGING_FILE = re.compile(
     r"[0-9a-f]{32}-.*\.(npy|json|json-claim|json-claim-after-[^.]*|txt)(\.[0-9a-f]{32}\.tmp){1,2}"
 )
-"""Twice `.tmp`: a whole file that is to be linked to a name is itself written beside its own."""
+"""Names of staging files. `.tmp` occurs twice if the file that is to be linked to a name was itself being written."""
 
 
 class NpyLayout:
-    """Bytes of a `.npy` file around its array.
+    """Layout of a `.npy` file: its header, and its size.
 
     Attributes:
         header: first bytes of the file.
-        size: bytes of the file.
+        size: size of the file in bytes.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: DTypeLike) -> None:
@@ -73,7 +73,7 @@ class NpyLayout:
         self.size = len(self.header) + prod(shape) * self.dtype.itemsize
 
     def begin(self, buffer: memoryview) -> NDArray[Any]:
-        """Write the header into a buffer of `size` bytes; return the array behind it, as it is in the buffer."""
+        """Write the header into a buffer of `size` bytes; return the array after it, a view of the buffer."""
         buffer[: len(self.header)] = self.header
         return np.frombuffer(buffer, self.dtype, prod(self.shape), len(self.header)).reshape(self.shape)
 
@@ -89,7 +89,7 @@ def parse_npy(buffer: memoryview) -> NDArray[Any]:
 
 
 def parse_npy_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return dtype, shape and first byte of the array, of the first bytes of a `.npy` file.
+    """Return dtype, shape and offset of the array of a `.npy` file, from the first bytes of the file.
 
     Raises:
         ValueError: numpy.save does not write such bytes.
@@ -126,7 +126,7 @@ class IndexFiles:
         return replace(self, name=name)
 
     def read_cached(self, name: str, found: Found | None = None) -> memoryview:
-        """Return the bytes of an array's file, through the index directory of this node."""
+        """Return the bytes of an array's file, cached in the index directory of this node."""
         uri = self.array_uri(name)
         return read_whole(open_object(uri, storage_options=self.storage_options, cache="disk", found=found))
 
@@ -151,10 +151,10 @@ class IndexFiles:
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
 
-        Call it after a file was written there, once a process and directory: the hour is counted by the clock of its
-        file system. A builder that was stopped for so long finds its file gone: it warns that its index is not cached,
-        and serves the right arrays. In a store an unfinished upload is invisible, and left to the bucket's rule
-        (AbortIncompleteMultipartUpload).
+        Call it after a file was written to the directory, since the hour is counted by the clock of its file system;
+        only the first call of a process for a directory has an effect. A builder that was stopped for so long finds
+        its file gone: it logs a warning that its index is not cached, and serves the right arrays. In a store an
+        unfinished upload is invisible, and left to the bucket's rule (AbortIncompleteMultipartUpload).
         """
         path = local_path(self.uri(MANIFEST))
         if path is not None:
@@ -162,7 +162,7 @@ class IndexFiles:
                 _remove_staging_files(os.path.dirname(os.path.abspath(path)), os.getpid())
 
     def read_arrays(self, arrays: Mapping[str, StoredArray]) -> Arrays:
-        """Return the published arrays; remote ones are fetched at the same time.
+        """Return the published arrays; remote ones are fetched concurrently.
 
         Raises:
             FormatError: an array has other bytes than the published ones.
@@ -174,7 +174,7 @@ class IndexFiles:
         return {name: each.result() for name, each in pending.items()}
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
-        """Return one published array; errors as of `read_arrays`."""
+        """Return one published array; raise the errors of `read_arrays`."""
         content = None
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(self.array_uri(name), stored.identity)) is not None:
@@ -188,19 +188,19 @@ class IndexFiles:
         return parse_npy(content)
 
     def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
-        """Open the arrays to read ranges of them; None where nothing proves that they belong to the manifest.
+        """Open the arrays to read ranges of them; return None if there is no proof that they belong to the manifest.
 
         The checksum of an array proves nothing before all of it is read. The proof is
 
-            remote    the manifest names the object that took the array's bytes (its ETag): each request says If-Match
-            local     both are the same before and after they are opened, and no array changed after the manifest
+            remote    the manifest names the object that has the array's bytes, by its ETag; requests have If-Match
+            local     manifest and arrays are the same files before and after they are opened, the manifest the newest
 
         so there is none for a copied cache, and in a store that does not return an identity of a written object.
 
         Raises:
-            FormatError: the manifest is damaged, or an array has another header or size than it says.
+            FormatError: the manifest is damaged, or an array has another header or size than in the manifest.
             ObjectChangedError: an array is not the object that the manifest names.
-            StorageError: the store refuses.
+            StorageError: the store refuses a request.
         """
         local = local_path(self.directory) is not None
         before = self._file_versions(names) if local else []

@@ -47,7 +47,7 @@ BEAT_SECONDS = 3.0
 """Time between two renewals; GCS takes one write a second of an object."""
 
 DEAD_SECONDS = 20.0
-"""Six renewals, so that a lease does not expire while a store stalls or a machine swaps."""
+"""Time after which a lease that does not change expires: six renewals, as a store may stall or a machine swap."""
 
 LAST_BEAT_SECONDS = 5.0
 
@@ -60,6 +60,8 @@ class LeaseRecord:
 
     Args:
         holder: unique name of one acquisition.
+        state: BUILDING, FAILED or UNPUBLISHED.
+        beat: number of renewals.
         where: machine and process, for people.
         node: name of the node lock that the holder has; empty: none. See `node_lock`.
         error: traceback of a failed build.
@@ -84,7 +86,10 @@ LEASE_FILE = JsonFile(LeaseRecord)
 
 
 def parse_lease_record(data: bytes) -> LeaseRecord:
-    """Return the record; for damaged bytes one with a holder named after them, which can be watched and taken over."""
+    """Return the record in the bytes of a lease.
+
+    Damaged bytes give a record whose holder is a hash of them, so that this lease can be watched and taken over, too.
+    """
     try:
         return LEASE_FILE.decode(data, "")
     except FormatError:
@@ -97,18 +102,18 @@ def new_lease_record(node: str) -> LeaseRecord:
 
 @dataclass(frozen=True)
 class Lease:
-    """Lease under a URI."""
+    """Lease in the object of a URI."""
 
     uri: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def read(self) -> LeaseRecord | None:
-        """Return the record, in one request; None if there is none."""
+        """Return the record, in one request; None if there is no lease."""
         data = read_small(self.uri, self.storage_options)
         return None if data is None else parse_lease_record(data)
 
     def acquire(self, node: str = "") -> HeldLease | None:
-        """Acquire the lease unless another process holds it.
+        """Acquire the lease; return None if another process holds it.
 
         Raises:
             StorageError: the store refuses to write.
@@ -117,7 +122,7 @@ class Lease:
         return HeldLease(self, record) if self._put(self.uri, record) else None
 
     def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
-        """Acquire the lease of an ended holder, unless another process takes it over.
+        """Acquire the lease of an ended holder; return None if another process takes it over.
 
         Raises:
             StorageError: the store refuses to write.
@@ -136,7 +141,7 @@ class Lease:
             self.remove_marker(ended)
 
     def remove_marker(self, ended: LeaseRecord) -> None:
-        """Let others take over, where a process died while it took over."""
+        """Remove the marker of a takeover from `ended`, so that others can take over if the marker's process died."""
         with contextlib.suppress(StorageError):
             delete_object(self._marker(ended), self.storage_options)
 
@@ -152,7 +157,7 @@ class Lease:
 
 
 class HeldLease:
-    """Lease that this process holds until the block ends; an exception is recorded in it for the waiting nodes.
+    """Lease that this process holds until the block ends; an exception is recorded in the lease, for waiting nodes.
 
     Attributes:
         published: set it to False in the block if other nodes cannot use the result.
@@ -197,7 +202,7 @@ class HeldLease:
 
 
 class LeaseWatcher:
-    """State of a lease as a waiting process sees it, by its own clock."""
+    """State of a lease as a waiting process sees it; time is measured by the clock of that process."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -216,7 +221,7 @@ class LeaseWatcher:
         return self.record
 
     def restart_clock(self) -> None:
-        """Count `silent_seconds` from now on."""
+        """Count `silent_seconds` from this call on."""
         self._changed = time.monotonic()
 
     @property
@@ -226,5 +231,5 @@ class LeaseWatcher:
 
     @property
     def seen_at_work(self) -> bool:
-        """True if an earlier poll saw the holder at work; else its record may be of an earlier run."""
+        """True if a poll found the holder building; if not, the record may be of an earlier run."""
         return self.record is not None and self.record.holder in self._holders_at_work

@@ -40,10 +40,11 @@ ALGORITHM = 3
 
 ONE_EACH = "one_sequence_each"
 DECIDING = ("num_sequences", "index_digest")
-"""Fields of `content`."""
+"""Fields of `content` that decide whether an index fits a dataset."""
 
 SETTLED_SECONDS = 2.0
-"""A file that changes twice within a tick of its file system's clock keeps its times; FAT has the longest tick."""
+"""Age at which a file's times prove that it is unchanged: a file that changes twice within a tick of its file system's
+clock keeps its times, and FAT has the longest tick."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ MANIFEST_FILE = JsonFile(Manifest)
 class Origin:
     """Data that an index is built of.
 
-    data: returns the identities of its objects, "idx" and "bin", without reading them.
-    content: returns the deciding fields, which may read all of the .idx.
+    data: returns the identities of the objects "idx" and "bin", without reading them.
+    content: returns the fields DECIDING, for which it may read all of the .idx.
     facts: returns facts that follow from the content, for readers of the manifest without the .idx; never compared.
     """
 
@@ -96,7 +97,7 @@ class Origin:
 
 
 NO_DATA = Origin()
-"""For an index that is computed from its description alone, as that of a blend."""
+"""Origin of an index that is computed from its description alone, such as that of a blend."""
 
 
 def format_manifest(manifest: Manifest) -> bytes:
@@ -108,7 +109,7 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     """Return the manifest in the bytes of its file.
 
     Raises:
-        FormatError: they are no manifest, or one bit was changed.
+        FormatError: the bytes are no manifest, or differ from their checksum.
     """
     fields = MANIFEST_FILE.parse(data, uri)
     checksum = fields.pop("xxh3_64", None) if isinstance(fields, dict) else None
@@ -127,9 +128,9 @@ def list_differences(found: Fields, needed: Fields) -> list[str]:
 
 
 def list_mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[str]:
-    """Return a text for each option or content of the data that an index does not have.
+    """Return a text for each needed option, or deciding field of the data, in which an index differs.
 
-    The .idx is read only where its identity is not the recorded one.
+    The .idx is read only if its identity is not the recorded one.
     """
     wrong = list_differences(manifest.fingerprint, fingerprint)
     if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):
@@ -138,7 +139,7 @@ def list_mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> 
 
 
 def hash_fields(*fields: Fields) -> str:
-    """Return 128 bits in hex, for a file name."""
+    """Return a hash of the fields, 128 bits in hex, for a file name."""
     return xxhash.xxh3_128_hexdigest(_canonical(fields))
 
 
@@ -176,9 +177,9 @@ def describe_documents(documents: Documents) -> str:
 
 
 def get_idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
-    """Return an identity of the .idx that proves its content, where there is one; else `opened`.
+    """Return an identity of the .idx that proves its content, if there is one; else `opened`.
 
-    A local file has one if it did not change in the last SETTLED_SECONDS: inode and times in nanoseconds.
+    A local file has such an identity (inode, and times in nanoseconds) if it has not changed for SETTLED_SECONDS.
     """
     found = _stat(uri)
     if found is None or (found.st_size, found.st_mtime) != (opened.get("size"), opened.get("mtime")):
@@ -190,7 +191,7 @@ def get_idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
 
 
 def _file_version(uri: str) -> tuple[int, ...] | None:
-    """Return numbers that change when a local file is changed or replaced."""
+    """Return numbers that change when a local file is changed or replaced; None if it is remote or missing."""
     found = _stat(uri)
     return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
-"""Seconds between two attempts at the lock: a 32nd of the time waited, so that no process waits 4 % longer than needed,
-and an hour of waiting takes 0.1 s of a core."""
+"""Shortest and longest pause between two attempts at the lock, in seconds. A pause is a 32nd of the time waited, so
+no process waits 4 % longer than needed, and an hour of waiting takes 0.1 s of a core."""
 
 BUSY = (errno.EAGAIN, errno.EACCES)
 
@@ -36,8 +36,8 @@ class NodeLock:
 
     Attributes:
         first: whether this process holds the lock until the block ends, or files cannot be locked.
-        node: name of the held lock among those of all nodes: an earlier holder of the same name has ended. Empty where
-            there is none.
+        node: name of the held lock, unique among all nodes: earlier holders of a lock of this name have ended. Empty if
+            there is no such name.
         message: bytes that the holder left while this process waited.
     """
 
@@ -56,10 +56,10 @@ class NodeLock:
 
 @contextlib.contextmanager
 def acquire_node_lock(path: str | None, check: Callable[[], None] = lambda: None) -> Iterator[NodeLock]:
-    """Hold the lock of this node for the block, or wait until its holder has left.
+    """Hold the lock of this node for the block; if another process holds it, wait until it is free, without taking it.
 
     Args:
-        path: of the lock file, created if it is missing; None: there is no directory for it.
+        path: path of the lock file, created if it is missing; None: no lock, and every process is first.
         check: called while this process waits; its exception ends the wait.
     """
     descriptor, locked = _try_lock(path)
@@ -80,7 +80,7 @@ def acquire_node_lock(path: str | None, check: Callable[[], None] = lambda: None
 
 
 def _try_lock(path: str | None) -> tuple[int | None, bool | None]:
-    """Return the open file, and whether it is locked now: see `_lock`."""
+    """Open and lock the file; return its descriptor and the result of `_lock`. (None, None) if it cannot be opened."""
     while (descriptor := _open(path)) is not None:
         locked = _lock(descriptor, fcntl.LOCK_EX)
         if not locked or os.fstat(descriptor).st_nlink:
@@ -115,7 +115,7 @@ def _close(descriptor: int | None) -> None:
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:
-    """Return whether the file is locked now; None: files cannot be locked here."""
+    """Lock a file without waiting; return whether it is locked now, None if its file system has no locks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -133,7 +133,7 @@ def _wait(descriptor: int, check: Callable[[], None]) -> bytes:
 
 
 def _node_name(descriptor: int) -> str:
-    """Return a name of this file on this boot of the machine; empty where Linux does not give a boot ID."""
+    """Return a name for this file and this boot of the machine; empty if there is no boot ID."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

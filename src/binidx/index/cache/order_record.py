@@ -49,9 +49,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OrderKey:
-    """Order of one split, seed and sequence length, and the requests that lead to it.
+    """Order of one split, seed and sequence length, and the numbers of requested samples that lead to this order.
 
-    fewest, most: samples requested, both included.
+    fewest, most: bounds of these numbers, both included.
     """
 
     num_epochs: int
@@ -82,7 +82,7 @@ class Known:
 
 @dataclass(frozen=True)
 class KnownFile:
-    """Fields of the record's file."""
+    """Content of the file of a record."""
 
     indices: list[Known]
 
@@ -118,10 +118,10 @@ def describe_order(order: Mapping[str, Any]) -> str:
 def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
     """Return what a change of order means for a run if all recorded indices have other orders; else an empty text.
 
-    The text is empty if there is no such index, or if one of them has the same order: then nothing is reordered.
+    The text is empty if no index is recorded, or if one of them has the same order: then nothing is reordered.
 
     Args:
-        name: of the index, `{hash}-{class}-{split}`. Indices of other splits are left out.
+        name: of the new index, `{hash}-{class}-{split}`. Indices of other classes and splits are left out.
     """
     kind = name.partition("-")[2]
     alike = [each for each in known if each.name.partition("-")[2] == kind]
@@ -147,7 +147,7 @@ def format_known(known: Sequence[Known]) -> bytes:
 
 
 def parse_known(data: bytes) -> list[Known]:
-    """Return the indices of a record; none where it is damaged."""
+    """Return the indices of a record; an empty list if it is damaged."""
     try:
         return KNOWN_FILE.decode(data, "").indices
     except FormatError:
@@ -159,13 +159,13 @@ def record_order(
 ) -> None:
     """Add a built index to the record if it is published; log a warning if all recorded indices have other orders.
 
-    A record that cannot be read or written costs a warning some day.
+    If the record cannot be read or written, a later warning may be missing.
 
     Args:
         files: of the index.
-        fingerprint: its options.
+        fingerprint: options of the index.
         content: the deciding fields of its data.
-        order: its order.
+        order: order of the index.
         published: whether the index is in the cache.
     """
     record = files.named(hash_fields(fingerprint, content))

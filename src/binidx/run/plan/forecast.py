@@ -49,10 +49,10 @@ from binidx.storage.stores.registry import local_path, open_store, prices_of
 from binidx.storage.threads import OPENING_THREADS
 
 SECONDS_PER_DOCUMENT = 20e-9
-"""Of a build, for each document of each epoch, its samples included: `python -m tests.bench billion` on two cores."""
+"""Build time for each document of each epoch, samples included: `python -m tests.bench billion` on two cores."""
 
 SECONDS_PER_BLENDED_SAMPLE = 16e-9
-"""Of 2,048 datasets, on two cores; 11 ns of 512."""
+"""Time to draw one sample of a blend of 2,048 datasets on two cores; of 512 datasets it is 11 ns."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Medium:
     """Parameters by which ranges of one `.bin` become requests.
 
     Args:
-        plain_bytes: size of its tokens.
+        plain_bytes: size of the tokens.
         stored_bytes: size of the object; smaller than plain_bytes if it is compressed.
         max_gap_bytes: largest unneeded gap that is fetched to save a request.
         block_bytes: unit of reading: checksum block, zstd frame or cache chunk; 1 if ranges are read exactly.
@@ -92,13 +92,13 @@ class Medium:
 
 
 def pieces_per_sample(sequence_length: int, tokens_per_document: float, *, add_extra_token: bool = True) -> float:
-    """Return the mean number of ranges per sample: each of its S inner boundaries may end a document."""
+    """Return the mean number of ranges per sample: a document may end at each of the S boundaries between tokens."""
     boundaries = sequence_length - 1 + add_extra_token
     return 1 + boundaries / max(tokens_per_document, 1.0)
 
 
 def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) -> ReadCost:
-    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes each, anywhere."""
+    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes, at random places."""
     if num_ranges <= 0 or medium.plain_bytes <= 0:
         return NOTHING
     shrunk = medium.stored_bytes / medium.plain_bytes
@@ -116,7 +116,7 @@ def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) ->
 def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes: int) -> ReadCost:
     """Return the cost of filling a cache that holds the whole source, for pieces read in any order.
 
-    Of N chunks, t reads of k chunks leave N exp(-t k / N) unread. A piece is a request while it finds a chunk missing.
+    Of N chunks, t reads of k chunks leave N exp(-t k / N) unread. A piece costs a request if it finds a chunk missing.
     """
     chunks = max(1.0, medium.plain_bytes / chunk_bytes)
     touched = 1 + max(0.0, piece_bytes - 1) / chunk_bytes
@@ -126,19 +126,19 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
 
 
 def gpt_index_bytes(num_documents: int, plan: EpochPlan) -> int:
-    """Return the bytes of the three files of a GPT index."""
+    """Return the size of the three files of a GPT index, in bytes."""
     positions, rows = index_shapes(num_documents, plan)
     samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))
     return NpyLayout(positions, np.int32).size + NpyLayout(rows, row_dtype(positions[0])).size + samples.size
 
 
 def blend_bytes(size: int) -> int:
-    """Return the bytes of the two files of a blend."""
+    """Return the size of the two index files of a blend of `size` samples, in bytes."""
     return NpyLayout((size,), np.int16).size + NpyLayout((size,), np.int64).size
 
 
 def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) -> int:
-    """Return the anonymous memory that building an index for a local disk takes at most: `build_gpt_index`."""
+    """Return the most anonymous memory, in bytes, that building an index for a local disk takes: `build_gpt_index`."""
     samples = plan.num_samples
     shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
     return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
@@ -156,7 +156,7 @@ class Link:
     Attributes:
         latency_seconds: time to the first byte of a response.
         bytes_per_second: throughput of several concurrent requests.
-        requests_in_flight: limit of a process.
+        requests_in_flight: largest number of concurrent requests of a process.
     """
 
     latency_seconds: float
@@ -164,7 +164,7 @@ class Link:
     requests_in_flight: int
 
     def seconds(self, round_trips: float, num_bytes: float) -> float:
-        """Return the time of consecutive round trips and of a number of bytes."""
+        """Return the time of consecutive round trips that transfer a number of bytes."""
         return round_trips * self.latency_seconds + num_bytes / self.bytes_per_second
 
     def most_samples_per_second(self, requests_per_sample: float, sample_bytes: float) -> float:
@@ -175,10 +175,13 @@ class Link:
 
 @dataclass(frozen=True)
 class StartPhase:
-    """One phase of a start.
+    """One phase of the start of a training process.
 
     Attributes:
-        seconds: time besides round trips and bytes.
+        what: description of the phase.
+        round_trips: number of consecutive round trips to the store.
+        num_bytes: number of bytes transferred.
+        seconds: time besides round trips and transfers.
     """
 
     what: str
@@ -188,7 +191,7 @@ class StartPhase:
 
 
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
-"""Bytes of a `.bin` whose checksums are one chunk."""
+"""Bytes of a `.bin` whose checksums fill one cache chunk."""
 
 PROBES = 5
 PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
@@ -199,12 +202,13 @@ class Costs:
     """Use of one source in training, and its store traffic, all nodes together.
 
     Attributes:
-        documents, tokens: counts of its train split.
-        samples: samples served, all ranks together.
-        epochs: passes over its tokens.
+        documents, tokens: counts of the source's train split.
+        samples: number of samples served, all ranks together.
+        epochs: number of passes over the source's tokens.
         store: name under which requests are counted and billed: "s3", "gs", ...
-        pieces_per_sample: ranges per sample.
-        epoch_bytes: bytes of a node's disk cache for its part of one epoch.
+        pieces_per_sample: mean number of ranges per sample.
+        reading: cost of all reads of these samples.
+        epoch_bytes: bytes of a node's disk cache for the node's part of one epoch.
     """
 
     summary: DatasetSummary
@@ -219,7 +223,7 @@ class Costs:
 
     @property
     def repeated_documents(self) -> int:
-        """Documents that are read more than once, over whole and partial epochs."""
+        """Number of documents that are read more than once, over whole and partial epochs."""
         return floor(min(max(self.epochs - 1, 0.0), 1.0) * self.documents)
 
 
@@ -231,8 +235,8 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
     """Return the costs of each source when training on a number of samples.
 
     Args:
-        nodes: nodes that share the ranks.
-        at_once: samples per vectored read; by default the loader's first read-ahead, a quarter of its first window.
+        nodes: number of nodes that share the ranks.
+        at_once: samples per vectored read; by default that of the loader's first read-ahead, a quarter of its window.
     """
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
@@ -264,10 +268,10 @@ def _traffic(
     nodes: int,
     compressed_bytes: int,
 ) -> tuple[ReadCost, float]:
-    """Return the cost of reading samples of a remote source, and the bytes of a node's disk cache for an epoch.
+    """Return the cost of reading samples of a remote source, and the size of a node's disk cache for an epoch.
 
     Args:
-        ranges: ranges per sample, and plain bytes of each.
+        ranges: number of ranges per sample, and plain bytes of each range.
         compressed_bytes: plain bytes of all compressed sources that are cached in segments.
     """
     options, (pieces, piece_bytes) = run.config.storage_options, ranges
@@ -317,7 +321,7 @@ def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartP
 
 
 def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
-    """Return the phases of loading caches: splits of a prefix in sequence, prefixes concurrently, then blends."""
+    """Return the phases of loading and building indices: splits in sequence, prefixes concurrently, then blends."""
     directory = inventory.run.config.path_to_cache
     far = remote if directory is None else is_remote_prefix(directory)
     cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]

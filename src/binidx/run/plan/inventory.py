@@ -43,7 +43,8 @@ from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import OPENS
 
 THERE, MISSING, STALE, UNPROVEN, SMALL_ONE, UNNAMED = "there", "missing", "stale", "to be proven", "not kept", "none"
-"""States of a cache. UNPROVEN: its `.idx` is another object, maybe of the same content: a start compares it."""
+"""States of a cache. UNPROVEN: the `.idx` is another object than when the index was built, maybe of the same content; a
+start compares it."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Cache:
     """State of a cached index.
 
     Attributes:
-        why: the reason of a state other than present, or an additional cost.
-        manifest: the manifest of an index that is present; for UNPROVEN, if the size of the `.idx` is unchanged.
+        state: THERE, MISSING, STALE, UNPROVEN, SMALL_ONE or UNNAMED.
+        why: the reason of the state STALE or UNPROVEN.
+        manifest: the manifest of an index that is THERE, or UNPROVEN with an `.idx` of unchanged size.
     """
 
     state: str
@@ -62,12 +64,12 @@ class Cache:
 
 @dataclass(frozen=True)
 class IndexInventory:
-    """The index of one split of one prefix.
+    """State of the index of one split of one prefix.
 
     Attributes:
         documents, tokens: counts of the split.
-        fingerprint: of the split and the config, as in the manifest of its cache.
-        plan: epochs over them; None if the split is empty, and `problem` is the reason.
+        fingerprint: options of the split and the config, as in the manifest of the cache.
+        plan: plan of the epochs; None if the index cannot be built, for the reason in `problem`.
     """
 
     wanted: RequiredIndex
@@ -86,7 +88,7 @@ class IndexInventory:
 
 @dataclass(frozen=True)
 class BlendInventory:
-    """The blend of a split, and the number of samples it serves."""
+    """State of the blend of a split; `size` is the number of samples that it serves."""
 
     wanted: RequiredBlend
     size: int
@@ -104,14 +106,14 @@ class RunInventory:
 
     @property
     def num_samples(self) -> int:
-        """Samples of train."""
+        """Number of samples of the train split."""
         if self.run.stages is not None:
             return sum(stage.num_samples for stage in self.run.stages)
         sizes = [each.size for each in self.blends if each.wanted.split is Split.train]
         return sum(sizes or (each.num_samples for each in self.indices if each.wanted.split is Split.train))
 
     def shares(self) -> list[tuple[IndexInventory, float]]:
-        """Return the index of each source of train, and its share of the samples."""
+        """Return the index of each source of the train split, and the source's share of the samples."""
         train = [each for each in self.indices if each.wanted.split is Split.train]
         if self.run.stages is not None:
             total = sum(stage.num_samples for stage in self.run.stages)
@@ -149,7 +151,7 @@ def take_inventory(run: Run) -> RunInventory:
 
 
 def indices_needed(run: Run) -> RequiredIndices:
-    """Return the indices that a run needs; of stages, those of the first round of each source."""
+    """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
     rest = required_indices(run.config, run.sizes)
     if run.stages is None:
         return rest
@@ -165,7 +167,7 @@ def indices_needed(run: Run) -> RequiredIndices:
 
 
 def _bounds(wanted: RequiredIndices, summary: DatasetSummary) -> dict[int, int]:
-    """Return the tokens before the ends of all splits of a prefix, by one read."""
+    """Return the number of tokens before the first sequence of each split of a prefix, and before its end; one read."""
     splits = [
         split_range(each.bookends, len(summary.index)) for each in wanted.indices if each.prefix == summary.prefix
     ]
@@ -179,7 +181,7 @@ def inspect_index(
     """Return the state of one index, by its manifest.
 
     Args:
-        bounds: tokens before its first sequence, and before the one after its last.
+        bounds: number of tokens before the split's first sequence, and before the one after its last, by sequence.
     """
     documents = split_range(wanted.bookends, len(summary.index))
     begin, end = bounds[documents.start], bounds[documents.stop]

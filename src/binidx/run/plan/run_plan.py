@@ -34,11 +34,11 @@ from binidx.storage.stats import bytes_text
 from binidx.storage.stores.registry import prices_of
 
 MAX_EPOCHS = 4.0
-"""After so many epochs repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
+"""Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
 https://arxiv.org/abs/2305.16264"""
 
 MAX_NAMED = 3
-"""Number of problems of a kind that are named; of others the number."""
+"""Largest number of warnings of one kind; further ones are only counted."""
 
 
 INDEX_COLUMNS = (
@@ -53,10 +53,12 @@ class RunPlan:
     """Plan of a run.
 
     Attributes:
-        num_samples, num_steps: remaining samples and whole steps; of a cyclic run None, and the samples of an epoch.
-        nodes: nodes that share the ranks.
+        num_samples, num_steps: numbers of remaining samples and whole steps; of a cyclic run all samples, and None.
+        nodes: number of nodes that share the ranks.
         link: connection to the largest remote source; None if all sources are local.
+        waits: phases of a start.
         same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
+        cautions: warnings, one line each.
     """
 
     inventory: RunInventory
@@ -76,7 +78,7 @@ class RunPlan:
 
     @property
     def reading(self) -> ReadCost:
-        """The cost of reading in the whole run."""
+        """Requests and bytes of all reads of the run."""
         return total_costs(self.costs)
 
     @property
@@ -90,19 +92,19 @@ class RunPlan:
 
     @property
     def epoch_bytes(self) -> float:
-        """Bytes of a node's disk cache for its part of one epoch of all remote sources."""
+        """Bytes of a node's disk cache for the node's part of one epoch of all remote sources."""
         return sum(each.epoch_bytes for each in self.costs)
 
     @property
     def start_seconds(self) -> float:
-        """The time of a whole start; without a link, the time of its local phases."""
+        """The time of a whole start; without a link, that of its computation alone."""
         link = self.link
         return sum(
             each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0) for each in self.waits
         )
 
     def index_rows(self) -> list[dict[str, Any]]:
-        """Return each index as JSON values, split by split; the blend of a split comes first."""
+        """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
         rows, threads = [], self.inventory.run.config.num_dataset_builder_threads
         for split in Split:
             rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
@@ -160,8 +162,8 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     """Read the state of a run and compute its plan.
 
     Args:
-        nodes: nodes that share the ranks.
-        tokens_per_second: throughput of all ranks.
+        nodes: number of nodes that share the ranks.
+        tokens_per_second: throughput of all ranks, for a warning if the store is too slow; None: no such warning.
 
     Raises:
         ConfigError: nodes or tokens_per_second is not positive.
@@ -194,7 +196,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
 
 
 def _same_order_up_to(inventory: RunInventory) -> int | None:
-    """Return the number of train samples at which the first of its sources exhausts its order."""
+    """Return the largest number of train samples for which all sources keep their order; None if unknown."""
     asked = inventory.run.sizes[0]
     train = [each for each in inventory.indices if each.wanted.split is Split.train and each.wanted.num_samples]
     if not asked or not train or inventory.run.stages is not None:

@@ -26,7 +26,7 @@ from binidx.run.provenance.run_order import RunOrder
 
 Numbers = NDArray[np.int64]
 STRETCH = 1 << 18
-"""Samples or sequences looked at together: 50 MiB of samples with their documents."""
+"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class SourceAccount:
     """Size of one source, and its use up to a step.
 
     Attributes:
-        source: its prefix.
-        documents: sequences of the split, as Megatron counts documents of GPT data.
-        tokens: tokens of these documents.
-        samples_built: samples in the source's own index.
-        samples_in_run: those of them in the run's dataset.
+        source: prefix of the source.
+        documents: number of sequences of the split, as Megatron counts documents of GPT data.
+        tokens: number of tokens of these documents.
+        samples_built: number of samples in the source's own index.
+        samples_in_run: number of these samples in the run's dataset.
         samples_read, tokens_read: counts up to the step.
         epochs_read: tokens_read / tokens.
         seen: numbers of documents whose first token was read 0, 1, 2, ... times; empty unless requested.
@@ -87,7 +87,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
 
 
 def _tokens_of(source: GPTDataset) -> int:
-    """Return the tokens of the split of a source, each counted once."""
+    """Return the number of stored tokens in the split of a source (of one epoch)."""
     own, index = source.own_sequences, source.dataset.index
     if not isinstance(own, range):
         return int(index.sequence_lengths[own].sum(dtype=np.int64))
@@ -95,7 +95,7 @@ def _tokens_of(source: GPTDataset) -> int:
 
 
 def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
-    """Return the samples of each source in the run, and of those before a position."""
+    """Return the number of samples of each source in the run, and in the positions before `stop`."""
     if not isinstance(order.dataset, BlendedDataset):
         return np.array([len(order.dataset)]), np.array([stop])
     sources = order.dataset.dataset_index[:]
@@ -113,7 +113,7 @@ def _stretches(stop: int) -> Iterator[Numbers]:
 
 
 def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
-    """Return for each source the numbers of documents whose first token was read 0, 1, 2, ... times."""
+    """Return, for each source, the numbers of documents whose first token was read 0, 1, 2, ... times."""
     rounds = stop // len(order.dataset) + 1
     times = [
         np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * source.num_epochs))

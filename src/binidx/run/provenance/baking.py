@@ -27,10 +27,10 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
 
 PART_BYTES = 1 << 30
-"""Of tokens, about."""
+"""Approximate size of the tokens of a part."""
 
 READ_SAMPLES = 256
-"""Read at once by each thread."""
+"""Number of samples that each thread reads at once."""
 
 
 def plan_bake(order: RunOrder, steps: range) -> Baked:
@@ -79,9 +79,10 @@ def bake(
         order: the order of the run.
         directory: path or URI of the target.
         baked: the result of `plan_bake`, the same for all machines that share the work.
-        shard, num_shards: this machine's share: every num_shards-th part.
+        threads: number of threads, each of which writes a part.
+        shard, num_shards: this machine's share: every num_shards-th part, from part `shard` on.
         storage_options: options of the target's store.
-        watch: called with the number of samples of each finished part.
+        watch: called with the number of samples after each read, and for each part that exists.
 
     Returns:
         The number of parts written.

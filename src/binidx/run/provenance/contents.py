@@ -34,8 +34,8 @@ class Spans:
         bounds: shape (n + 1,).
         document: number of the document in its source.
         start: first token of the piece, counted from the beginning of the document.
-        length: tokens of the piece.
-        target: position of the piece in the sample.
+        length: number of tokens of the piece.
+        target: position of the piece's first token in the sample.
     """
 
     bounds: Numbers
@@ -51,8 +51,8 @@ class SampleOrigins:
 
     Attributes:
         source: number of the dataset in `list_sources`, shape (n,).
-        sample: number of the sample there, in the order it is served, shape (n,).
-        epoch: complete passes over the source before the sample begins, shape (n,).
+        sample: number of the sample in that dataset, in serving order, shape (n,).
+        epoch: number of complete passes over the source before the sample begins, shape (n,).
     """
 
     source: Numbers
@@ -62,10 +62,10 @@ class SampleOrigins:
 
 @dataclass(frozen=True)
 class SampleContents(SampleOrigins):
-    """Sources of samples, and the spans of documents in them.
+    """Sources of samples, and the pieces of documents that the samples consist of.
 
     Attributes:
-        spans: the documents; each sample has S tokens of them and the one after, fewer if it is truncated.
+        spans: the pieces; those of a sample have S + 1 tokens, fewer if it is truncated.
     """
 
     spans: Spans
@@ -89,10 +89,10 @@ class DocumentContents(SampleOrigins):
 
 
 def list_sources(dataset: Any) -> list[GPTDataset]:
-    """Return the GPT datasets of which a dataset of the builder is composed, in their order.
+    """Return the GPT datasets that a dataset of the builder consists of, in the order of the blend.
 
     Raises:
-        ConfigError: it contains another kind of dataset.
+        ConfigError: the dataset contains another kind of dataset.
     """
     found: list[Any] = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
     for each in found:
@@ -102,26 +102,26 @@ def list_sources(dataset: Any) -> list[GPTDataset]:
 
 
 def locate_samples(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the source of each sample and its number there; both in the shape of `numbers`."""
+    """Return the source of each sample, and the sample's number in that source; both in the shape of `numbers`."""
     if not isinstance(dataset, BlendedDataset):
         return np.zeros_like(numbers), numbers
     return dataset.dataset_index[numbers].astype(np.int64), dataset.dataset_sample_index[numbers].astype(np.int64)
 
 
 def trace_origins(dataset: Any, numbers: Numbers) -> SampleOrigins:
-    """Return the sources of these samples, shape (n,), without their documents."""
+    """Return the sources of the samples with these numbers, shape (n,), without their documents."""
     source, sample, (epoch,), _, _ = _gather(dataset, numbers, _epochs_of_source)
     return SampleOrigins(source, sample, epoch)
 
 
 def trace_contents(dataset: Any, numbers: Numbers) -> SampleContents:
-    """Return the contents of these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
+    """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses."""
     source, sample, (epoch,), bounds, pieces = _gather(dataset, numbers, _spans_of_source)
     return SampleContents(source, sample, epoch, Spans(bounds, *pieces))
 
 
 def trace_documents(dataset: Any, numbers: Numbers) -> DocumentContents:
-    """Return the documents of these samples, shape (n,), without the lengths of the inner documents.
+    """Return the documents of the samples with these numbers, shape (n,), without the lengths of inner documents.
 
     If each document is one sequence, this costs a tenth of `trace_contents`: it looks up no document.
     """
@@ -136,7 +136,7 @@ Columns = tuple[Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]
 def _gather(
     dataset: Any, numbers: Numbers, of_source: Callable[[GPTDataset, Numbers], Columns]
 ) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]:
-    """Return the source of each sample and its number there, and the columns of all sources in the order of `numbers`.
+    """Return source and number in the source of each sample, and the columns of all samples in the order of `numbers`.
 
     Args:
         of_source: returns the columns of some samples of one source.
@@ -166,7 +166,7 @@ def _gather(
 
 
 def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
-    """Return the stored tokens of samples, S and the one after, fewer if one is truncated, by one vectored read."""
+    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read."""
     datasets = list_sources(dataset)
     source, sample = locate_samples(dataset, numbers)
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
@@ -190,12 +190,12 @@ def map_sources(datasets: Sequence[GPTDataset], present: Sequence[int], work: Ca
 
 
 def _epochs_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
-    """Return the epochs of samples of one source, and no pieces."""
+    """Return the epoch of each sample of one source, and no pieces."""
     return [dataset.find_epochs(samples)], np.zeros(len(samples) + 1, np.int64), []
 
 
 def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
-    """Return the epochs of samples of one source, and their pieces, as the columns of `Spans`."""
+    """Return the epoch of each sample of one source, and the pieces of documents in it as the columns of `Spans`."""
     spans, bounds = dataset.orders.spans(samples)
     document, offset = find_documents(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
     length = np.ascontiguousarray(spans[:, 2])
@@ -205,7 +205,7 @@ def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
 
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
-    """Return the epochs, starts and stops of samples of one source, and their documents."""
+    """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
     if dataset.dataset.documents_are_sequences:
         bounds, documents, starts, stops = dataset.orders.ends(samples)
         return [dataset.find_epochs(samples), starts, stops], bounds, [documents]

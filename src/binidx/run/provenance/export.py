@@ -57,7 +57,7 @@ SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int
 def to_table(
     readings: SampleReads, contents: SampleOrigins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
-    """Return the rows as a table.
+    """Return reads of samples and their contents as an Arrow table, one row for each read.
 
     Args:
         sources: the prefix of each source.
@@ -75,7 +75,7 @@ def to_table(
 def packed_table(
     readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
-    """Return the table of rows (set, file, block, pass) of packed files."""
+    """Return reads of packed files as an Arrow table; `blocks` has (set, file, block, pass) of each."""
     columns = _place_columns(readings, blocks[:, 0], names, blocks[:, 3])
     columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
     return _table(columns | _input_ids(tokens))
@@ -132,7 +132,7 @@ def _token_type(text: NDArray[Any]) -> Any:
 __all__ = ["pa", "packed_table", "parquet", "to_table"]
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
-"""Of a row group, about, without and with tokens; at least one step."""
+"""Approximate size of a row group: in rows without tokens, in bytes with tokens; at least one step."""
 
 METADATA = b"binidx"
 
@@ -147,11 +147,11 @@ LAYOUT: Mapping[str, Any] = {
     },
 }
 """Numbers of documents and places in them hardly repeat, so a dictionary or a codec costs more than it saves; those of
-samples mostly rise evenly. What is not named here is not compressed. Row groups are found by their steps."""
+samples mostly rise evenly. Columns that are not named here are not compressed. Row groups are found by their steps."""
 
 
 class Order(Protocol):
-    """Interface of orders that can be exported: `RunOrder`, `PackedRunOrder`."""
+    """Interface of orders that can be exported: those of `RunOrder` and `PackedRunOrder`."""
 
     num_ranks: int
     fingerprint: str
@@ -171,14 +171,14 @@ class ExportPart:
 
 
 def plan_by_rank(num_ranks: int, steps: range) -> list[ExportPart]:
-    """Return one file per rank, named as in the Gemstones release."""
+    """Return the plan of one file per rank, named as in the Gemstones release."""
     return [
         ExportPart(f"worker_{rank}-of-{num_ranks}_ordered_dataset.parquet", steps, rank) for rank in range(num_ranks)
     ]
 
 
 def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
-    """Return one file for each `steps_per_file` steps, counted from step 0."""
+    """Return the plan of one file for each `steps_per_file` steps, counted from step 0."""
     if steps_per_file < 1:
         raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
     starts = [*range(steps.start // steps_per_file * steps_per_file, steps.stop, steps_per_file), steps.stop]
@@ -200,9 +200,9 @@ def export(
     """Write the missing files of an export.
 
     Args:
-        docs: as in `RunOrder.table`. Packed files have none.
-        tokens: include the tokens of each sample, which are read.
-        watch: called with the rows of each group that is written, and of each file that exists.
+        docs: as in `RunOrder.table`; for packed files, whether to include file and block.
+        tokens: read the tokens of each sample, and include them.
+        watch: called with the number of rows of each group that is written, and of each file that exists.
 
     Returns:
         The number of files written.
@@ -236,7 +236,7 @@ def export(
 
 
 def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Yield tables of whole steps, each about as large as a row group should be; at least one."""
+    """Yield tables of whole steps, each about as large as a row group should be; at least one table."""
     first, count = part.steps.start, 1
     while True:
         stop = min(first + count, part.steps.stop)
@@ -250,7 +250,11 @@ def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Itera
 
 
 def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str, Any] | None) -> int | None:
-    """Return the rows of an existing file of this order; None if there is no file."""
+    """Return the number of rows of an existing file with the metadata `mark`; None if there is no file.
+
+    Raises:
+        ObjectExistsError: the file has other metadata.
+    """
     try:
         reader = open_object(uri, storage_options=storage_options, cache=False)
     except ObjectNotFoundError:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.int64]
 STRETCH = 1 << 22
-"""Elements looked at together, so that what is found on the way stays small."""
+"""Number of index elements searched together, so that intermediate results stay small."""
 
 
 def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers:
@@ -68,7 +68,7 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
 
 
 def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
-    """Return the samples, as the source serves them, that may hold a token of the documents; ascending."""
+    """Return the positions in a source's serving order of samples that may hold a token of the documents; ascending."""
     places = find_positions(dataset.document_index, _sequences_of(dataset, documents))
     # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
     # Searched for values of its own type, or all of it would be converted to another.
@@ -89,7 +89,7 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
 
 
 def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
-    """Return the positions of an index that hold one of the values, which are ascending; ascending."""
+    """Return, in ascending order, the positions at which an index holds one of `values`."""
     if not len(values):
         return np.empty(0, np.int64)
     found = [first + np.flatnonzero(np.isin(part, values)) for first, part in _stretches(index)]
@@ -102,7 +102,7 @@ def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
-    """Convert sample numbers of one source to sample numbers of the run; ascending, without samples the run omits."""
+    """Convert sample numbers of one source to ascending sample numbers of the run, without samples that it omits."""
     if not isinstance(dataset, BlendedDataset):
         return served
     found = []
@@ -128,8 +128,8 @@ class RunOrder:
     """The order of a run: the samples of its steps, and the steps of its documents.
 
     Args:
-        dataset: the dataset of its train split, as built by the builder.
-        reading: the global order of its samples.
+        dataset: the dataset of the run's train split, as built by the builder.
+        reading: the global order of the dataset's samples.
 
     Example:
         order = RunOrder.of(binidx.Run.load("run.json"))
@@ -149,7 +149,7 @@ class RunOrder:
             run: the saved run.
 
         Returns:
-            The order of its train split.
+            The order of the run's train split.
 
         Raises:
             ConfigError: the run has no train split.
@@ -160,7 +160,7 @@ class RunOrder:
     def open(cls, run: Run) -> RunOrder:
         """Return the order of a saved run; of cached indices, only the ranges that a query needs are read.
 
-        A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
+        A step of a run over 300 million documents in a bucket is traced in some thousand small requests, the next time
         without any. `where` reads whole index arrays, some megabytes at a time. An index that is not cached is built as
         for training, and a run in stages is opened whole.
 
@@ -241,8 +241,8 @@ class RunOrder:
             source: number of the source in `prefixes`.
             documents: numbers of documents in that source.
             stop_step: first step that is not searched.
-            earlier: also search the samples consumed before step 0 of a resumed run. They are those that this run's
-                order puts there; their step, rank and slot depend on earlier batch sizes and ranks, and are -1.
+            earlier: also search the samples consumed before step 0 of a resumed run, in the order of this run.
+                Their step, rank and slot depend on earlier batch sizes and ranks, and are -1.
 
         Returns:
             The reads, n rows, and the contents of their n samples.
@@ -274,8 +274,8 @@ class RunOrder:
         Args:
             steps: steps, counted from the run's `consumed_samples`.
             rank: a data parallel rank; None for all.
-            docs: "ends" for the documents of each sample and its ends in the first and last one; "spans" for each piece
-                with its length, at five times the price; None for neither.
+            docs: "ends" for the documents of each sample, and its start and stop in the first and the last of them;
+                "spans" for each piece with its length, which takes five times as long; None for neither.
             tokens: include the stored tokens, with pads.
 
         Returns:
@@ -298,7 +298,7 @@ class RunOrder:
             samples: numbers of samples of the train split, shape (n,).
 
         Returns:
-            The stored tokens of each sample: S and the one after, fewer if a sample is truncated.
+            The stored tokens of each sample: S + 1, fewer if a sample is truncated.
 
         Raises:
             StorageError: the tokens cannot be read.
@@ -312,7 +312,7 @@ class RunOrder:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Return a digest of everything on which the order depends, and of the data that it orders."""
+        """Digest of everything on which the order depends, and of the data that it orders, 32 hex digits."""
         depends = {
             "dataset": self.dataset.unique_description_hash,
             "data": [source.dataset.identity for source in self.sources],
