@@ -28,7 +28,7 @@ from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
-"""Errors of the call; all others are errors of the data."""
+"""Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
 
 RESUMES = "interrupted; the same command resumes"
 """Message after Ctrl-C, of commands that resume when they are run again."""

@@ -323,7 +323,7 @@ class _Convert:
         return same_content(*index, self.watch) and same_tokens(*tokens, self.watch)
 
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
-        """Copy tokens, checksums, sidecars and index."""
+        """Copy tokens, checksums, sidecars and index; return the counts of each resumable copy."""
         source, target, check = self.source, self.target, self.source.check_unchanged
 
         def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:

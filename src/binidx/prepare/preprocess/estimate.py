@@ -111,7 +111,7 @@ def draw_sample(sizes: NDArray[np.int64], count: int, seed: int) -> Sample:
 
     Args:
         sizes: bytes of each unit, shape (num_units,).
-        seed: of the sample.
+        seed: seed of the sample.
     """
     num_strata, middles = max(1, count // OF_EACH), np.cumsum(sizes) - sizes / 2
     strata = np.minimum((middles * num_strata / max(int(sizes.sum()), 1)).astype(np.int64), num_strata - 1)

@@ -119,7 +119,7 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
 
 
 Records = Mapping[str, Record]
-"""Records by the names of their parts."""
+"""Name of a part -> its record."""
 
 
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
@@ -247,7 +247,7 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
 
     Raises:
-        ObjectExistsError: a dataset, or parts of another job, exist.
+        ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
     """
     uris, content = JobUris(job), format_job_file(job, parts)
     existing = read_small(uris.job_uri, job.target_options)

@@ -167,7 +167,7 @@ def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: 
 
 BATCH_BYTES, LEAST_BATCH_BYTES = {"gigatoken": 4 << 20}, 1 << 20
 """Bytes of text given to an engine at once. A call of gigatoken costs 1.5 ms, whatever it encodes, and 4 MiB cost 40 MB
-of memory; the others take up to a second for 1 MiB, during which nothing can be stopped."""
+of memory; other engines take up to a second for 1 MiB, during which a worker cannot be stopped."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class _CountingIterator:
 def read_lines(
     piece: Slice, batch_bytes: int, max_line_bytes: int, options: Options, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
-    """Yield runs of lines of a slice, with the stored bytes read for each; the arguments are those of `ReadRequest`."""
+    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`."""
     decompress, before = FORMATS[piece.format].decompress, 0
     with closing(_stream_stored_bytes(piece, options)) as pieces:
         stored = _CountingIterator(pieces)

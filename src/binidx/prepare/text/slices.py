@@ -68,7 +68,7 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Stored bytes."""
+        """Stored bytes of the object."""
         return int(self.identity["size"])
 
 

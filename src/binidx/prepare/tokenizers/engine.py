@@ -190,7 +190,7 @@ BATCH_BYTES = 1 << 18
 
 
 class HuggingFace(ReferenceEngine):
-    """Engine for any tokenizer.json. It uses one thread, as a job has many processes."""
+    """Engine for any tokenizer.json or WordPiece vocab.txt. It uses one thread, as a job has many processes."""
 
     name, package = "hf", "tokenizers"
     reference_for, reads = ("json", "wordpiece"), "a tokenizer.json or a vocab.txt"

@@ -315,10 +315,10 @@ VOCAB_FILE = JsonFile(dict[str, TokenId], hint="give a vocab.json, an object of 
 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
-    """Return the tokenizer.json of GPT-2's two files.
+    """Return the tokenizer.json made of GPT-2's vocab.json and merges.txt.
 
     Raises:
-        FormatError: not such files.
+        FormatError: one of the files has another format.
     """
     entries = VOCAB_FILE.decode(vocab, uri)
     end = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
