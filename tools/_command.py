@@ -28,10 +28,10 @@ from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
-"""Errors of the call; all others are errors of the data."""
+"""Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
 
 RESUMES = "interrupted; the same command resumes"
-"""Message of commands that continue after Ctrl-C."""
+"""Message after Ctrl-C, of commands that resume when they are run again."""
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
 
     Args:
         doc: docstring of the command's module, which is its help.
-        after_interrupt: what Ctrl-C prints.
+        after_interrupt: message after Ctrl-C.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def command(
 
 
 def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
-    """Run a command and return its exit status; errors and warnings print as one line."""
+    """Run a command and return its exit status; a BinidxError or a warning is printed as one line."""
     as_before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
     try:
@@ -121,7 +121,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> None:
-    """Add an option that takes a JSON object. Other users of the machine see it among the arguments of a process."""
+    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments."""
     variable = f"BINIDX_{flag.strip('-').replace('-', '_').upper()}"
     told = f"{purpose}: JSON, or @FILE with it; else {variable}"
     options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
@@ -133,7 +133,7 @@ def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], st
 
 
 def add_writing(options: argparse.ArgumentParser) -> None:
-    """Add the options of a command that writes datasets made of others."""
+    """Add the options of a command that makes datasets from other datasets."""
     options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
     add_json(options, "--source-options", "fsspec's options for the sources")
@@ -159,7 +159,7 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 
 
 def strip_end(text: str) -> str | None:
-    """Return the prefix of the dataset that a file belongs to; None for other names."""
+    """Return the prefix of a dataset from the name of one of its files; None for other names."""
     return next((text.removesuffix(f".{end}") for end in DATASET_ENDS if text.endswith(f".{end}")), None)
 
 
@@ -179,7 +179,7 @@ def num_bytes(text: str) -> int:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """Parse `I/N`, I from 0."""
+    """Parse a shard `I/N`, with I from 0 to N - 1, as (I, N)."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
         raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")

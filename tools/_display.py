@@ -15,7 +15,7 @@ MOST_ROWS = 40
 
 
 class Bar:
-    """A progress watcher with a bar on stderr, if that is a terminal; messages are always printed."""
+    """Progress watcher with a bar on stderr, if stderr is a terminal; messages are always printed."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -60,7 +60,7 @@ def table(
     follow as text. A name longer than the line loses its middle. Rows after `most_rows` are only counted.
 
     Args:
-        width: width of the terminal; by default its own, or 80.
+        width: columns of the terminal; by default those it has, or 80.
     """
     if len(rows) > most_rows:
         more = f"... and {len(rows) - most_rows:,} more; --json has all"

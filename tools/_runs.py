@@ -28,7 +28,7 @@ TEXT_WIDTH = 100
 
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
-    """Add the argument RUN and the options of its store."""
+    """Add the argument RUN, and the storage options for `of`."""
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
@@ -47,10 +47,10 @@ def add_sizes(options: argparse.ArgumentParser) -> None:
 
 
 def load_sized(arguments: argparse.Namespace) -> Run:
-    """Return RUN with the sizes of the command line.
+    """Return the run that the argument RUN names, with the sizes that the options of `add_sizes` give.
 
     Raises:
-        ConfigError: evaluations without a length, or invalid numbers.
+        ConfigError: evaluations without a length, a length for a run in stages, or invalid numbers.
     """
     batch = {
         "data_parallel_size": arguments.world,
@@ -80,7 +80,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """Return the order of the run; with `in_ranges`, indices are read by ranges as needed."""
+    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed."""
     run = Run.load(arguments.run, arguments.storage_options)
     if in_ranges:
         return RunOrder.open(run)
@@ -114,7 +114,7 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
 
 
 def step_at(order: RunOrder, consumed_samples: int) -> int:
-    """Return the step with which a checkpoint of so many consumed samples resumes."""
+    """Return the step with which a checkpoint of `consumed_samples` resumes; ConfigError if none begins there."""
     schedule = order.reading.schedule
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
@@ -126,7 +126,7 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
-    """Return the decoder of any tokenizer that `preprocess` accepts."""
+    """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`."""
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
@@ -140,7 +140,7 @@ def build_rows(
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per sample, as JSON values; with the text of each document's piece if there is a decoder."""
+    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document."""
     tokens = read_text(order.dataset, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
     origins = sample_origins(order, contents) if lineage else {}

@@ -21,7 +21,7 @@ MEGATRON_TYPES = {
     "BertWordPieceCase": "wordpiece",
     "BertWordPieceLowerCase": "wordpiece",
 }
-"""Megatron's type -> the kind of tokenizer it is here."""
+"""Megatron's tokenizer type -> `TokenizerSpec.kind` in binidx."""
 
 
 def add_tokenizer(group: Any) -> None:
@@ -72,12 +72,12 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
 
 
 def add_filters(group: Any, drop: str) -> None:
-    """Add the options that `parse_filters` reads; `drop` is what happens to a document outside the bounds."""
+    """Add the options that `parse_filters` reads; `drop` is their help, with {} for the documents out of bounds."""
     group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
     group.add_argument("--min-characters", type=int, default=0, metavar="N", help=drop.format("shorter documents"))
     group.add_argument("--max-characters", type=int, metavar="N", help=drop.format("longer ones"))
 
 
 def parse_filters(arguments: argparse.Namespace) -> Filters:
-    """Return the filters of the options."""
+    """Return the filters that the options describe."""
     return Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep))

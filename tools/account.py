@@ -48,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def account_run(arguments: argparse.Namespace) -> int:
-    """Count, and print a row for each source."""
+    """Count the tokens and epochs of each source, and print a row for each."""
     order = open_run(arguments, in_ranges=not arguments.repeats)
     asked = arguments.consumed_samples
     stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
@@ -64,7 +64,7 @@ def account_run(arguments: argparse.Namespace) -> int:
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:
-    """Return the rows as a table, and their sum."""
+    """Return the rows as a table, with their sum, and how often documents were read."""
     rows = []
     for each in accounts:
         values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
@@ -80,7 +80,7 @@ def table(accounts: Sequence[SourceAccount]) -> str:
 
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
-    """Write one row per source."""
+    """Write a Parquet file with one row per source."""
     from binidx.run.provenance.export import pa, parquet
 
     sink = pa.BufferOutputStream()
@@ -90,7 +90,7 @@ def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Return the last part of each name, or the whole names if two of these would be equal."""
+    """Return the last part of each name, or the whole names if two last parts are equal."""
     names = [each.rstrip("/").rpartition("/")[2] or each for each in sources]
     return names if len({*names}) == len(names) else list(sources)
 

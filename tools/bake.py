@@ -37,7 +37,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def bake_run(arguments: argparse.Namespace) -> int:
-    """Bake, and print a summary."""
+    """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     try:
         baked = plan_bake(order, parse_steps(order, arguments.steps))

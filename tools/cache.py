@@ -111,7 +111,7 @@ def cache_directory(arguments: argparse.Namespace) -> str:
 
 
 def run_warm(arguments: argparse.Namespace) -> int:
-    """Fetch, and print a summary."""
+    """Fetch objects, or the bytes that a run reads, into the cache; print a summary."""
     directory = cache_directory(arguments)
     given = dict(arguments.storage_options or {})
     ours = {**given.get(OURS, {}), "cache_dir": directory}
@@ -152,7 +152,7 @@ def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float
 
 
 def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
-    """Return jobs for all bytes of objects, and of both files of datasets, virtual merges included.
+    """Return jobs that fetch whole objects, or both files of datasets, virtual merges included.
 
     Raises:
         ObjectNotFoundError: a URI is neither an object nor a dataset.
@@ -163,7 +163,7 @@ def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
 
 
 def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
-    """Yield readers of an object, or of the files of a dataset."""
+    """Yield a reader of an object, or readers of the files of a dataset."""
     if object_exists(uri, options):
         yield open_object(uri, storage_options=options)
         return
@@ -173,7 +173,7 @@ def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
 
 
 def check_cached(reader: RangeReader) -> DiskCache:
-    """Return the reader, which must be one of a disk cache."""
+    """Return the reader if it is that of a disk cache; raise ConfigError otherwise."""
     if isinstance(reader, DiskCache):
         return reader
     if getattr(reader, "identity", None) is None or "://" not in reader.uri:
@@ -184,7 +184,7 @@ def check_cached(reader: RangeReader) -> DiskCache:
 
 
 def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
-    """Return jobs for the bytes of `.bin` files in the next steps of a run; missing indices are built."""
+    """Return jobs that fetch the bytes of `.bin` files for the next steps of a run; missing indices are built."""
     from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, options)
@@ -212,15 +212,15 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
 
 
 SAMPLES_AT_ONCE = 4096
-"""Samples whose spans are in memory together: 1 MB."""
+"""Number of samples whose spans are in memory together: 1 MB."""
 
 
 def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDataset, NDArray[np.int64]]]:
-    """Return the byte ranges of the tokens of samples of a GPT dataset, or of a blend of some.
+    """Return the byte ranges of the tokens of samples of a GPT dataset, or of a blend of GPT datasets.
 
     Returns:
-        For each stored dataset with some of the samples, also if a blend names it twice: its ranges, shape (n, 2),
-        sorted and disjoint.
+        For each stored dataset with some of the samples its ranges, shape (n, 2), sorted and disjoint; once if a blend
+        names it twice.
     """
     found: dict[str, tuple[IndexedDataset, list[NDArray[np.int64]]]] = {}
     for each, numbers in samples_by_dataset(dataset, np.asarray(idxs, np.int64)):
@@ -232,7 +232,7 @@ def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDatase
 
 
 def samples_by_dataset(dataset: Any, idxs: NDArray[np.int64]) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """Yield each dataset of a blend that has some of the samples, with their numbers there."""
+    """Yield each dataset of a blend that has some of the samples, with the numbers of these samples in it."""
     from binidx.dataset.blended import BlendedDataset
 
     if not isinstance(dataset, BlendedDataset):
@@ -244,7 +244,7 @@ def samples_by_dataset(dataset: Any, idxs: NDArray[np.int64]) -> Iterator[tuple[
 
 
 def merge_ranges(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return sorted, disjoint ranges of the same bytes, shape (n, 2); adjacent ones are joined."""
+    """Return the same bytes as sorted, disjoint ranges, shape (n, 2); adjacent ranges are joined."""
     ranges = ranges[ranges[:, 0] < ranges[:, 1]]
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     reach = np.maximum.accumulate(ranges[:, 1])
@@ -287,7 +287,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Compare everything with its checksums, and print the damaged objects."""
+    """Compare all cached data with its checksums, and print the damaged objects."""
     contents = cached_contents(cache_directory(arguments))
     total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
     damaged: dict[str, int] = {}
@@ -308,7 +308,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def run_prune(arguments: argparse.Namespace) -> int:
-    """Remove cached data, and print the amount."""
+    """Remove cached data, and print the number of removed bytes."""
     uris = arguments.uri
     done = prune(
         cache_directory(arguments),
@@ -326,7 +326,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
 
 
 def belongs(uri: str, chosen: str) -> bool:
-    """Return whether an object is the chosen one, a file of that dataset, or in that folder."""
+    """Return whether an object is `chosen`, a file of the dataset prefix `chosen`, or in the folder `chosen`."""
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 

@@ -31,14 +31,14 @@ from ._display import counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options of the command."""
     options.add_argument("directories", nargs="+", metavar="DIR", help="a directory of this machine")
     options.add_argument("--remove", action="store_true", help="remove those that no process writes")
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def clean(arguments: argparse.Namespace) -> int:
-    """List the files, or remove them."""
+    """List the staging files below the directories, or remove them; print them."""
     files: list[dict[str, Any]] = []
     now = time.time()
     for directory in arguments.directories:

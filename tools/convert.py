@@ -68,7 +68,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Copy, and print a summary."""
+    """Copy the dataset, and print a summary."""
     codec = "zstd" if arguments.compress is not None else "raw" if arguments.plain else None
     with Bar("convert") as bar:
         done = convert_dataset(
@@ -88,7 +88,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def level(text: str) -> int:
-    """Parse a compression level; the next argument may be taken for one."""
+    """Parse a compression level; after a bare --compress, argparse passes the next argument."""
     try:
         return check_level(int(text))
     except ValueError:
@@ -96,7 +96,7 @@ def level(text: str) -> int:
 
 
 def describe(done: ConvertResult) -> str:
-    """Return the summary."""
+    """Return the summary of a copy as text."""
     counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     held = f"  {counted}, {human_bytes(done.source_bytes)}"
     if done.target_bytes != done.source_bytes:

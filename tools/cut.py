@@ -63,7 +63,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def cut(arguments: argparse.Namespace) -> int:
-    """Cut, and print a summary."""
+    """Run the chosen subcommand, and print a summary."""
     with Bar("cut") as bar:
         done = arguments.body(arguments, bar)
     show(done, arguments, describe)
@@ -71,12 +71,12 @@ def cut(arguments: argparse.Namespace) -> int:
 
 
 def cut_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
-    """Write the first documents."""
+    """Write the first documents of a dataset."""
     return head_dataset(arguments.source, arguments.to[0], arguments.count, **writing(arguments), watch=watch)
 
 
 def cut_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
-    """Write a sample, or a split."""
+    """Write a sample or a split of a dataset."""
     return split_dataset(
         arguments.source, arguments.to, arguments.fractions, seed=arguments.seed, **writing(arguments), watch=watch
     )

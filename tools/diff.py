@@ -38,7 +38,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def diff(arguments: argparse.Namespace) -> int:
-    """Compare, and say what was found."""
+    """Compare two datasets and print the differences; return 1 if there are any."""
     with Bar("diff") as bar:
         found = diff_datasets(
             arguments.left,
@@ -71,7 +71,7 @@ def describe(found: Difference) -> str:
 
 
 def counted(count: int, first: Sequence[int], where: str) -> str:
-    """`12: documents 3, 7, 9 ... of A`."""
+    """Return a text such as `12: documents 3, 7, 9 ... of A`."""
     if not first:
         return f"{count:,}"
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"

@@ -50,7 +50,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def estimate(arguments: argparse.Namespace) -> int:
-    """Estimate, and say what was found; 1 where no row of the sample is a document."""
+    """Estimate the tokens, and print the result; return 1 if the sample has problems and no document."""
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
@@ -103,7 +103,7 @@ def describe(found: CorpusEstimate) -> str:
 
 
 def interval(found: Estimate) -> str:
-    """`1.23e+09, 95 %: 1.20e+09 to 1.26e+09`, in whole numbers."""
+    """Return a text such as `1,230; 95 %: 1,200 to 1,260 (± 2.44%)`."""
     return f"{found.total:,.0f}; 95 %: {found.low:,.0f} to {found.high:,.0f} (± {found.error:.2%})"
 
 

@@ -39,10 +39,10 @@ from ._display import human_bytes, table
 from ._runs import decoder, known_origins
 
 BLOCK = 1 << 20
-"""Values looked at together, so that no pass makes a second index in memory."""
+"""Number of values processed together, so that no pass makes a second index in memory."""
 
 MOST_TOKENS = 512
-"""Tokens of a document that are decoded."""
+"""Most tokens of a document that are decoded."""
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -59,7 +59,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """Print the report."""
+    """Print the report on a dataset."""
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
         raise ConfigError("--text and --tokenizer go together, found one of them")
@@ -71,11 +71,11 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 
 def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: int = 16) -> dict[str, Any]:
-    """All that is known of a dataset, in JSON values.
+    """Return the report on a dataset, as JSON values.
 
     Args:
-        num_documents: how many documents to show the start of; empty ones are passed over.
-        num_tokens: how many tokens to show of each.
+        num_documents: number of documents whose first tokens to show; empty documents are skipped.
+        num_tokens: number of tokens to show of each.
     """
     index = dataset.index
     source = open_source(dataset.path_prefix, dataset.storage_options)
@@ -105,9 +105,9 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
 
 
 def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> dict[str, Any]:
-    """The object that holds the tokens: its codec and bytes, its segments if it is compressed, its checksums if not.
+    """Return how the tokens are stored, as JSON values: codec and bytes, with segments or the presence of checksums.
 
-    Of a virtual merge: the bytes of all, and what each part is stored as.
+    Of a virtual merge: the bytes of all parts, and codec and checksums of each.
     """
     if isinstance(source, VirtualSource):
         parts = [
@@ -124,13 +124,13 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
 
 
 def first_documents(dataset: IndexedDataset, count: int) -> list[int]:
-    """Return the numbers of the first documents that have sequences, of the first BLOCK documents."""
+    """Return the numbers of the first `count` documents with sequences, among the first `BLOCK` documents."""
     found: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
     return found
 
 
 def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> list[dict[str, Any]]:
-    """The start of the first documents that have sequences, each with its number. One vectored read."""
+    """Return the first tokens of the first documents with sequences, each with its number; one vectored read."""
     documents, lengths = first_documents(dataset, num_documents), dataset.sequence_lengths
     first = dataset.document_indices[documents].tolist()
     spans = [(sequence, 0, min(int(lengths[sequence]), max(num_tokens, 0))) for sequence in first]
@@ -141,9 +141,9 @@ def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -
 
 
 def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
-    """Return the first documents with sequences: number, start of the text, whether it is complete, and origin.
+    """Return for the first documents with sequences: number, start of the text, whether that is all of it, and origin.
 
-    One vectored read of tokens.
+    The tokens are read by one vectored read.
     """
     documents = first_documents(dataset, count)
     spans = [starting_spans(dataset, document) for document in documents]
@@ -170,13 +170,13 @@ def starting_spans(dataset: IndexedDataset, document: int) -> list[tuple[int, in
 
 
 def count_empty_documents(bounds: NDArray[np.int64]) -> int:
-    """Count the document bounds that repeat the one before; block by block, as there may be 10^9 of them."""
+    """Return the number of empty documents, counted block by block, as there may be 10^9 documents."""
     pieces = (bounds[start : start + BLOCK + 1] for start in range(0, len(bounds) - 1, BLOCK))
     return sum(int((np.diff(piece) == 0).sum()) for piece in pieces)
 
 
 def count_modes(stream: IndexStream) -> dict[str, int]:
-    """Return mode -> number of its sequences, for a multimodal dataset."""
+    """Return mode -> number of sequences with this mode, of a multimodal dataset."""
     counts = np.zeros(256, np.int64)
     for modes in stream.modes():
         counts += np.bincount(modes.view(np.uint8), minlength=256)
@@ -197,7 +197,7 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
 
 
 def bins(lengths: NDArray[np.int32]) -> list[dict[str, int]]:
-    """Count the sequences of 0 tokens, 1, 2-3, 4-7, 8-15, ...: from the shortest to the longest that occur."""
+    """Return the numbers of sequences with 0, 1, 2-3, 4-7, 8-15, ... tokens, from the shortest to the longest."""
     counts = np.zeros(33, np.int64)
     for start in range(0, len(lengths), BLOCK):
         # frexp gives the number of binary digits: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3; exact in float64.
@@ -231,7 +231,7 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def rows(report: dict[str, Any]) -> list[str]:
-    """Return name and value, one per line."""
+    """Return lines of the report, each with a name and a value."""
     values = {"format": f"MMIDIDX version {report['version']}, {report['dtype']} (code {report['dtype_code']})"}
     for name in ("documents", "sequences"):
         empty = f", {report[f'empty_{name}']:,} empty" if report[f"empty_{name}"] else ""
@@ -250,7 +250,7 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
-    """Return the rows about the stored object, if it is not a plain one without checksums."""
+    """Return name -> value for lines about the stored object; none for a plain one without checksums."""
     if "parts" in stored:
         checked = sum(each["checksums"] for each in stored["parts"])
         compressed = sum(each["codec"] != "raw" for each in stored["parts"])
@@ -267,12 +267,12 @@ def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
 
 
 def exact_bytes(count: int) -> str:
-    """`1,234,567 bytes (1.2 MiB)`."""
+    """Format bytes: 1_234_567 -> `1,234,567 bytes (1.2 MiB)`."""
     return f"{count:,} bytes ({human_bytes(count)})" if count >= 1024 else f"{count:,} bytes"
 
 
 def draw(histogram: list[dict[str, int]], columns: int) -> list[str]:
-    """Return the bins as bars, for a terminal of so many columns; the bar of a bin that is not empty is never empty."""
+    """Return the histogram as bars, for a terminal of `columns` columns; a bin that is not empty has a bar."""
     labels = [f"{each['from']:,}" + (f"-{each['to']:,}" if each["to"] > each["from"] else "") for each in histogram]
     counts = [f"{each['sequences']:,}" for each in histogram]
     left, right = max(map(len, labels)), max(map(len, counts))
@@ -284,7 +284,7 @@ def draw(histogram: list[dict[str, int]], columns: int) -> list[str]:
 
 
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    """Return the texts as lines for the terminal."""
+    """Return the texts of documents as lines for a terminal of `columns` columns."""
     lines = ["text"] if texts else []
     for each in texts:
         origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""

@@ -47,7 +47,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def merge(arguments: argparse.Namespace) -> int:
-    """Merge, and print a summary."""
+    """Merge datasets, and print a summary."""
     same = arguments.target_options in (None, arguments.source_options)
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
@@ -65,7 +65,7 @@ def merge(arguments: argparse.Namespace) -> int:
 
 
 def describe_virtual(done: VirtualMergeResult) -> str:
-    """Return the counts of a virtual merge."""
+    """Return the summary of a virtual merge as text."""
     held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     return f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"
 
@@ -79,7 +79,7 @@ HOW = {
 
 
 def describe(done: MergeResult) -> str:
-    """Return the summary."""
+    """Return the summary of a merge as text."""
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",
         f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",

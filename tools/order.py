@@ -48,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def export_order(arguments: argparse.Namespace) -> int:
-    """Export, or compare topologies."""
+    """Export the order, or with --check-nesting compare numbers of ranks."""
     order: Any = open_order(arguments)
     if arguments.check_nesting:
         return check_nesting(order, arguments.check_nesting)
@@ -78,14 +78,14 @@ def export_order(arguments: argparse.Namespace) -> int:
 
 
 def open_order(arguments: argparse.Namespace) -> Any:
-    """Return the order of either kind of run, which its fields distinguish."""
+    """Return the order of a GPT run or of a run over packed files, as the fields of RUN show."""
     text = read_document(RUN_FILE, arguments.run, arguments.storage_options)
     packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 
 def check_nesting(order: Any, text: str) -> int:
-    """Print the sync points of each set, after the proof."""
+    """Prove for each packed set after how many tokens all numbers of ranks have read the same blocks; print it."""
     if not isinstance(order, PackedRunOrder) or order.files is None:
         raise ConfigError(
             "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"

@@ -66,7 +66,7 @@ def describe(found: RunPlan) -> str:
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int, gap: int = 2) -> str:
-    """Return aligned lines of a name and its value."""
+    """Return a line for each pair of a name and its value, with the values aligned."""
     left = max(len(name) for name, _ in rows) + gap
     return "\n".join(
         textwrap.fill(

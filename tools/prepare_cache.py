@@ -58,7 +58,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: argparse.Namespace) -> int:
-    """Build, and print the indices."""
+    """Build the indices of a run, and print them."""
     given = load_sized(arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in all_prefixes(given)[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
@@ -74,7 +74,7 @@ def prepare(arguments: argparse.Namespace) -> int:
 
 
 def build(wanted: Run) -> Iterator[dict[str, Any]]:
-    """Return a row for every index of a run, once all exist."""
+    """Build all indices of a run, then yield a row for each."""
     outcomes: dict[str, Outcome] = {}
     # disable=None: no bar unless it is a terminal.
     with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
@@ -91,7 +91,7 @@ def build(wanted: Run) -> Iterator[dict[str, Any]]:
 
 
 def is_there(outcome: Outcome) -> bool:
-    """Return whether the built index was written; a build continues without, with a warning in the log."""
+    """Return False if an index was built but not written, for which the build only logs a warning; else True."""
     try:
         return outcome.how != BUILT or object_exists(outcome.files.uri(MANIFEST), outcome.files.storage_options)
     except StorageError:
@@ -99,7 +99,7 @@ def is_there(outcome: Outcome) -> bool:
 
 
 def indexed_datasets(built: Any) -> Iterator[Any]:
-    """Return the datasets with an index, split by split; the blend of a split comes first."""
+    """Yield the datasets with an index, split by split; the blend of a split comes first."""
     for found in built:
         for each in found if isinstance(found, list) else [found]:
             if each is not None:
@@ -143,7 +143,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
 
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as text: counts, then the locations of the files, then sums."""
+    """Return the rows as text: a table of counts, then the locations of the files, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
     shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
     lines = [table(head, [_cells(row) for row in shown])]

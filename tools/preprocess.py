@@ -45,13 +45,13 @@ from ._display import table as columns
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
 FINISH = (None, 1)
-"""The shard without parts, which puts them together."""
+"""Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
 
 MOST_SOURCES = 20
-"""Rows of sources in the summary."""
+"""Most rows of sources in the summary."""
 
 FORMAT = "{percentage:3.0f}%|{bar:10}| {desc}"
-"""tqdm's own rate is of the last part, with the start of a worker; this one is of all parts of this run."""
+"""Format of the bar without tqdm's rate, which is that of the last part; the description has that of the whole run."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -121,7 +121,7 @@ def _add_work(group: Any) -> None:
 
 
 class PreprocessBar(Bar):
-    """A watcher of preprocess: one bar for all parts, and one for the step after them."""
+    """Progress watcher of preprocess: one bar for all parts, and one for each later step."""
 
     def show(self, progress: Progress) -> None:
         """Update the bar; it counts finished parts, so it moves by parts."""
@@ -135,7 +135,7 @@ class PreprocessBar(Bar):
 
 
 def _fields(progress: Progress) -> Iterator[str]:
-    """Yield the fields of the description, the most important first: the terminal may cut off the end."""
+    """Yield the fields of the bar's description, the most important first: the terminal may cut off the end."""
     yield f"part {progress.parts_done:,} of {progress.parts:,}"
     if progress.parts < progress.all_parts:
         yield f"{progress.all_parts_done:,} of {progress.all_parts:,} of all shards"
@@ -149,7 +149,7 @@ def _fields(progress: Progress) -> Iterator[str]:
 
 
 def make(arguments: argparse.Namespace) -> int:
-    """Tokenise, or print the progress of a job that runs elsewhere or has stopped."""
+    """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
         show(job_status(job), arguments, describe_status)
@@ -196,7 +196,7 @@ def parse_job(arguments: argparse.Namespace) -> Job:
 
 
 def describe(done: Report) -> str:
-    """Return the summary."""
+    """Return the summary of a call as text."""
     if not done.finished:
         missing = (
             f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
@@ -222,7 +222,7 @@ def describe(done: Report) -> str:
 
 
 def describe_sources(manifest: dict[str, Any]) -> list[str]:
-    """Return rows in and out, by source and by reason."""
+    """Return a line for each source: the rows read, the documents made, and the dropped rows by reason."""
     sources = [f"  {each['uri']}: {describe_counts(each['counts'])}" for each in manifest["sources"]]
     if len(sources) == 1:
         return sources

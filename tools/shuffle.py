@@ -48,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def shuffle(arguments: argparse.Namespace) -> int:
-    """Shuffle, and print a summary."""
+    """Shuffle documents or lines, and print a summary."""
     common = {
         **writing(arguments),
         "seed": arguments.seed,
@@ -68,7 +68,7 @@ def shuffle(arguments: argparse.Namespace) -> int:
 
 
 def dataset(text: str) -> str:
-    """Parse a prefix; the file of a dataset is an error."""
+    """Return the prefix of a dataset; raise ConfigError for the name of one of its files."""
     try:
         return prefix(text)
     except argparse.ArgumentTypeError as error:

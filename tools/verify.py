@@ -36,7 +36,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check, and print the result."""
+    """Check the dataset, and print the result."""
     with Bar("verify") as bar:
         found = verify_dataset(
             arguments.prefix,
@@ -67,7 +67,7 @@ def describe(found: Verification) -> str:
 
 
 def tokens_read(found: Verification) -> str:
-    """Return the description of the checks of the tokens."""
+    """Return a text about the tokens: their range, and the checksums with which they were compared."""
     if found.token_range is None:
         return "tokens were not read" if found.num_tokens else "there are no tokens"
     below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""

@@ -32,7 +32,7 @@ from ._command import command
 from ._runs import add_run, build_rows, open_run, print_rows, stop_step
 
 SEARCHES = 8
-"""Lineages read at the same time: a row group of each, 6 MB."""
+"""Lineage files read at the same time; each needs 6 MB, for a row group."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def find(arguments: argparse.Namespace) -> int:
-    """Print the samples with parts of the documents, and their number."""
+    """Print the samples with parts of the documents, and the number of these samples."""
     order = open_run(arguments, in_ranges=True)
     stop = stop_step(order, arguments.before_step)
     documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
@@ -70,7 +70,7 @@ def find(arguments: argparse.Namespace) -> int:
 
 
 def _earlier(order: RunOrder, arguments: argparse.Namespace, found: int) -> str:
-    """Return the words about the samples before `consumed_samples`; none if there are none."""
+    """Return a clause about the samples before `consumed_samples`; "" if there are none."""
     consumed = order.reading.schedule.consumed_samples
     if not consumed:
         return ""
@@ -98,7 +98,7 @@ def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]
 
 
 def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
-    """Return source -> documents of that row of a file, or with that id; sources without lineage are skipped.
+    """Return source -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
 
     Raises:
         ConfigError: no document has that name.

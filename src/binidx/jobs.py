@@ -56,14 +56,14 @@ from binidx.storage.requests.retries import pause
 from binidx.storage.threads import available_cores
 
 ATTEMPTS = 5
-"""Attempts of one task. If a pool dies while it runs several tasks, no attempt of theirs is counted."""
+"""Most attempts of one task. If the worker pool is lost while it runs several tasks, none of these attempts counts."""
 
 POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
-"""Interval between two counts of a cluster's workers while no task ends; how long it may have none."""
+"""Interval between two counts of a cluster's workers while no task ends; longest time without any worker."""
 
 LOST_SECONDS, CLOSE_SECONDS = 30.0, 10.0
-"""Limits of an unanswered count of workers, and of closing a cluster's client. Ray ends a driver that has not reached
-its head node for 60 seconds."""
+"""Longest time for a cluster to answer a count of workers, and for closing its client. Ray ends a driver that has not
+reached its head node for 60 seconds."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -71,11 +71,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class JobEngine:
-    """Place where tasks run.
+    """Engine on which tasks run, as two functions.
 
     Attributes:
         open: returns the Executor; called again after an executor broke.
-        count: returns how many tasks an open executor runs at once; 0 if it has no worker at present.
+        count: returns the number of tasks that an open executor runs at once; 0 if it has no worker at present.
         owned: whether the executor is shut down at the end; False for an executor of the caller.
     """
 
@@ -98,7 +98,7 @@ class TaskFailure:
 
 
 class _BrokenPool(TaskFailure):
-    """Death of the pool and of all running tasks; mostly, one of them caused it."""
+    """The worker pool and all its running tasks were lost; usually one of the tasks caused it."""
 
 
 def run_tasks(
@@ -109,11 +109,11 @@ def run_tasks(
     Args:
         work: called in the workers; returns its failures as `TaskFailure`.
         tasks: taken from the iterable only as fast as they run.
-        engine: where they run.
+        engine: engine on which the tasks run.
 
     Raises:
-        BinidxError: a task failed permanently; the other tasks are stopped.
-        WorkerError: the worker of one task died `ATTEMPTS` times, or there was no worker for `NO_WORKER_SECONDS`.
+        BinidxError: a task failed permanently, or `ATTEMPTS` times; the other tasks are stopped.
+        WorkerError: one task lost its worker `ATTEMPTS` times, or there was no worker for `NO_WORKER_SECONDS`.
         UnreachableError: the cluster's scheduler is gone, or did not answer for `LOST_SECONDS`.
     """
     queue, running = _Queue(tasks), dict[Future[Result | TaskFailure], _Attempt[Task]]()
@@ -140,7 +140,7 @@ def run_tasks(
 
 
 def _collect(future: Future[Result | TaskFailure]) -> Result | TaskFailure:
-    """Return the result of a task. `work` returns its failures, so an exception means that the worker is gone."""
+    """Return the result of a task. `work` returns its failures, so an exception means that the worker was lost."""
     try:
         return future.result()
     except Exception as error:
@@ -151,9 +151,9 @@ def _collect(future: Future[Result | TaskFailure]) -> Result | TaskFailure:
 
 @dataclass(frozen=True)
 class _Attempt(Generic[Task]):
-    """A task, and its number of failures so far.
+    """Task, and its number of failures so far.
 
-    `alone`: no other task runs at the same time, so if the worker pool dies again, this task is the cause.
+    `alone`: no other task runs at the same time, so if the worker pool is lost again, this task is the cause.
     """
 
     task: Task
@@ -165,7 +165,7 @@ class _Queue(Generic[Task]):
     """Tasks to run: failed ones whose pause is over, then new ones.
 
     Attributes:
-        suspects: tasks that ran when a pool died. They go before all others, one at a time.
+        suspects: tasks that ran when a worker pool was lost. They run before all others, one at a time.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -176,7 +176,7 @@ class _Queue(Generic[Task]):
         self.suspects = deque[_Attempt[Task]]()
 
     def take(self, count: int, *, idle: bool) -> Iterator[_Attempt[Task]]:
-        """Yield up to `count` tasks; while there are suspects, one of them and only if `idle`: nothing else runs."""
+        """Yield up to `count` tasks; while there are suspects only one of them, and only if `idle`, as no task runs."""
         if self.suspects:
             yield from [self.suspects.popleft()] if idle else []
             return
@@ -199,7 +199,7 @@ class _Queue(Generic[Task]):
         return self._exhausted and not self._paused and not self.suspects
 
     def put_back(self, attempt: _Attempt[Task], failure: TaskFailure) -> None:
-        """Queue a failed task again, or raise its error."""
+        """Queue a failed task again; raise its error if it is permanent or the last attempt's."""
         broken, failures = isinstance(failure, _BrokenPool), attempt.failures + 1
         if broken and not attempt.alone:
             self.suspects.append(replace(attempt, alone=True))
@@ -220,10 +220,10 @@ class _Pool:
     """The current executor of an engine.
 
     Args:
-        running: attempts that run, by their futures; cancelled at the end.
+        running: future -> attempt, of the submitted tasks; they are cancelled at the end.
 
     Attributes:
-        window: tasks submitted and not done: two for each worker, so that none is idle and few start needlessly.
+        window: most tasks submitted and not done: two for each worker, so that no worker is idle.
     """
 
     def __init__(self, engine: JobEngine, running: Mapping[Future[Any], _Attempt[Any]]) -> None:
@@ -253,7 +253,11 @@ class _Pool:
             return self._executor.submit(work, task)
 
     def check_workers(self, progress: bool) -> None:
-        """Raise the errors of `run_tasks` if there has been no progress, and no answer or no worker for too long."""
+        """Raise the error of `run_tasks` if the cluster has given no answer, or had no worker, for too long.
+
+        Args:
+            progress: whether a task has ended since the last call.
+        """
         if not progress:
             if self._answer is None:
                 self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
@@ -279,7 +283,7 @@ class _Pool:
 
 
 def in_thread(call: Callable[[], Result]) -> Future[Result]:
-    """Run a call that may never return in a thread that does not keep the process alive."""
+    """Run a call that may never return in a thread that does not keep the process alive; return its future."""
     future = Future[Result]()
 
     def run() -> None:
@@ -301,7 +305,7 @@ def request_stop() -> None:
 
 
 def check_stop() -> None:
-    """CancelledReadError if `request_stop` was called in this process."""
+    """Raise CancelledReadError if `request_stop` was called in this process."""
     if _stop_requested.is_set():
         raise errors.CancelledReadError("stopped: another part failed, or the job was interrupted")
 
@@ -310,7 +314,7 @@ CONNECT_SECONDS = 5
 """Timeout of the connection to a Dask scheduler."""
 
 GRACE_SECONDS = 5.0
-"""Time for a worker to finish its writes after the driver has gone."""
+"""Time for a worker to finish its writes after the driver has ended."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's `mallopt`. Source: glibc, malloc.h."""
@@ -320,9 +324,9 @@ TRIM_BYTES, MMAP_BYTES = 256 << 20, 32 << 20
 
 
 class RayExecutor(Executor):
-    """Ray tasks as futures. An existing connection to Ray is used and stays open.
+    """Executor of Ray tasks. An existing connection to Ray is used and stays open; else one is opened.
 
-    While it is open, file descriptor 1 is that of stderr: Ray's C++ code and its processes print to stdout.
+    While an opened one exists, file descriptor 1 is that of stderr: Ray's C++ code and its processes print to stdout.
     """
 
     def __init__(self, address: str, count: int) -> None:
@@ -346,7 +350,7 @@ class RayExecutor(Executor):
                 raise errors.UnreachableError(f"{named}: {error}; needed a cluster, as HOST:6379") from error
 
     def count_workers(self) -> int:
-        """Return the cores that the cluster has now."""
+        """Return the number of cores that the cluster has now."""
         cores: float = self._ray.cluster_resources().get("CPU", 0.0)
         return math.ceil(cores)
 
@@ -382,7 +386,7 @@ class DaskExecutor(Executor):
         self._executor: Executor = self.client.get_executor(pure=False)
 
     def count_workers(self) -> int:
-        """Return the threads of all workers that the scheduler has now."""
+        """Return the number of threads of all workers now; raise UnreachableError if the scheduler is lost."""
         if self.client.status == "closed":  # it has tried to connect again for CONNECT_SECONDS
             raise self._lost
         return sum(map(int, self.client.nthreads().values()))
@@ -408,11 +412,11 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     """Return the engine of a name such as "local", "ray:HOST:6379" or "dask=tcp://HOST:8786".
 
     Args:
-        count: tasks at once; by default the number of cores. A cluster has its own number.
-        remote_data: texts or tokens are in an object store: twice as many by default, as half of the tasks wait.
+        count: number of tasks at once; by default the number of cores. A running cluster decides its own number.
+        remote_data: whether texts or tokens are in an object store; the default count is doubled, as tasks wait for it.
 
     Raises:
-        ConfigError: the name is none of those above.
+        ConfigError: the name is not one of those in the module's table.
     """
     kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda found: len(found[0]))
     count_workers = operator.methodcaller("count_workers")
@@ -434,7 +438,7 @@ def _import(name: str, extra: str) -> Any:
 
 
 class LocalExecutor(ProcessPoolExecutor):
-    """`count` processes, spawned: forked ones would inherit threads and connections."""
+    """Executor on `count` processes of this machine, spawned: forked ones would inherit threads and connections."""
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -450,7 +454,7 @@ class LocalExecutor(ProcessPoolExecutor):
 
 
 def start_worker(driver: connection.Connection) -> None:
-    """Prepare a new worker process; it stops when the other end of the pipe `driver` closes."""
+    """Prepare a new worker process; the process stops when the other end of the pipe `driver` closes."""
     # Ctrl-C reaches all processes of a terminal; only the driver handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_malloc()
@@ -460,8 +464,8 @@ def start_worker(driver: connection.Connection) -> None:
 def configure_malloc() -> None:
     """Make glibc's malloc use one arena for all threads and reuse buffers of several megabytes.
 
-    With an arena for each thread a worker grew by 60 MB within eight parts from S3 to S3, as each keeps its free
-    memory. Buffers mapped one by one cost 5 % of the CPU time, as the kernel zeroes each.
+    With an arena for each thread a worker grew by 60 MB within eight parts from S3 to S3, as each arena keeps its free
+    memory. Buffers that are mapped one by one cost 5 % of the CPU time, as the kernel zeroes each buffer.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -58,7 +58,7 @@ def build_corpus(library: Path | None = None) -> dict[str, list[str]]:
 
 
 def read_sources(library: Path) -> dict[str, str]:
-    """Return the text of every module in UTF-8 below `library`, sorted by its path."""
+    """Return path -> text of the modules in UTF-8 below `library`, sorted by path; some folders are skipped."""
     sources = {}
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
@@ -69,7 +69,7 @@ def read_sources(library: Path) -> dict[str, str]:
 
 
 def manual_topics() -> Iterator[str]:
-    """Return the chapters behind `help("topic")`; none if the distribution lacks them."""
+    """Yield the chapters that `help("topic")` prints; none if the distribution lacks them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -79,7 +79,7 @@ def manual_topics() -> Iterator[str]:
 
 
 def docstrings(sources: dict[str, str]) -> Iterator[str]:
-    """Return the longer docstrings of all modules, each under its dotted name."""
+    """Yield the longer docstrings of all modules, each under its dotted name."""
     for path, text in sources.items():
         tree = parse(text)
         if tree:
@@ -87,7 +87,7 @@ def docstrings(sources: dict[str, str]) -> Iterator[str]:
 
 
 def parse(text: str) -> ast.Module | None:
-    """Return the module's tree; None for templates and modules with deliberate errors."""
+    """Return the syntax tree of a module; None if it cannot be parsed, as templates and deliberate errors."""
     with warnings.catch_warnings():  # about their escape sequences, which are not ours to mend
         warnings.simplefilter("ignore")
         try:
@@ -106,5 +106,5 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[str]:
 
 
 def count_bytes(documents: list[str]) -> int:
-    """Return the UTF-8 bytes of all documents."""
+    """Return the number of UTF-8 bytes of all documents."""
     return sum(len(document.encode()) for document in documents)

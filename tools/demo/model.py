@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 
 class GPT(nn.Module):
-    """Next-token logits; the embedding is also the head. 1.7 million parameters with a vocabulary of 4,096.
+    """Small GPT whose embedding is also its head. 1.7 million parameters with a vocabulary of 4,096.
 
     Source: Radford et al. 2019 (GPT-2), reduced; the blocks are torch's.
     """

@@ -27,14 +27,14 @@ BUCKET = "binidx-demo"
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
 Costs = dict[str, dict[str, float]]
-"""Stage -> seconds, requests to stores, bytes_asked by reads, bytes_moved for them."""
+"""Stage -> "seconds", "requests" to stores, "bytes_asked" by reads, "bytes_moved" for these reads."""
 
 
 class Screen:
     """Writer of lines to stdout.
 
     Args:
-        quiet: no lines, as under --json.
+        quiet: print no lines, as with --json.
         plain: no colours and no progress bars, even on a terminal.
     """
 
@@ -58,12 +58,12 @@ class Screen:
         self.line(f"{'':<10} {text}")
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
-        """Iterate over the items, with a bar on stderr if that is a terminal."""
+        """Return the items as an iterable that moves a bar on stderr, if stderr is a terminal."""
         return tqdm(items, desc=f"{'':<10} {what}", total=total, disable=not self._bars, leave=False, ncols=80)
 
 
 def describe_steps(steps: list[Step]) -> str:
-    """Return a line with the last of these steps and the means of all."""
+    """Return a line with the number of the last of these steps, and the means of all steps."""
     loss, wait = fmean(step.loss for step in steps), 1000 * fmean(step.wait_seconds for step in steps)
     speed = BATCH_SIZE * SEQUENCE_LENGTH / fmean(step.seconds for step in steps)
     return f"step {steps[-1].number:>4}  loss {loss:.2f}  {speed:>6,.0f} tokens/s  wait {wait:4.1f} ms"

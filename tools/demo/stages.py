@@ -59,7 +59,7 @@ class Demo:
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[None]:
-        """Print the name of a stage, and store the seconds and reads of the block, in this process."""
+        """Print the name of a stage, and store the seconds of the `with` block and this process's reads in it."""
         self.screen.heading(name, text)
         start, before = time.perf_counter(), total()
         yield
@@ -69,7 +69,7 @@ class Demo:
 
     @contextmanager
     def start_server(self) -> Iterator[S3Server]:
-        """Start an S3 server with a bucket; this process and its children find it within the `with` block."""
+        """Start an S3 server with a bucket; this process and its children can reach it within the `with` block."""
         with ExitStack() as stack:
             with self.stage("server", "SeaweedFS, a real S3 server, on loopback"):
                 server = stack.enter_context(s3_server(self.directory / "s3"))
@@ -117,10 +117,10 @@ class Demo:
         return order
 
     def train(self, order: list[str], *, resume: bool) -> list[Step]:
-        """Train in a new process: from the start past the checkpoint, where it is killed, or from there to the end.
+        """Train in a new process, which is killed after its checkpoint; with `resume` from that checkpoint to the end.
 
         Raises:
-            BinidxError: the process ended early, or with another batch than an uninterrupted run.
+            BinidxError: the process ended early, or a batch differs from that of an uninterrupted run.
         """
         num_steps, steps, shown = len(order), list[Step](), 0
         if resume:

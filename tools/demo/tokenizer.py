@@ -41,7 +41,7 @@ def write_dataset(prefix: str, documents: Iterable[str], tokenizer: Any) -> dict
 
     Args:
         prefix: path or any URI.
-        tokenizer: what `train_bpe` returned.
+        tokenizer: a result of `train_bpe`.
     """
     eod, counts = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}
     dtype = binidx.DType.optimal_dtype(tokenizer.get_vocab_size())

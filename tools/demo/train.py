@@ -87,7 +87,7 @@ def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps
 
 
 def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
-    """Return the batches after a number of consumed samples, which is the whole state of a resume."""
+    """Return the batches after `consumed_samples` samples; this number is the whole state that a resume needs."""
     loader = binidx.build_pretraining_data_loader(dataset, consumed_samples, micro_batch_size=BATCH_SIZE)
     assert loader is not None
     return iter(loader)
@@ -99,7 +99,7 @@ def batch_hash(batch: Batch) -> str:
 
 
 def train(path: Path, *, resume: bool) -> Iterator[Step]:
-    """Execute a saved run from its start, or from its checkpoint, to its end; yield a record after each step."""
+    """Execute a saved run from its start, or with `resume` from its checkpoint, to its end; yield a Step after each."""
     start = time.perf_counter()
     run = binidx.Run.load(str(path))
     dataset, valid, _ = run.build()

@@ -80,8 +80,8 @@ class StorageFormat:
 
     Attributes:
         codec: key of `storage.open.CODECS`; None for that of the source.
-        level: compression level; None for the codec's default, which leaves compressed tokens as they are.
-        checksums: whether to compute checksums; existing ones are always copied.
+        level: compression level; None for the codec's default, and for a copy of tokens that are compressed already.
+        checksums: whether to compute checksums; existing checksums of the source are copied to a plain target anyway.
     """
 
     codec: str | None = None
@@ -96,6 +96,7 @@ class ConvertResult(JsonResult):
     Attributes:
         copied: False if the target held the dataset already.
         source_bytes, target_bytes: bytes of `.bin` and `.idx`.
+        parts_sent, parts_kept: upload parts that this run sent, and those that an earlier run had sent.
         verified: how the target was compared: "checksum" every byte, "size" sizes only, "sample" the whole `.idx` and
             samples of the `.bin`.
     """
@@ -132,14 +133,14 @@ def convert_dataset(
 
     Args:
         way: form in which the tokens are stored; that of the source by default. If the target is the source, or equal
-            to it already, only checksums are written.
+            to it already, only the checksums are written, if `way` has them.
         overwrite: replace another dataset. It stays until the new `.bin` is ready; then its `.idx` is removed first.
         verify: "checksum" reads all copied bytes, "size" compares sizes only. A dataset that exists at the target is
             left alone if it is this one: "checksum" compares all of it, "size" its `.idx` and 64 samples (4 MiB) of its
             `.bin`, which can miss a few changed tokens.
         source_options, target_options: fsspec options.
         part_bytes: bytes of an upload part; S3 accepts no part below 5 MiB but the last.
-        save_seconds: longest work that an interruption can lose.
+        save_seconds: time between two saves of the progress, so the most work that an interruption can lose.
 
     Raises:
         ConfigError: the arguments contradict each other, or the source is to be stored differently in its own place.
@@ -154,7 +155,7 @@ def convert_dataset(
 
 @dataclass(frozen=True)
 class JournalFile:
-    """Fields of the file besides its version."""
+    """Fields of TARGET.convert.json besides its version."""
 
     owner: str
     source: dict[str, Any]
@@ -165,16 +166,16 @@ JOURNAL_FILE = JsonFile(JournalFile, {"binidx_convert": 2})
 
 
 class ConvertJournal:
-    """Journal of one target.
+    """Progress of a copy to one target, in TARGET.convert.json, from which an interrupted copy resumes.
 
     Args:
         target: prefix of the target.
-        source: identity of the source: its URI, the identities of both objects, and the chosen storage format.
+        source: identity of the source: its URI, the identities of `.bin` and `.idx`, and the chosen storage format.
         storage_options: fsspec options of the target.
 
     Attributes:
         states: progress of each object, by its suffix in `OBJECT_SUFFIXES`.
-        published: identity of the .bin that an earlier run, of any source, verified.
+        published: identity of the `.bin` that an earlier run, of any source, has verified; None if there is none.
     """
 
     def __init__(self, target: str, source: dict[str, Any], storage_options: Options) -> None:
@@ -209,7 +210,7 @@ class ConvertJournal:
         return "ours"
 
     def forget_earlier(self) -> None:
-        """Remove the partial files and uploads of the earlier run, of any source."""
+        """Remove the partial files and uploads of the earlier run, whatever its source."""
         for suffix, state in self._earlier.items():
             discard_parts(f"{self.target}.{suffix}", state.token, self._options)
 
@@ -232,7 +233,7 @@ class ConvertJournal:
         self._claimed = True
 
     def remove(self) -> None:
-        """Remove the journal and local staging files: the dataset is complete, or the copy must start again."""
+        """Remove the journal and local staging files, once the dataset is complete or the copy must start again."""
         delete_object(self.uri, self._options)
         for suffix in OBJECT_SUFFIXES:
             remove_staging_files(f"{self.target}.{suffix}", ".partial")
@@ -245,7 +246,7 @@ class ConvertJournal:
 
 
 class _Convert:
-    """State of one convert."""
+    """State of one call of `convert_dataset`."""
 
     def __init__(
         self,
@@ -308,7 +309,7 @@ class _Convert:
         return self._report(copied=True, counts=counts)
 
     def _holds_source(self) -> bool:
-        """Return whether the target is this dataset already, stored as chosen; its `.idx` is compared first."""
+        """Return whether the target is this dataset already, in the chosen form; its `.idx` is compared first."""
         target = self.target
         found = find_bin(target.prefix, target.options)
         if found is None or codec_of(found) != self.codec or not object_exists(target.idx_uri, target.options):
@@ -322,7 +323,7 @@ class _Convert:
         return same_content(*index, self.watch) and same_tokens(*tokens, self.watch)
 
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
-        """Copy tokens, checksums, sidecars and index."""
+        """Copy tokens, checksums, sidecars and index; return the counts of each resumable copy."""
         source, target, check = self.source, self.target, self.source.check_unchanged
 
         def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:
@@ -401,7 +402,7 @@ def plan_samples(size: int) -> list[Range]:
 
 
 def same_samples(left: RangeReader, right: RangeReader, watch: ProgressWatcher) -> bool:
-    """Return whether two objects of one size hold the same bytes in `plan_samples`; reads each once."""
+    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once."""
     samples = plan_samples(left.size)
     watch.begin(f"compare samples of {right.uri}", sum(stop - start for start, stop in samples), 0)
     return left.read(samples) == right.read(samples)

@@ -35,7 +35,7 @@ from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 PART_BYTES = 8 << 20
-"""A longer document is read in parts of this size."""
+"""Bytes of tokens read at once; a longer document is read in parts of this size."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def head_dataset(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> CutResult:
-    """Write the first documents as a dataset; all documents if there are fewer.
+    """Write the first `num_documents` documents of `source` as the dataset `target`; all if `source` has fewer.
 
-    A plain `.bin` is copied inside the store where it can; a compressed one is compressed again.
+    The store itself copies an uncompressed `.bin` if it can; a compressed `.bin` is decompressed and compressed again.
 
     Raises:
         ConfigError: the number is negative, or the target is the source.
@@ -94,16 +94,18 @@ def split_dataset(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> CutResult:
-    """Write each document to the dataset whose share it falls in, or to none if the shares add up to less than 1.
+    """Write each document to one of the targets, chosen by a hash; to none if the fractions add up to less than 1.
 
-    A sample is a split with one target. The source is read once; of a remote one only the needed ranges are fetched.
+    A sample is a split with one target. The source is read once; from a remote source only the needed ranges are
+    fetched.
 
     Args:
         fractions: share of each target, together at most 1.
         seed: seed of the hash, any 64-bit number.
 
     Raises:
-        ConfigError: the fractions are not such shares, or targets are equal to each other or to the source.
+        ConfigError: the fractions are not such shares or not one for each target, or targets are equal to each other or
+            to the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
     if len(targets) != len(fractions) or not targets:
@@ -120,7 +122,7 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
     """Return the target number of each of the documents first, first + 1, ...; -1 for none. Shape (count,).
 
     Args:
-        ends: end of the share of each target in [0, 1].
+        ends: upper end of each target's share in [0, 1], ascending.
     """
     found = np.searchsorted(ends, uniform_hash(seed, first, count), "right")
     # Shares that add up to 1 except for rounding leave no document out.
@@ -129,9 +131,9 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
 
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
+    """Return a pseudorandom number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
 
-    Source: SplitMix64 (Steele, Lea, Flood 2014): output `number + 1` of the generator of this seed.
+    Source: SplitMix64 (Steele, Lea, Flood 2014): output (document number + 1) of the generator with this seed.
     """
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64)
     mixed = np.uint64(seed % 2**64) + steps * np.uint64(0x9E3779B97F4A7C15)
@@ -194,7 +196,7 @@ def _scatter(
     plain: RangeReader | None,
     watch: ProgressWatcher,
 ) -> list[int]:
-    """Append each document to its output, with its tokens unless `plain` is None; return the tokens of each output."""
+    """Append each document to its output, with tokens unless `plain` is None; return each output's number of tokens."""
     index, tokens = dataset.index, [0] * len(outputs)
     if plain is not None:
         watch.begin("tokens", dataset.num_bytes, 0)
@@ -209,7 +211,7 @@ def _scatter(
 
 
 def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:
-    """Append the wanted documents of a block to the columns, and return the number of their tokens."""
+    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens."""
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
     before, lengths = len(columns.lengths), block.lengths[sequences]
@@ -223,7 +225,7 @@ def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: I
 def _write_tokens(
     block: DocumentBlock, chosen: NDArray[np.int64], outputs: Sequence[DatasetOutput], plain: RangeReader, size: int
 ) -> None:
-    """Copy the tokens of a block, `size` bytes each, to the chosen outputs; about `ROUND_BYTES` in one read."""
+    """Copy the tokens of a block, `size` bytes each, to the outputs that `chosen` names; about `ROUND_BYTES` a read."""
     runs = list(_runs(block, chosen, size))
     ends = np.cumsum([0, *(stop - start for _, (start, stop) in runs)])
     for first, stop in batch_by_size(ends, ROUND_BYTES):
@@ -233,7 +235,7 @@ def _write_tokens(
 
 
 def _runs(block: DocumentBlock, chosen: NDArray[np.int64], item_bytes: int) -> Iterator[tuple[int, Range]]:
-    """Yield the target and the bytes of neighbouring documents with one target, at most `PART_BYTES` of them."""
+    """Yield (target number, byte range) for runs of documents with the same target; at most `PART_BYTES` each."""
     bounds = block.token_bounds() * item_bytes
     breaks = np.flatnonzero(np.diff(chosen)) + 1
     firsts = np.concatenate([[0], breaks])

@@ -36,8 +36,9 @@ class Difference(JsonResult):
         num_common: matched documents.
         num_removed, num_added: documents without a match in A and in B; `removed`, `added`: the first few numbers.
         num_duplicates: copies of an earlier document.
-        num_order_breaks: matched documents that B has before the one that they follow in A; 0 if the order is equal.
-        order_breaks: the first few of these, by their numbers in A.
+        num_order_breaks: matched documents whose match in B comes before that of the previous matched document of A;
+            0 if the order is equal.
+        order_breaks: the numbers in A of the first few of them.
     """
 
     prefixes: tuple[str, str]
@@ -105,7 +106,7 @@ def diff_datasets(
 
 
 def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
-    """Return xxh3_128 of the tokens of each document as little-endian int64, shape (num_documents, 2)."""
+    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2)."""
     dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
     if dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
@@ -131,8 +132,8 @@ def match_documents(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tupl
         left, right: hashes of A and B, shape (num_documents, 2) each.
 
     Returns:
-        The number in B of each document of A, -1 without a match, shape (num_documents of A,); and the numbers of
-        different documents in A and in B.
+        For each document of A the number of its match in B, -1 without a match, shape (num_documents of A,); and the
+        number of distinct documents in A, and in B.
     """
     numbers, distinct = np.full(len(left), -1, np.int64), [0, 0]
     for bucket in range(BUCKETS):
@@ -154,7 +155,11 @@ def match_documents(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tupl
 
 
 def find_order_breaks(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the documents of A whose match is before that of the previous matched document."""
+    """Return the numbers of the documents of A whose match in B comes before that of the previous matched document.
+
+    Args:
+        numbers: number in B of each document of A, -1 without a match.
+    """
     matched = np.flatnonzero(numbers >= 0)
     found: NDArray[np.int64] = matched[1:][np.diff(numbers[matched]) < 0]
     return found

@@ -47,8 +47,9 @@ class MergeResult(CombinedCounts):
 
     Attributes:
         moved_bytes: bytes of the `.bin` that passed through this process.
-        how: how the tokens were copied: "server", "copy_file_range" or "stream"; "compared": they were there.
-        dropped_sums: whether a source has checksums, which the target has not.
+        how: how the tokens were copied: "server" (by the store), "copy_file_range" (by the kernel) or "stream" (through
+            this process); "compared" if the target had them already.
+        dropped_sums: whether a source has checksums; the target has none.
         lineage: whether a lineage was written.
     """
 
@@ -72,13 +73,14 @@ def merge_datasets(
 ) -> MergeResult:
     """Write the documents of all sources, in order, as one dataset. A source may be named twice.
 
-    Bytes of a `.bin` after its last sequence are not copied. Compressed sources give a compressed dataset: their frames
-    are copied as they are, under a new table. Checksums are not carried over, as their blocks would start elsewhere.
+    Bytes of a `.bin` after its last sequence are not copied. Compressed sources give a compressed dataset: their zstd
+    frames are copied as they are, with a new seek table. Checksums are not carried over, as their blocks would start
+    elsewhere.
 
     Args:
         lineage: whether to carry the lineage over, if a source has one.
         overwrite: replace a dataset at the target. It stays until the new one is ready.
-        source_options, target_options: fsspec options; the store copies tokens itself if the two are equal.
+        source_options, target_options: fsspec options; the store itself can copy tokens only if the two are equal.
 
     Raises:
         ConfigError: there is no source, the target is a source, or some are compressed and others not.
@@ -115,7 +117,7 @@ def merge_datasets(
 
 @contextmanager
 def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[IndexColumns]:
-    """Read and check the indices of all datasets, and give the columns of the merged `.idx`."""
+    """Read and check the indices of all datasets, and yield the columns of the merged `.idx`."""
     _, multimodal = sources.check_compatible()
     datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
@@ -143,10 +145,10 @@ def merge_tokens(
     """Concatenate the tokens of all datasets, call `remove_existing`, and publish tokens and index.
 
     Returns:
-        The bytes of the `.bin`, and how they were copied.
+        The size of the `.bin` in bytes, and the Join that copied or compared it.
 
     Raises:
-        FormatError: a `.bin` has fewer bytes than its index needs; or it is compressed and has more.
+        FormatError: a `.bin` has fewer bytes than its index needs, or is compressed and has more.
     """
     found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
     pieces = [piece for each in found for piece in each]
@@ -159,11 +161,11 @@ def merge_tokens(
 
 
 READ_AHEAD_ITEMS = 1 << 17
-"""An index with at most this many sequences and documents is read ahead: 1.5 MB, for each of `IN_FLIGHT`."""
+"""An index with at most this many sequences and documents is read ahead: 1.5 MB each, up to `IN_FLIGHT` at once."""
 
 
 def _read_index(dataset: WholeDataset) -> Sequence[Iterable[NDArray[Any]]]:
-    """Return blocks of lengths, bounds and modes; those of a small index are read now, `IN_FLIGHT` indices at once."""
+    """Return the blocks of lengths, bounds and modes of an index: of a small one read now, else while iterated."""
     index = dataset.index
     columns = index.lengths(), index.bounds(), index.modes()
     small = max(index.num_sequences, index.num_documents) <= READ_AHEAD_ITEMS
@@ -183,14 +185,14 @@ def merge_virtually(
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> VirtualMergeResult:
-    """List datasets as the parts of one dataset, which then opens under the prefix `target`.
+    """Write a list of datasets as the parts of one dataset, which readers then open under the prefix `target`.
 
     Args:
         overwrite: replace a list at the target; a dataset there is never replaced.
 
     Raises:
         ConfigError: there is no source, or a source is itself virtual.
-        FormatError: a source is not valid, or has another dtype.
+        FormatError: a source is not valid, has another dtype or tokenizer, or has no modes where others have some.
         ObjectExistsError: another list, or a dataset, exists at the target.
     """
     name, watch = os.fspath(target), watch or SilentWatcher()

@@ -41,7 +41,7 @@ from binidx.storage.writing.publish import delete_object
 def read_origins(prefix: str, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:
     """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
 
-    Reads the footer, and one row group for each run of documents: about 6 MB of a quarter of a million rows.
+    Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
 
     Raises:
         FormatError: the lineage is not valid, or has no such row.
@@ -64,7 +64,7 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
 
 
 def origin_text(origin: dict[str, Any]) -> str:
-    """Return a text such as `s3://text/en.jsonl row 17, byte 2,034, id "a"`."""
+    """Return a text such as `s3://text/en.jsonl row 17, byte 2,034, id "a"` for an origin from `read_origins`."""
     byte = f", byte {origin['byte']:,}" if origin["byte"] is not None else ""
     name = f', id "{origin["id"]}"' if origin["id"] is not None else ""
     return f"{origin['source']} row {origin['row']:,}{byte}{name}"
@@ -74,7 +74,7 @@ Mask = NDArray[np.bool_]
 
 
 def documents_with_id(prefix: str, wanted: str, options: Options = None) -> list[int]:
-    """Return the numbers of the documents with an id, ascending.
+    """Return the numbers of the documents whose id is `wanted`, ascending.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage.
@@ -84,10 +84,10 @@ def documents_with_id(prefix: str, wanted: str, options: Options = None) -> list
 
 
 def documents_at(prefix: str, file: str, row: int, options: Options = None) -> list[int]:
-    """Return the numbers of the documents of one row of a file, ascending.
+    """Return the numbers of the documents made from one row of a text file, ascending.
 
     Args:
-        file: URI of the file, or its end after a slash.
+        file: URI of the file, or the end of that URI after a slash.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage.
@@ -130,7 +130,7 @@ BATCH_ROWS = 1 << 16
 
 
 def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
-    """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not one row for each document."""
+    """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document."""
     import pyarrow as pa
 
     uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
@@ -142,7 +142,7 @@ def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
 
 
 def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
-    """Yield rows for a dataset without lineage."""
+    """Yield tables for a dataset without lineage: its prefix is the source, the document number the row."""
     from binidx.format.sidecars.lineage import build_lineage_table
 
     for start, stop in cut((0, dataset.index.num_documents), BATCH_ROWS):
@@ -169,20 +169,20 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
 
 
 Assign = Callable[[int, int], NDArray[np.int64]]
-"""Returns the target of each of the documents first, first + 1, ...; -1 for none. Shape (count,)."""
+"""Function (first, count) -> target number of each document from `first` on, -1 for none; shape (count,)."""
 
 
 class LineageTransfer:
-    """Lineage of datasets on its way to the targets that get their documents; invisible until `replace`.
+    """Copy of the lineage of datasets to the targets that get their documents; invisible until `replace` or `publish`.
 
-    False if no dataset has any: then none is written.
+    Its truth value is False if no dataset has lineage; then none is written.
 
     Args:
-        datasets: sources, one after the other.
+        datasets: sources, in the order of their documents in the targets.
         limit: number of rows after which to stop; None for all.
 
     Attributes:
-        num_rows: rows of all datasets, up to the limit.
+        num_rows: number of rows of all datasets, up to the limit.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class LineageTransfer:
         """Append rows to the files of the targets.
 
         Args:
-            tables: tables of `SCHEMA`; by default the rows in their order. They are read only if any dataset has some.
-            assign: by default all rows are of the first target.
+            tables: tables of `SCHEMA`; by default the sources' rows, in order. Read only if a source has lineage.
+            assign: target of each row; by default all rows go to the first target.
         """
         if not self._writers:
             return
@@ -241,7 +241,7 @@ class LineageTransfer:
             watch.advance(len(table))
 
     def replace(self, number: int) -> None:
-        """Remove the existing dataset of a target and its sidecars, and publish the new lineage.
+        """Remove the existing dataset of target `number` and its sidecars, and publish the new lineage.
 
         A complete dataset that this job wrote stays as it is; only its lineage is added if it is missing.
         """
@@ -253,7 +253,7 @@ class LineageTransfer:
             self.publish(number)
 
     def publish(self, number: int) -> None:
-        """Publish the new lineage of a target; without any, remove the existing one."""
+        """Publish the new lineage of target `number`; if no source has lineage, remove the existing one."""
         if self._writers:
             self._writers[number].publish()
         else:
@@ -266,19 +266,21 @@ class LineageTransfer:
 
 
 LINEAGE_ROW_BYTES = 256
-"""Assumed memory of a row and its id while a bucket is sorted, in two copies. A bucket with longer ids is read from
+"""Assumed memory of two copies of a row with its id, while a bucket is sorted. A bucket with longer ids is read from
 the scratch disk several times, each time for a part of its keys."""
 
 
 def shuffle_lineage(
     tables: Iterable[Any], num_rows: int, seed: int, memory_bytes: int, scratch: str | None
 ) -> Iterator[Any]:
-    """Yield the rows of tables of `SCHEMA` in the order of their keys.
+    """Yield the rows of lineage tables, one a document, in the order in which `shuffle_datasets` puts the documents.
 
-    Each bucket is an Arrow stream on the scratch disk, with the numbers of the sources instead of their names.
+    An external sort: the rows go into buckets on the scratch disk, each an Arrow stream, with numbers for source names.
 
     Args:
-        num_rows: rows of all tables.
+        tables: tables of `SCHEMA`.
+        num_rows: number of rows of all tables.
+        seed: seed of that shuffle.
         memory_bytes, scratch: as in `shuffle_datasets`.
     """
     import pyarrow as pa
@@ -311,7 +313,7 @@ def shuffle_lineage(
 
 
 def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
-    """Yield the rows of all buckets in ranges of keys, each with two copies in `bucket_bytes` of memory."""
+    """Yield the rows of all buckets in tables by ranges of keys; two copies of one fit into `plan.bucket_bytes`."""
     import pyarrow as pa
 
     for bucket in np.flatnonzero(file.sizes).tolist():
@@ -344,7 +346,7 @@ class _StreamReader(io.RawIOBase):
 
 
 def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
-    """Return rows with their keys as one record batch; new sources get the next numbers."""
+    """Return rows and their keys as a record batch, with numbers for source names; new names go into `sources`."""
     import pyarrow as pa
 
     table = table.unify_dictionaries().combine_chunks()

@@ -47,7 +47,7 @@ REOPEN_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class ShuffleResult(CombinedCounts):
-    """Result of a shuffle; `num_buckets` follows from the memory."""
+    """Result of a shuffle; `num_buckets` depends on `memory_bytes`, and `lineage` is True if a lineage was written."""
 
     num_buckets: int
     lineage: bool
@@ -67,12 +67,12 @@ def shuffle_datasets(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> ShuffleResult:
-    """Write the documents of all sources as one dataset, in the order that `seed` and their number determine.
+    """Write the documents of all sources as one dataset, in a random order.
 
     Args:
-        seed: seed of the keys: `shuffle_buckets`.
+        seed: any integer; its low 64 bits and the number of documents determine the order.
         memory_bytes: memory of this process; it does not change the output.
-        scratch: directory for the data between the passes; None for the system's temporary directory.
+        scratch: directory of the temporary file; None for the system's temporary directory.
         lineage: whether to carry the lineage over, if a source has one.
         overwrite: replace a dataset at the target. It stays until the new one is ready.
 
@@ -119,7 +119,7 @@ class _TokenReader:
     """Reader of the plain tokens of a dataset from front to back.
 
     Mapped pages count as memory of this process until other processes need them. A local source is therefore opened
-    again every `REOPEN_BYTES`, also within a document; `check_unchanged` shows in the end that it is the same file.
+    again every `REOPEN_BYTES`, also within a document; at the end `check_unchanged` shows that the file is the same.
     """
 
     def __init__(self, dataset: WholeDataset) -> None:
@@ -127,7 +127,7 @@ class _TokenReader:
         self._is_local = local_path(self._reader.uri) is not None
 
     def read(self, part: Range) -> memoryview:
-        """Return bytes of the tokens."""
+        """Return the bytes of a range of the tokens."""
         if self._is_local and self._num_read > REOPEN_BYTES:
             self._reader, self._num_read = self._source.open_plain(), 0
         self._num_read += part[1] - part[0]
@@ -135,7 +135,7 @@ class _TokenReader:
 
 
 def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, watch: ProgressWatcher) -> None:
-    """Pass 1 for one dataset; its first document has the number `first`."""
+    """Distribute the documents of a dataset, numbered from `first` on, to the buckets (pass 1)."""
     tokens, item_bytes = _TokenReader(dataset), dataset.index.item_bytes
     for block in dataset.index.documents():
         keys = shuffle_keys(seed, first + block.first, len(block))
@@ -157,7 +157,7 @@ SEQUENCE = np.dtype([("length", "<i4"), ("mode", "i1")])
 
 
 def _sequence_records(block: DocumentBlock, low: int, high: int) -> Column:
-    """Return the sequences of some documents as bytes of SEQUENCE."""
+    """Return the sequences of documents [low, high) of a block as a column of `SEQUENCE` records, a run a document."""
     bounds = block.bounds[low : high + 1] - block.bounds[0]
     records = np.zeros(bounds[-1] - bounds[0], SEQUENCE)
     records["length"] = block.lengths[bounds[0] : bounds[-1]]
@@ -167,7 +167,7 @@ def _sequence_records(block: DocumentBlock, low: int, high: int) -> Column:
 
 
 def _append(output: DatasetOutput, lengths: NDArray[np.int64], tokens: Pieces, sequences: Pieces) -> None:
-    """Pass 2: append some documents."""
+    """Append sorted documents to the output (pass 2); `lengths` are the bytes of their tokens and sequence records."""
     for piece in tokens:
         output.bin.write(piece)
     columns = output.columns

@@ -51,7 +51,7 @@ PURPOSE = 0x62696E6964780001
 """Second word of Philox's key, so that another use of the same seed draws other numbers."""
 
 PHILOX_BLOCK = 4
-"""Numbers that Philox draws for one value of its counter."""
+"""Number of keys that Philox draws for one value of its counter."""
 
 EXTENT_BYTES = 4 << 20
 """Bytes of an extent. The unfilled rest of a stream's last extent is a hole, which takes no space on most
@@ -64,20 +64,20 @@ RESERVED_BYTES = 320 * MIB
 """Memory for everything but buckets: Python, drivers and pyarrow (about 200 MiB), index blocks, upload buffers."""
 
 CHUNK_BYTES = 2 * MIB
-"""Bytes of one output run: copied records stay in the cache of a core until they are written."""
+"""Bytes of records that pass 2 outputs together: few enough to stay in the CPU cache until they are written."""
 
 RECORD_BYTES, COLUMN_BYTES = 40, 24
-"""Memory for a record of a bucket besides its bytes, and for each of its columns."""
+"""Bytes of memory for each record of a bucket in pass 2, besides its data, and for each of its columns."""
 
 Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Bytes of neighbouring records in a column, and where each begins, then the end: shape (n + 1,)."""
+"""Data of n neighbouring records in one column; offset of each record in it, then the end, shape (n + 1,)."""
 
 Pieces = Iterator[memoryview]
-"""Bytes of sorted records in a column; each piece is valid until the next one."""
+"""Data of sorted records in one column, in pieces; a piece is valid until the next one is yielded."""
 
 
 def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Return the keys of the records first, first + 1, ...; shape (count,).
+    """Return the random sort keys of `count` records, from record number `first` on; shape (count,).
 
     Args:
         seed: any integer; only its low 64 bits are used.
@@ -89,14 +89,14 @@ def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
 
 
 def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
-    """Return the bucket of each key among `num_buckets` equal ranges of keys, at most 2^31; shape as keys."""
+    """Return the bucket number of each key, of `num_buckets` (at most 2^31) equal ranges of keys; shape as keys."""
     high = keys >> np.uint64(32)
     found: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
     return found
 
 
 def shuffle_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the records in the order of their keys, equal keys in their own order; shape (count,)."""
+    """Return the numbers of the records sorted by key; records with equal keys keep their order. Shape (count,)."""
     order: NDArray[np.int64] = np.argsort(keys, kind="stable")
     return order
 
@@ -141,7 +141,7 @@ class ScratchFile:
         self.sizes[stream] = size
 
     def read(self, stream: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Read bytes [start, start + len(out)) of a stream."""
+        """Read bytes [start, start + len(out)) of a stream into `out`."""
         done = 0
         while done < len(out):
             extent, offset = divmod(start + done, EXTENT_BYTES)
@@ -175,8 +175,8 @@ class ShufflePlan:
     """Sizes of a shuffle within a limit of memory.
 
     Attributes:
-        num_buckets: number of equal ranges of keys.
-        round_bytes: bytes of records that pass 1 distributes together.
+        num_buckets: number of buckets, which are equal ranges of keys.
+        round_bytes: bytes of records that pass 1 distributes to the buckets together.
         bucket_bytes: bytes of a bucket that pass 2 may hold in memory.
     """
 
@@ -186,11 +186,12 @@ class ShufflePlan:
 
 
 def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_columns: int) -> ShufflePlan:
-    """Return a plan in which each bucket, with a margin for chance, fits into memory.
+    """Return a plan in which each bucket fits into memory, with a margin as their sizes are random.
 
     Args:
         memory_bytes: memory of the whole process.
-        num_bytes, num_records: of all records; an estimate if they are not known.
+        num_bytes, num_records: bytes and number of all records; estimates if they are not known.
+        num_columns: number of columns of a record.
 
     Raises:
         ConfigError: the memory is less than any shuffle needs.
@@ -205,7 +206,11 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
 
 
 class Buckets:
-    """Collect records with their keys and return them sorted by key."""
+    """Sorter of records: it collects them in buckets on disk and yields them sorted by their keys.
+
+    Args:
+        directory: directory of the scratch file; None for the system's temporary directory.
+    """
 
     def __init__(self, plan: ShufflePlan, num_columns: int, directory: str | None = None) -> None:
         self.plan, self.num_columns = plan, num_columns
@@ -213,7 +218,7 @@ class Buckets:
         self._grouped = _Buffer()
 
     def add(self, keys: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Add up to about `round_bytes` of records."""
+        """Distribute records to the buckets; one call holds about `plan.round_bytes` of records at most."""
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
@@ -227,7 +232,7 @@ class Buckets:
             self._append(number, grouped, ends[bounds])
 
     def add_one(self, key: NDArray[np.uint64], columns: Sequence[Iterable[memoryview]]) -> None:
-        """Add one record that is too long for a round; `key` has shape (1,)."""
+        """Add one record of more than `plan.round_bytes`, with each column's data in pieces; `key` has shape (1,)."""
         bucket, lengths = int(assign_buckets(key, self.plan.num_buckets)[0]), []
         for number, pieces in enumerate(columns, 1):
             before = int(self._scratch.sizes[self._stream(number, bucket)])
@@ -238,9 +243,10 @@ class Buckets:
         self._scratch.append(self._stream(0, bucket), heads.view(np.uint8).reshape(-1))
 
     def sorted(self) -> Iterator[tuple[NDArray[np.int64], list[Pieces]]]:
-        """Yield all records by their keys, in runs of at most `CHUNK_BYTES` or of one record.
+        """Yield all records sorted by key, in runs of at most `CHUNK_BYTES` or of one longer record.
 
-        Each run is the bytes of its n records in each column, shape (n, num_columns), and the pieces of each column.
+        Each run has two items: the lengths in bytes of its n records in each column, shape (n, num_columns), and the
+        data of each column in pieces.
         """
         self._grouped = _Buffer()
         buffers = [_Buffer() for _ in range(self.num_columns)]
@@ -263,7 +269,7 @@ class Buckets:
         return range(1, self.num_columns + 1)
 
     def _column(self, number: int, bucket: int, lengths: NDArray[np.int64], buffer: _Buffer) -> _Column:
-        """Load a column of a bucket into memory, or leave it on disk if both are too large."""
+        """Return a column of a bucket: in memory, or left on disk if both column and bucket are too large."""
         stream = self._stream(number, bucket)
         bounds = _ends(lengths)
         size = int(bounds[-1])
@@ -275,7 +281,7 @@ class Buckets:
         return _Column(self._scratch, stream, bounds, data)
 
     def _append(self, column: int, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
-        """Append to each bucket its bytes of a column."""
+        """Append data of a column to the buckets; `bounds` has the offset of each bucket in `data`, then the end."""
         places = bounds.tolist()
         for bucket in np.flatnonzero(np.diff(bounds)).tolist():
             self._scratch.append(self._stream(column, bucket), data[places[bucket] : places[bucket + 1]])
@@ -285,7 +291,7 @@ class Buckets:
 
 
 class _Column:
-    """Column of a bucket, in memory or, if `data` is None, on disk, where it is read record by record."""
+    """Column of a bucket, in memory or, if `data` is None, on disk; from disk each record is read on its own."""
 
     def __init__(
         self, scratch: ScratchFile, stream: int, bounds: NDArray[np.int64], data: NDArray[np.uint8] | None
@@ -310,7 +316,7 @@ class _Column:
 
 
 class _Buffer:
-    """Reused memory: the kernel zeroes fresh pages, which costs as much as writing to them."""
+    """Reused memory: the kernel zeroes newly allocated pages, which costs as much as writing to them."""
 
     def __init__(self) -> None:
         self._data = np.empty(0, np.uint8)
@@ -324,7 +330,7 @@ class _Buffer:
 
 
 def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return key and lengths of each record, shape (n, 1 + num_columns)."""
+    """Return the key of each record and its length in each column, shape (n, 1 + num_columns)."""
     return np.column_stack([keys.view(np.int64), *lengths])
 
 

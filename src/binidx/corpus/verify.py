@@ -31,7 +31,7 @@ from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 DAMAGE_BYTES = 16 << 10
-"""Bytes of one read that locates a damaged block: a block of checksums."""
+"""Bytes of one read in the search for a damaged block: one checksum covers so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Verification(JsonResult):
     """Result of a verification that found no error.
 
     Attributes:
-        bin_bytes: plain bytes of the `.bin`, `trailing_bytes` of them after the last token.
-        checked_by: "checksums", "frames" (zstd's own), or None if there is nothing to compare the bytes with; "in part"
-            if that holds for some parts of a virtual merge.
+        bin_bytes, trailing_bytes: uncompressed bytes of the `.bin`; the number of them after its last token.
+        checked_by: checksums with which the tokens were compared: "checksums" (.bin.xxh3), "frames" (zstd's own), "in
+            part" if only some parts of a virtual merge have any; None if there are none, or with `quick`.
         token_range: smallest and largest token; None if no token was read.
         vocab_size: as given.
-        manifest: whether there is a manifest; its counts are right then.
-        lineage: documents whose hash was compared; None without `lineage=True`.
+        manifest: whether there is a manifest; its counts are equal to those of the index.
+        lineage: number of documents whose hash was compared; None without `lineage=True`.
     """
 
     prefix: str
@@ -76,14 +76,14 @@ def verify_dataset(
     """Read a dataset and check it.
 
     Args:
-        vocab_size: every token must be at least 0 and below.
+        vocab_size: every token must be in [0, vocab_size); None for no check.
         quick: read only the index and sizes.
-        lineage: compare each document with the hash in its lineage.
+        lineage: compare each document with its hash in the lineage file.
 
     Raises:
-        ObjectNotFoundError: the dataset does not exist, or the lineage that is to be compared.
-        ConfigError: a vocabulary or lineage with `quick`, or a vocabulary for tokens that are not integers.
-        FormatError: an error was found; the message names the first document that has it.
+        ObjectNotFoundError: the dataset does not exist, or with `lineage` its lineage file.
+        ConfigError: `vocab_size` or `lineage` with `quick`, or `vocab_size` for tokens that are not integers.
+        FormatError: an error was found; for a damaged or invalid token the message names the document.
         ObjectChangedError: the dataset was replaced meanwhile.
     """
     began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(prefix, storage_options)
@@ -112,7 +112,7 @@ def check_manifest(dataset: WholeDataset, options: Options) -> bool:
     """Compare the counts of the manifest with those of the index; return whether there is a manifest.
 
     Raises:
-        FormatError: the counts differ.
+        FormatError: the counts differ, or the manifest has none.
     """
     uri, index = dataset.prefix + MANIFEST, dataset.index
     manifest = read_manifest(uri, options)
@@ -131,7 +131,7 @@ def check_manifest(dataset: WholeDataset, options: Options) -> bool:
 
 
 def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, watch: ProgressWatcher) -> int:
-    """Compare each document with the hash in its lineage; return how many have one.
+    """Compare each document with its hash in the lineage file; return the number of documents that have a hash.
 
     Raises:
         ObjectNotFoundError: there is no lineage.
@@ -161,7 +161,7 @@ def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, w
 def _read_tokens(
     dataset: WholeDataset, plain: RangeReader, vocab_size: int | None, watch: ProgressWatcher
 ) -> tuple[float, float] | None:
-    """Read all bytes, also those after the last token; return the smallest and the largest token."""
+    """Read all bytes, also those after the last token; return the smallest and the largest token, or None."""
     dtype, num_bytes, bounds = little_endian(dataset.index.dtype), dataset.num_bytes, list[Any]()
     for start, data in _stream(dataset, plain):
         tokens = np.frombuffer(data[: max(num_bytes - start, 0)], dtype)
@@ -175,7 +175,7 @@ def _read_tokens(
 
 
 def _stream(dataset: WholeDataset, plain: RangeReader) -> Iterator[tuple[int, memoryview]]:
-    """Yield the tokens in blocks, each after its first byte; an error names the document that is damaged."""
+    """Yield the plain bytes of the `.bin` as (offset, block); a FormatError names the damaged document."""
     start = 0
     try:
         for data in stream(plain):
@@ -187,7 +187,7 @@ def _stream(dataset: WholeDataset, plain: RangeReader) -> Iterator[tuple[int, me
 
 
 def _first_damage(plain: RangeReader, around: Range) -> int:
-    """Return the first byte of the first small block that cannot be read."""
+    """Return the start of the first block of `DAMAGE_BYTES` in a range that cannot be read; of the range if all can."""
     for block in cut(around, DAMAGE_BYTES):
         try:
             plain.read([block])
@@ -203,7 +203,7 @@ def _vocabulary_error(dataset: WholeDataset, tokens: NDArray[Any], first: int, v
 
 
 def _locate(dataset: WholeDataset, token: int) -> str:
-    """Return "document 17, token 3 of it" for the number of a token in the `.bin`, and the part of a virtual merge."""
+    """Return a text such as "document 17, token 3 of it" for a token number, with the part of a virtual merge."""
     for block in dataset.index.documents():
         bounds = block.token_bounds()
         if token < bounds[-1]:

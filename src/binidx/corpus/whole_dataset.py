@@ -67,15 +67,15 @@ class CombinedCounts(JsonResult):
 
 
 class WholeDataset:
-    """Dataset under a prefix: a pair of files or a virtual merge.
+    """Dataset under a prefix, read from end to end: a pair of files, or a virtual merge (a list of pairs).
 
     Args:
-        listed: the pair as a list of its folder shows it, if such a list was made.
-        distrust_sums: its checksums are about to be replaced, so the tokens are not checked against them.
+        listed: the pair's files, if its folder was listed; this saves requests.
+        distrust_sums: do not check tokens against the existing checksums, as these are about to be replaced.
 
     Attributes:
         source: the objects of the dataset.
-        index: stream over its `.idx`.
+        index: stream over the `.idx`.
 
     Raises:
         ObjectNotFoundError: a file is missing.
@@ -92,11 +92,11 @@ class WholeDataset:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tokens; known once the index was read."""
+        """Bytes of all tokens; known only after the lengths in the index have been read to their end."""
         return self.index.num_tokens * self.index.item_bytes
 
     def check_size(self) -> int:
-        """Return `num_bytes`; FormatError if the `.bin` is smaller."""
+        """Return `num_bytes`; raise FormatError if the `.bin` is smaller."""
         plain_bytes = self.source.plain_bytes()
         if plain_bytes < self.num_bytes:
             raise FormatError(
@@ -109,7 +109,7 @@ class WholeDataset:
         """Read and check the whole index, and compare it with the size of the `.bin`.
 
         Raises:
-            FormatError: a rule of the format is broken.
+            FormatError: a rule of the format is broken, or the `.bin` is too small.
         """
         watch.begin("index", self.index.size, 0)
         self.index.check()
@@ -119,12 +119,12 @@ class WholeDataset:
     def hash_documents(
         self, plain: RangeReader, digest: Callable[..., Any], widen: Callable[[memoryview], memoryview] = memoryview
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield the digests of neighbouring documents, from the first document on, and the bytes read for them.
+        """Yield (digests of neighbouring documents, number of bytes read for them), from the first document on.
 
         Args:
             plain: reader of the tokens.
             digest: constructor of a hash object, such as `xxhash.xxh3_64`.
-            widen: converts stored tokens to the bytes that are hashed; each token to the same number of bytes.
+            widen: converts stored tokens to the bytes to hash; each token to the same number of bytes.
         """
         for block in self.index.documents():
             bounds = block.token_bounds() * self.index.item_bytes
@@ -142,10 +142,10 @@ class WholeDataset:
 
 
 class SourceDatasets:
-    """Datasets that become one, opened at the same time, with lists of their folders where that saves requests.
+    """Datasets to combine into one, opened in parallel; their folders are listed if that saves requests.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: `prefixes` is empty.
         ObjectNotFoundError, FormatError, ObjectChangedError: as `WholeDataset`.
     """
 
@@ -158,21 +158,21 @@ class SourceDatasets:
         self.datasets = OPENS.map(lambda each: WholeDataset(each, options, listed.get(each)), names)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Return the number of datasets, and of documents, sequences and tokens of all."""
+        """Return the number of datasets, and their total numbers of documents, sequences and tokens."""
         indices = [each.index for each in self.datasets]
         documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
         return len(indices), documents, sequences, sum(each.num_tokens for each in indices)
 
     def check_unchanged(self) -> None:
-        """ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
+        """Raise ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
         listed = list_pairs([each.prefix for each in self.datasets], self.options)
         OPENS.map(lambda each: each.source.check_unchanged(listed.get(each.prefix)), self.datasets)
 
     def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
-        """Return the codec of all datasets and whether they have modes; those without sequences fit either way.
+        """Return the codec of all datasets and whether they have modes; datasets without sequences fit either way.
 
         Args:
-            mixed: whether some may be compressed and others not.
+            mixed: whether some datasets may be compressed and others not.
 
         Raises:
             ConfigError: the codecs differ.
@@ -191,7 +191,7 @@ class SourceDatasets:
         return first.source.codec, is_multimodal([each.index for each in self.datasets])
 
     def check_tokenizers(self) -> None:
-        """FormatError if the manifests of the datasets name different tokenizers."""
+        """Raise FormatError if the manifests of the datasets name different tokenizers."""
         pairs = [pair for each in self.datasets for pair in each.source.pairs]
         tokenizers = OPENS.map(lambda each: _read_tokenizer(each) if each.has(MANIFEST) else None, pairs)
         known = [(each.prefix, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
@@ -206,7 +206,7 @@ class SourceDatasets:
 
 
 def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
-    """Return URI and digest of the tokenizer in a manifest, if it has both."""
+    """Return URI and digest of the tokenizer in a manifest; None unless it has both."""
     manifest = read_manifest(pair.prefix + MANIFEST, pair.options) or {}
     tokenizer = manifest.get("job", {}).get("tokenizer", {})
     return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
@@ -221,7 +221,7 @@ class DatasetTarget:
     """Prefix of a dataset to write, with its tokens stored by `codec`.
 
     Attributes:
-        existing: suffixes of the objects that an earlier run of this job may have published; they are compared.
+        existing: suffixes of objects that an earlier run of this job may have published; they are only compared.
     """
 
     def __init__(self, prefix: str, codec: str, options: Options) -> None:
@@ -233,11 +233,11 @@ class DatasetTarget:
     def open(
         cls, prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
     ) -> DatasetTarget:
-        """Return the target under a prefix that may be written or, without `overwrite`, compared.
+        """Return the target under a prefix that is free, may be overwritten, or may hold an earlier run's output.
 
         Raises:
             ConfigError: the prefix is a folder, or one of the sources.
-            ObjectExistsError: objects exist that this job does not write, and `overwrite` is False.
+            ObjectExistsError: other objects exist than an earlier run of this job leaves, and `overwrite` is False.
         """
         name = os.fspath(prefix)
         if name.endswith("/"):
@@ -256,7 +256,7 @@ class DatasetTarget:
 
     @property
     def refusal(self) -> str:
-        """Message of the error that another dataset exists."""
+        """Message of the ObjectExistsError for a prefix that holds another dataset."""
         names = ", ".join(f".{suffix}" for suffix in self.existing or self._find_objects())
         return f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it"
 
@@ -272,7 +272,7 @@ class DatasetTarget:
         """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
 
         Args:
-            published: identity of the `.bin` that an earlier run, of any source, verified.
+            published: identity of the `.bin` that an earlier run, of any source, has verified; None if there is none.
             resumed: whether an earlier run of the same source exists.
 
         Raises:
@@ -286,36 +286,39 @@ class DatasetTarget:
 
     @property
     def is_complete(self) -> bool:
-        """True if both files exist already, so that the job compares them and writes neither."""
+        """True if `.bin` and `.idx` exist already, so that the job compares both and writes neither."""
         return "idx" in self.existing
 
     def say_complete(self, watch: ProgressWatcher) -> None:
-        """Say so if nothing was written, as the dataset was complete."""
+        """Report to `watch` that the dataset was complete already, if it was."""
         if self.is_complete:
             watch.say(f"{self.prefix}: holds this dataset already, compared byte for byte")
 
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
-        """ObjectExistsError if both files exist and are of a dataset with other counts: before a long comparison."""
+        """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison."""
         size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
         if self.is_complete and object_identity(self.idx_uri, self.options)["size"] != size:
             raise ObjectExistsError(self.refusal)
 
     def compare_index(self, columns: IndexColumns) -> None:
-        """ObjectExistsError if the existing `.idx` does not have these columns."""
+        """Raise ObjectExistsError if the existing `.idx` differs from one with these columns."""
         writer = ComparingWriter(self.idx_uri, self.refusal, self.options)
         for piece in columns.format():
             writer.write(piece)
         writer.finish()
 
     def remove_existing(self) -> None:
-        """Remove the old index first, then the list of a virtual merge, other forms of the tokens, and sidecars."""
+        """Remove the old index first, then other forms of the tokens, checksums, a virtual merge's list, and sidecars.
+
+        The `.bin` in the form to write stays: publishing the new one replaces it.
+        """
         others = [self.prefix + suffix for suffix in (PARTS, *SIDECARS)]
         delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *others], self.options)
 
     def publish(self, columns: IndexColumns, *steps: Callable[[], object]) -> None:
-        """Write the `.idx` invisibly; then call all steps, and make the `.idx` visible last.
+        """Write the `.idx` invisibly; then call all `steps`, and make the `.idx` visible last.
 
-        An existing `.idx` that is not to be replaced is compared, and then all steps are called.
+        In a complete dataset the existing `.idx` is compared instead, and then all `steps` are called.
         """
         if self.is_complete:
             self.compare_index(columns)
@@ -340,7 +343,7 @@ class DatasetTarget:
         check: Callable[[], object],
         remove_existing: Callable[[], object],
     ) -> Join:
-        """Assemble the tokens from pieces, inside the store where it can, or compare them; then publish the dataset.
+        """Assemble the tokens from pieces, inside the store if it can, or compare them; then publish the dataset.
 
         Args:
             check, remove_existing: called right before the tokens become visible.
@@ -363,7 +366,7 @@ class DatasetOutput:
     """Unpublished dataset whose tokens pass through this process.
 
     Attributes:
-        columns: of its `.idx`.
+        columns: columns of its `.idx`, to which the caller appends.
     """
 
     def __init__(self, target: DatasetTarget, dtype: DTypeLike, multimodal: bool) -> None:
@@ -371,13 +374,13 @@ class DatasetOutput:
 
     @functools.cached_property
     def bin(self) -> BinWriter | ComparingWriter:
-        """Writer of its tokens; those of an existing object are compared."""
+        """Writer of the tokens; it only compares them if the target has an existing `.bin`."""
         if self.target.existing:
             return ComparingWriter(self.target.bin_uri, self.target.refusal, self.target.options)
         return BinWriter(self.target.bin_uri, self.target.options)
 
     def publish(self, *steps: Callable[[], object]) -> None:
-        """Call all steps, and make the dataset visible."""
+        """Call all `steps`, then make the dataset visible, the `.idx` last."""
         if isinstance(self.bin, ComparingWriter):
             self.bin.finish()
             self.target.publish(self.columns, *steps)
@@ -385,7 +388,7 @@ class DatasetOutput:
             self.target.publish(self.columns, *steps, self.bin.publish)
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove all temporary files that were not published."""
         self.columns.close()
         if "bin" in vars(self) and isinstance(self.bin, BinWriter):
             self.bin.abandon()

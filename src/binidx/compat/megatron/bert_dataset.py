@@ -10,8 +10,8 @@ from binidx.dataset.kinds import bert
 
 @dataclass
 class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, bert.BERTMaskedWordPieceDatasetConfig):
-    """Our config under Megatron's name."""
+    """binidx's config under Megatron's name."""
 
 
 class BERTMaskedWordPieceDataset(MaskedWordPieceDataset, bert.BERTMaskedWordPieceDataset):
-    """Our dataset under Megatron's name."""
+    """binidx's dataset under Megatron's name."""

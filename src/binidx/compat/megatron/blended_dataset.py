@@ -12,7 +12,7 @@ from binidx.dataset import blended
 
 
 class BlendedDataset(blended.BlendedDataset, Dataset[Any]):
-    """Our blend as a torch Dataset; indices come from Megatron's `_build_indices`, which a subclass may replace."""
+    """binidx's blend as a torch Dataset; its indices come from `_build_indices`, as in Megatron, for subclasses."""
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         return self._build_indices()

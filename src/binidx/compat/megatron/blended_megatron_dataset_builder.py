@@ -22,7 +22,7 @@ BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices"
 
 
 class FailedAssertionError(ConfigError, AssertionError):
-    """A ConfigError where Megatron fails an assertion: scripts that catch either one go on working."""
+    """ConfigError for a call that fails an assertion in Megatron, so that scripts may catch either error."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def failed_assertions() -> Iterator[None]:
 
 
 class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
-    """Our builder; datasets with a user's build methods are built on rank 0 first, since they may rely on its files."""
+    """binidx's builder; rank 0 builds first if a class has build methods of its own, which may need rank 0's files."""
 
     blended_class = BlendedDataset
 
@@ -44,7 +44,7 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
             super().__init__(*args, **options)
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
-        """Build the datasets as ours does."""
+        """Build the datasets as binidx's builder does; raise its ConfigErrors as FailedAssertionError."""
         with failed_assertions():
             return super().build(on_outcome=on_outcome)
 
@@ -59,7 +59,7 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     def _build_megatron_dataset_splits(
         self, dataset_path: str | None, split: Any, sizes: Any, synchronize_ranks: bool = True
     ) -> list[Any]:
-        """Adapt `_build_prefix`; ranks that do not build return None."""
+        """Return the datasets of a prefix, one for each split, by `_build_prefix`; Nones on ranks that do not build."""
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         return [*self._build_prefix(dataset_path, split, sizes, BuildContext())]
@@ -77,14 +77,14 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
 
 
 def has_binidx_build_methods(cls: type) -> bool:
-    """Return whether all build methods of a class are binidx's, which need no order of ranks."""
+    """Return whether all build methods of a class are binidx's, so that rank 0 need not build before the others."""
     return all(getattr(cls, name).__module__.startswith("binidx.") for name in BUILDS if hasattr(cls, name))
 
 
 def rank_0_first(build: Callable[[], Any]) -> Any:
-    """Return the result of `build`, called on rank 0 first, then on the others; it may contain barriers of its own.
+    """Return the result of `build`, called on rank 0 first, then on the other ranks; `build` may contain barriers.
 
-    Source: Megatron Core; there ranks wait at the barrier for ever when rank 0 raises.
+    Source: Megatron Core, where the other ranks wait at the barrier for ever if rank 0 raises.
     """
     if not is_distributed():
         return build()

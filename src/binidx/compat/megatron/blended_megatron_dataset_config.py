@@ -12,7 +12,7 @@ from binidx.dataset.config import parse_and_normalize_split as parse_and_normali
 
 @dataclass
 class BlendedMegatronDatasetConfig(config.BlendedMegatronDatasetConfig):
-    """Our config; `install` supplies the fields that a script cannot set."""
+    """binidx's config; `install` supplies `trust_cache` and `cache_small_indices`, which scripts cannot set."""
 
     def __post_init__(self) -> None:
         self.trust_cache = self.trust_cache or DEFAULTS.get("trust_cache")

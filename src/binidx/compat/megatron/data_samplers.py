@@ -20,33 +20,33 @@ logger = logging.getLogger(__name__)
 
 
 class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
-    """Our sampler with two names that subclasses use."""
+    """binidx's sampler with two attributes that subclasses of Megatron's sampler use."""
 
     micro_batch_times_data_parallel_size = samplers.PretrainingSampler.samples_per_step
 
     def get_start_end_idx(self) -> tuple[int, int]:
-        """Return this rank's bounds in a block of all ranks' samples."""
+        """Return start and stop of this rank's micro-batch among the samples that all ranks read together."""
         start = self.data_parallel_rank * self.micro_batch_size
         return start, start + self.micro_batch_size
 
 
 class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler):
-    """Our sampler with two names that subclasses use."""
+    """binidx's sampler with two attributes that subclasses of Megatron's sampler use."""
 
     micro_batch_times_data_parallel_size = samplers.PretrainingSampler.samples_per_step
 
     @property
     def last_batch_size(self) -> int:
-        """Samples of an epoch after its last whole step."""
+        """Number of samples of an epoch after its last whole step."""
         return self.total_samples % self.samples_per_step
 
 
 class RandomSeedDataset(samplers.RandomSeedDataset, Dataset[Any]):
-    """Our dataset as a torch Dataset."""
+    """binidx's dataset as a torch Dataset."""
 
 
 def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
-    """Adapt `build_pretraining_data_loader`: its other arguments come from Megatron's globals.
+    """Return binidx's data loader for the settings in Megatron's globals: `get_args()` and `mpu`.
 
     With `--dataloader-type external` the dataset is returned as it is.
     """
@@ -87,7 +87,7 @@ SIZES = ("micro_batch_size", "global_batch_size")
 
 
 def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
-    """Return the samples of a micro-batch and of a global batch; for valid and test those of evaluation."""
+    """Return the samples of a micro-batch and of a global batch; for valid and test the `eval_` sizes, if set."""
     split = getattr(dataset, "split", getattr(dataset, "index_split", None))
     evaluation: dict[str, int] = vars(args) if split in (Split.valid, Split.test) else {}
     micro, whole = (evaluation.get(f"eval_{name}") or getattr(args, name) for name in SIZES)
@@ -95,7 +95,7 @@ def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
 
 
 def worker_init(args: Any) -> Callable[[int], None] | None:
-    """Return the start function of workers: Megatron's handler of the signal that makes a run save and exit."""
+    """Return a function that installs Megatron's handler of its exit signal in a worker; None if it is not wanted."""
     if not (getattr(args, "exit_signal_handler", False) and args.num_workers > 0):
         return None
     return partial(_handle_signal, args.exit_signal)

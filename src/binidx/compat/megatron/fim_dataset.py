@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GPTFIMDatasetConfig(GPTDatasetConfig, fim.GPTFIMDatasetConfig):
-    """Our config with Megatron's defaults."""
+    """binidx's config with Megatron's defaults."""
 
 
 class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
-    """Our dataset: a sample is a function of seed and number; Megatron's depends on the samples read before it."""
+    """binidx's dataset: seed and number decide a sample; Megatron's also depends on the samples read before it."""
 
     takes_a_range = True
 

@@ -32,7 +32,7 @@ MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
-    """Our config with Megatron's defaults: each sample has an attention mask unless the script disables it.
+    """binidx's config with Megatron's defaults: each sample has an attention mask unless the script disables it.
 
     Args:
         s3_cache_path, dynamic_context_parallel: names of `object_storage_cache_path` and `hybrid_context_parallel` in
@@ -55,7 +55,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
 
 
 class GPTDataset(gpt.GPTDataset, MegatronDataset):
-    """Our dataset with the methods that subclasses of Megatron's call and replace; replaced ones make the samples."""
+    """binidx's dataset with the methods that subclasses of Megatron's call or replace; a replaced method is used."""
 
     masks_and_position_ids_are_cached = False
     cached_attention_mask = cached_loss_mask = cached_position_ids = None
@@ -72,7 +72,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> Any:
-        """Open the pair of a prefix as the stand-in class."""
+        """Open the `.bin`/`.idx` pair of a prefix as the stand-in `IndexedDataset`."""
         return open_low_level_dataset(IndexedDataset, dataset_path, config)
 
     # Indices
@@ -81,7 +81,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return dict(zip(ARRAYS, self._build_document_sample_shuffle_indices(), strict=True))
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return document_index, sample_index and shuffle_index; cached only if the tokens are in a file."""
+        """Return document_index, sample_index and shuffle_index; they are cached only if the tokens are in a file."""
         if isinstance(self.dataset, ComputedDataset):
             self._build(writer := ArrayWriter())
             arrays = writer.arrays
@@ -128,6 +128,6 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
 
 class MockGPTDataset(mock.MockGPTDataset, GPTDataset):
-    """Our dataset under Megatron's name."""
+    """binidx's dataset under Megatron's name."""
 
     _load_or_build = GPTDataset._load_or_build

@@ -22,7 +22,7 @@ def build_sample_idx_int32(
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: int = 1,
 ) -> NDArray[np.int32]:
-    """Adapt `build_sample_index`, which takes the number of tokens in all epochs."""
+    """Return the sample index by `build_sample_index`, which takes the number of tokens in all epochs."""
     rows: NDArray[Any] = build_sample_index(
         sizes,
         np.ascontiguousarray(document_idx, np.int32),
@@ -35,7 +35,7 @@ def build_sample_idx_int32(
 
 
 def build_sample_idx_int64(*arguments: Any, **named: Any) -> NDArray[np.int64]:
-    """Return `build_sample_idx_int32` in int64."""
+    """Return the result of `build_sample_idx_int32` as int64."""
     return build_sample_idx_int32(*arguments, **named).astype(np.int64)
 
 
@@ -47,12 +47,12 @@ def build_blending_indices(
     size: int,
     verbose: bool,
 ) -> None:
-    """Adapt `build_blend_index`; writes to the two arrays."""
+    """Fill the first two arrays by `build_blend_index`; `num_datasets` and `verbose` have no effect."""
     build_blend_index(weights, size, out=(dataset_index, dataset_sample_index))
 
 
 def build_exhaustive_blending_indices(
     dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64], sizes: Any, num_datasets: int
 ) -> None:
-    """Adapt `build_exhaustive_blend_index`; writes to the two arrays."""
+    """Fill the first two arrays by `build_exhaustive_blend_index`; `num_datasets` has no effect."""
     build_exhaustive_blend_index(sizes, out=(dataset_index, dataset_sample_index))

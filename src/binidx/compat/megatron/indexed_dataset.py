@@ -22,7 +22,7 @@ from binidx.storage.open import open_object, read_whole
 
 
 class _IndexReader(SequenceIndex):
-    """Our `SequenceIndex`, opened by the path of the `.idx`.
+    """binidx's `SequenceIndex`, opened by the path of the `.idx`.
 
     `sequences_per_dataset` and `dtype_code` have no effect: the header, which has both, is read.
     """
@@ -43,9 +43,9 @@ ATTRIBUTES = ("object_storage_config", "fast_cache_load", "sequences_per_dataset
 
 
 class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
-    """Our dataset as a torch Dataset with Megatron's arguments and two of its methods.
+    """binidx's dataset as a torch Dataset, with Megatron's arguments and two of Megatron's methods.
 
-    Its arguments for stores are attributes without effect: any URI opens, with `mmap` or without.
+    Megatron's arguments for stores only become attributes: any URI opens without them, with `mmap` or without.
     """
 
     _pickled = (*indexed_dataset.IndexedDataset._pickled, *ATTRIBUTES)
@@ -72,18 +72,18 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         return self.index.document_indices
 
     def set_document_indices(self, document_indices: NDArray[np.int64]) -> None:
-        """Replace them, in this object."""
+        """Replace the document indices, in this object only."""
         bounds = np.ascontiguousarray(document_indices, np.int64)
         self.index = dataclasses.replace(self.index, document_indices=bounds, documents_are_sequences=False)
         vars(self).pop("identity", None)
 
 
 class IndexedDatasetBuilder(indexed_dataset_builder.IndexedDatasetBuilder):
-    """Our builder with two of Megatron's lists, copied at each use, and its method for awkward arrays."""
+    """binidx's builder with two of Megatron's lists, copied at each access, and Megatron's `add_documents`."""
 
     @property
     def sequence_lengths(self) -> list[int]:
-        """Tokens of each sequence."""
+        """Number of tokens of each sequence."""
         return self._values(self._columns.lengths)
 
     @property
@@ -111,10 +111,11 @@ class IndexedDatasetBuilder(indexed_dataset_builder.IndexedDatasetBuilder):
             chunk_size: number of documents written at a time.
 
         Raises:
-            FormatError: a token does not fit its type; documents of earlier chunks are written.
+            FormatError: `modes` has another length than `documents`, or a token does not fit the dtype; documents of
+                earlier chunks are written.
             ModuleNotFoundError: awkward is not installed.
 
-        Source: Megatron Core 0.20, whose tokens wrap where the type cannot hold them.
+        Source: Megatron Core 0.20, which wraps tokens that the dtype cannot hold.
         """
         import awkward
 

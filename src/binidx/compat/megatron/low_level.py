@@ -12,7 +12,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 
 
 def adapt(dataset: Any) -> Any:
-    """Return the dataset itself if it is ours, or has no sequences; else adapt it to our interface."""
+    """Return a user's low-level dataset with binidx's interface; a binidx one, or another kind of object, as it is."""
     if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
         return dataset
     ours = isinstance(dataset, IndexedDataset) and type(dataset).get.__module__.startswith("binidx.")
@@ -20,10 +20,11 @@ def adapt(dataset: Any) -> Any:
 
 
 class LowLevel(ComputedDataset):
-    """User's low-level dataset with the interface of ours; all other attributes are its own.
+    """User's low-level dataset with the interface of binidx's; all other attributes are those of the user's object.
 
     Args:
-        own: object with `get(idx, offset, length)` and `sequence_lengths` (S,).
+        own: the user's object, with `get(idx, offset, length)` and `sequence_lengths` (num_sequences,).
+        lengths: the sequence lengths, if they are known.
     """
 
     def __init__(self, own: Any, lengths: NDArray[np.int32] | None = None) -> None:
@@ -47,7 +48,7 @@ class LowLevel(ComputedDataset):
         return self.own.get(idx, offset, length)
 
     def _compute_tokens(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return tokens of one sequence, or of several if ranges were joined."""
+        """Return the tokens [start, stop) of all sequences laid end to end."""
         pieces = [np.empty(0, np.int64)]
         while start < stop:
             sequence = int(np.searchsorted(self._token_bounds, start, side="right")) - 1

@@ -13,11 +13,11 @@ from binidx.dataset.megatron_dataset import required
 
 @dataclass
 class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked_sentences.MaskedWordPieceDatasetConfig):
-    """Our config under Megatron's name."""
+    """binidx's config under Megatron's name."""
 
 
 class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDataset):
-    """Our dataset, over low-level datasets of the stand-in class."""
+    """binidx's dataset, which opens its `.bin`/`.idx` pairs as the stand-in `IndexedDataset`."""
 
     @staticmethod
     def build_low_level_dataset(

@@ -14,7 +14,7 @@ from binidx.format.indexed_dataset import Span
 
 
 class MegatronDataset(megatron_dataset.MegatronDataset, Dataset[Any]):
-    """Our base class as a torch Dataset, for subclasses with only Megatron's methods: `__len__` and `__getitem__`."""
+    """binidx's base class as a torch Dataset; a subclass needs only Megatron's methods `__len__` and `__getitem__`."""
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: Any) -> int:

@@ -10,8 +10,8 @@ from binidx.dataset.kinds import multimodal
 
 @dataclass
 class MultimodalDatasetConfig(GPTDatasetConfig, multimodal.MultimodalDatasetConfig):
-    """Our config with Megatron's defaults."""
+    """binidx's config with Megatron's defaults."""
 
 
 class MockMultimodalDataset(MockGPTDataset, multimodal.MockMultimodalDataset):
-    """Our dataset under Megatron's name."""
+    """binidx's dataset under Megatron's name."""

@@ -38,14 +38,14 @@ SERVED = {
     **{f"megatron.training.datasets.{name}": f"{HERE}.{name}" for name in TRAINING},
     "megatron.legacy.data.data_samplers": f"{HERE}.data_samplers",
 }
-"""Megatron's modules and their stand-ins."""
+"""Module of Megatron -> binidx's stand-in for it."""
 
 
 def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indices: bool = False) -> None:
     """Replace the modules in `SERVED` for all imports from now on. A second call changes only the options.
 
     Args:
-        trust_cache, cache_small_indices: defaults of every config: see `BlendedMegatronDatasetConfig`.
+        trust_cache, cache_small_indices: defaults of these fields in every `BlendedMegatronDatasetConfig`.
 
     Raises:
         ConfigError: Megatron's own module was imported before.
@@ -61,7 +61,7 @@ def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indic
 
 
 def uninstall() -> None:
-    """Let imports return Megatron's own modules again. Names that were imported before stay."""
+    """Make imports return Megatron's own modules again. Names that a script has imported already keep their objects."""
     DEFAULTS.clear()
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
@@ -105,11 +105,11 @@ class _Loader(Loader):
 
 
 def find_in_megatron(module: str, path: Sequence[str] | None) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a stand-in: it looks names up in Megatron's own module, loaded at the first of them.
+    """Return the `__getattr__` of a stand-in: it looks names up in Megatron's own module, loaded at the first look-up.
 
     Args:
         module: Megatron's name of the module.
-        path: search path of its package.
+        path: search path of Megatron's package.
     """
 
     @functools.cache
@@ -136,4 +136,4 @@ def find_in_megatron(module: str, path: Sequence[str] | None) -> Callable[[str],
 FINDER = _Finder()
 
 DEFAULTS: dict[str, Any] = {}
-"""Defaults of config fields, from `install`."""
+"""Config field -> its default, as given to `install`."""

@@ -11,4 +11,4 @@ IGNORE_INDEX = IGNORE
 
 
 class SFTDataset(sft.SFTDataset, MegatronDataset):
-    """Our dataset under Megatron's name."""
+    """binidx's dataset under Megatron's name."""

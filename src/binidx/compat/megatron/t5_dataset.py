@@ -10,8 +10,8 @@ from binidx.dataset.kinds import t5
 
 @dataclass
 class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, t5.T5MaskedWordPieceDatasetConfig):
-    """Our config under Megatron's name."""
+    """binidx's config under Megatron's name."""
 
 
 class T5MaskedWordPieceDataset(MaskedWordPieceDataset, t5.T5MaskedWordPieceDataset):
-    """Our dataset under Megatron's name."""
+    """binidx's dataset under Megatron's name."""

@@ -56,7 +56,7 @@ UNIT_BYTES = 256 << 10
 
 
 class Units:
-    """Units of the inputs, in their order.
+    """Units of the inputs, in their order: slices so small that a sample of them covers all inputs.
 
     Attributes:
         sizes: stored bytes of each unit, shape (num_units,).
@@ -87,7 +87,8 @@ def _unit_sizes(each: Input) -> NDArray[np.int64]:
 
 
 OF_EACH = 2
-"""Sampled units of a stratum: the fewest that show a variance, so that there are as many strata as possible."""
+"""Number of units sampled from a stratum: the fewest that show a variance, so that there are as many strata as
+possible."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def draw_sample(sizes: NDArray[np.int64], count: int, seed: int) -> Sample:
 
     Args:
         sizes: bytes of each unit, shape (num_units,).
-        seed: of the sample.
+        seed: seed of the sample.
     """
     num_strata, middles = max(1, count // OF_EACH), np.cumsum(sizes) - sizes / 2
     strata = np.minimum((middles * num_strata / max(int(sizes.sum()), 1)).astype(np.int64), num_strata - 1)
@@ -127,7 +128,7 @@ def draw_sample(sizes: NDArray[np.int64], count: int, seed: int) -> Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Total, with the interval that contains the true total in 95 of 100 samples."""
+    """Estimated total with its 95 % confidence interval."""
 
     total: float
     low: float
@@ -135,7 +136,7 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Half of the interval as a share of the total."""
+        """Half the width of the interval, as a share of the total."""
         return (self.high - self.low) / 2 / self.total if self.total else 0.0
 
 
@@ -143,11 +144,11 @@ Floats = NDArray[np.float64]
 
 
 def estimate_total(sample: Sample, sizes: Floats, counts: Floats, variances: Floats, total_bytes: int) -> Estimate:
-    """Return the total count of all units, by its ratio to their `total_bytes`.
+    """Return the estimated count in all units: the sample's ratio of count to stored bytes, times `total_bytes`.
 
     Args:
         sizes: stored bytes of each sampled unit, shape (n,).
-        counts: count in each sampled unit, shape (n,).
+        counts: count, such as of tokens, in each sampled unit, shape (n,).
         variances: variance of each count, shape (n,); 0 for a unit that was counted whole.
     """
     strata, num_drawn = sample.strata, np.bincount(sample.strata)
@@ -171,7 +172,7 @@ QUANTILES = (1.960, 2.042, 2.228, 2.447, 2.571, 2.776, 3.182, 4.303, 12.706)
 
 
 def student_quantile(degrees: int) -> float:
-    """Return Student's t at 97.5 %; 1.96 for 0 degrees of freedom, if only the counts within units vary."""
+    """Return Student's t at 97.5 %; 1.96 for 0 degrees of freedom, when all units were sampled."""
     return float(np.interp(1 / degrees if degrees else 0, 1 / DEGREES, QUANTILES))
 
 
@@ -179,7 +180,7 @@ IDX_BYTES = 20
 """Bytes of a document with one sequence in the `.idx`."""
 
 WRITES_PER_PART = 5
-"""Tokens, index, lineage, record, and the copy into the whole."""
+"""Write requests of a part: tokens, index, lineage, record, and the copy of its tokens into the dataset."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class Cost:
         cores: number of cores of this machine.
         bytes_in, bytes_out: stored bytes read, and plain bytes written.
         reads, writes: requests, if text and tokens are in a store.
-        dollars: price of the requests, if both are in the store of the text; 0 if it has no list price.
+        dollars: price of the requests if the tokens are written to the store of the text; 0 if it has no list price.
     """
 
     cpu_hours: float
@@ -219,17 +220,17 @@ def estimate_cost(inputs: Sequence[Input], cpu_seconds: float, bytes_out: float)
 SAMPLE_BYTES = 64 << 20
 
 LEAST_UNITS = 32
-"""Least number of sampled units, whatever their size: fewer would say little about their variance."""
+"""Least number of sampled units, whatever their size: fewer would show little of their variance."""
 
 BATCH_BYTES = 64 << 10
-"""Bytes of text that are tokenised, or not, in a unit that is too large to be tokenised whole."""
+"""Bytes of a batch of text in a unit that is too large to be tokenised whole; only some batches are tokenised."""
 
 IN_FLIGHT = 8
 
 
 @dataclass(frozen=True)
 class CorpusEstimate:
-    """Estimated contents of a corpus, and the cost of its job.
+    """Estimated contents of a corpus, and the cost of the job that tokenises it.
 
     Attributes:
         tokens, documents, text_bytes: totals of the corpus.
@@ -272,9 +273,9 @@ def estimate_tokens(
 
     Args:
         inputs, keys, append_eod, filters, format, engine: as in `prepare.preprocess.job.Job`.
-        sample_bytes: approximate bytes of text to tokenise. Half the interval is about 1 % at 64 MiB, and shrinks with
-            the square root.
-        seed: of the sample.
+        sample_bytes: approximate bytes of text to tokenise. Half the interval is about 1 % of the total at 64 MiB, and
+            half as wide with four times as many bytes.
+        seed: seed of the sample.
 
     Raises:
         ConfigError, ObjectNotFoundError, FormatError, ObjectChangedError, StorageError: as `preprocess`.
@@ -333,7 +334,7 @@ class _UnitCounter:
     """Counter of the contents of units, which tokenises a share of their batches.
 
     Attributes:
-        seconds: CPU time to tokenise.
+        seconds: CPU time spent on tokenising so far.
     """
 
     engine: Engine
@@ -343,7 +344,7 @@ class _UnitCounter:
     seconds: float = 0.0
 
     def count(self, read: Iterable[tuple[Batch, ...]], number: int) -> tuple[float, ...]:
-        """Return a unit's tokens, their variance, documents, bytes of text, tokenised ones of them, and problems."""
+        """Return a unit's estimated tokens and their variance, its documents, text bytes, tokenised bytes, problems."""
         rng, drawn, lowest, spare = np.random.default_rng([self.seed % 2**64, number]), list[Any](), 2.0, None
         num_batches = documents = text_bytes = problems = 0
         for batches in read:
@@ -366,7 +367,7 @@ class _UnitCounter:
         return total, variance, documents, text_bytes, tokenised, problems
 
     def _count_tokens(self, batches: Sequence[Batch]) -> int:
-        """Return the stored tokens of all keys."""
+        """Return the number of tokens that a dataset would store for the batches of all keys."""
         began, count = time.process_time(), 0
         for each in batches:
             _, bounds = self.engine.encode(each.texts, each.offsets)

@@ -56,9 +56,9 @@ from binidx.storage.writing.publish import create_object, delete_object, put_if_
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Return the counts of each input, in their order; an input that is named twice counts twice.
+    """Return a JSON object with the counts of each input, in their order; an input that is named twice counts twice.
 
-    `covered` are the plain bytes that were read, in Parquet the rows: the whole input.
+    `covered` is the number of plain bytes, in Parquet of rows, that were read: all of the input.
     """
     found: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -72,7 +72,7 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
 
 
 def count_engines(records: Mapping[str, Record]) -> Mapping[str, Mapping[str, int]]:
-    """Return for each engine the number of its parts, and of texts that were compared with the reference."""
+    """Return for each tokenizer engine the number of its parts, and of its texts compared with the reference."""
     found = defaultdict[str, Counter[str]](Counter)
     for record in records.values():
         found[record.engine].update(parts=1, compared=record.compared)
@@ -119,11 +119,11 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
 
 
 Records = Mapping[str, Record]
-"""Records by the names of their parts."""
+"""Name of a part -> its record."""
 
 
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
-    """Make the datasets of all parts, and write their manifests.
+    """Merge the parts into the datasets; write lineage, quarantine and, last, the manifests.
 
     Raises:
         FormatError: the counts do not add up, or a part contradicts its record.
@@ -158,7 +158,7 @@ def merge_key(
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
-    """Raise FormatError unless each part has the numbers of documents and tokens in its record."""
+    """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record."""
     for part, each in zip(parts, opened, strict=True):
         counts = records[part.name].datasets[key]
         expected = records[part.name].counts.num_documents, counts.num_sequences, counts.num_tokens
@@ -174,8 +174,8 @@ def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bo
     """Return the objects to remove right before the new dataset appears.
 
     Raises:
-        ObjectExistsError: another dataset exists. The same dataset is allowed: another process publishes it now, or was
-            killed after it had; it may be replaced by the same bytes, but is never removed.
+        ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
+            was killed after that; it may be replaced by the same bytes, but is never removed.
     """
     if not overwrite and object_exists(target.idx_uri, target.options):
         target.compare_index(columns)
@@ -197,7 +197,7 @@ def write_lineage(uris: JobUris, key: str, parts: Sequence[Part], records: Recor
 
 
 def write_quarantine(uris: JobUris, parts: Sequence[Part], records: Records) -> None:
-    """Write the quarantine of all parts; no object if it has no row."""
+    """Write the quarantine file, of rows that are not documents; if there are none, remove an older file."""
     rows = zip(parts, rows_before_slices(parts, records), strict=True)
     found = [(uris.part_quarantine_uri(part), before) for part, before in rows if records[part.name].quarantined]
     if found:
@@ -207,7 +207,7 @@ def write_quarantine(uris: JobUris, parts: Sequence[Part], records: Records) -> 
 
 
 def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
-    """Remove all objects of the parts, then job.json: a killed process finds the rest with its next run."""
+    """Remove all objects of the parts, then job.json; if this is interrupted, the next run removes the rest."""
     delete_all({each for part in parts for each in uris.objects(part)}, uris)
     delete_object(uris.job_uri, uris.job.target_options)
     if (path := local_path(uris.folder)) is not None:
@@ -218,13 +218,13 @@ def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
 
 
 def delete_all(objects: Iterable[str], uris: JobUris) -> None:
-    """Delete objects of the job, many at once."""
+    """Delete objects of the job in parallel."""
     with REQUESTS.executor(IN_FLIGHT) as threads:
         list(threads.map(lambda uri: delete_object(uri, uris.job.target_options), sorted(objects)))
 
 
 def list_other_objects(uris: JobUris, parts: Sequence[Part]) -> list[str]:
-    """Return the objects in the folder of the parts besides job.json and those of these parts."""
+    """Return the objects in the folder of the parts, except job.json and the objects of `parts`."""
     path, options = local_path(uris.folder), uris.job.target_options
     found = list_stored_objects(f"{uris.folder}/", options) if path is None else list_local_files(path) or []
     ours = {os.path.basename(uri) for uri in (uris.job_uri, *(each for part in parts for each in uris.objects(part)))}
@@ -247,7 +247,7 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
 
     Raises:
-        ObjectExistsError: a dataset, or parts of another job, exist.
+        ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
     """
     uris, content = JobUris(job), format_job_file(job, parts)
     existing = read_small(uris.job_uri, job.target_options)
@@ -270,13 +270,13 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
 
 
 def format_job_file(job: Job, parts: Sequence[Part]) -> bytes:
-    """Return the content of job.json: the identity of a job, and readable settings."""
+    """Return the content of job.json: the digest that identifies a job, its inputs and its settings."""
     content = JobFile(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
     return json.dumps({**JOB_FILE.tags, **asdict(content)}).encode()
 
 
 def describe_job_difference(existing: bytes, ours: bytes) -> str:
-    """Return the settings in which two jobs differ."""
+    """Return a clause for a message: the settings in which the jobs of two job.json files differ."""
     try:
         theirs, mine = JOB_FILE.decode(existing, ""), JOB_FILE.decode(ours, "")
     except FormatError as error:
@@ -289,7 +289,7 @@ def describe_job_difference(existing: bytes, ours: bytes) -> str:
 
 
 def _unequal_names(theirs: Mapping[str, Any], ours: Mapping[str, Any], parent: str = "") -> Iterator[str]:
-    """Yield the names with different values: `append_eod`, `tokenizer eod`."""
+    """Yield the names of settings with different values, such as `append_eod` or `tokenizer eod`."""
     for name, value in ours.items():
         other = theirs.get(name)
         if isinstance(value, dict) and isinstance(other, dict):

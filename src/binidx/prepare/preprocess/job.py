@@ -37,23 +37,23 @@ from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.open import CODECS
 
 ALGORITHM = 1
-"""Version of the algorithm; raised if the same job gives other bytes, so that parts of the old one are not reused."""
+"""Version of the algorithm; increased if the same job gives other bytes, so that older parts are not reused."""
 
 ON_ERROR = ("raise", "skip", "quarantine")
 EMPTY = ("zero-seq", "eod", "drop")
 OPTIONS = ("source_options", "target_options")
-"""Fields that are never written: they may hold secrets."""
+"""Fields of a Job that are never written to a file, as they may hold secrets."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Text to tokenise, and how. Pickles, and converts to JSON.
+    """Text to tokenise, and all options that decide the tokens. It can be pickled and converted to JSON.
 
     Args:
         inputs: URIs of jsonl(.gz, .zst) and Parquet, also globs and folders, in the order of the dataset.
         output: prefix of the outputs; `datasets` returns their names.
         tokenizer: from `describe_tokenizer`.
-        keys: of each JSON object, or columns; each becomes a dataset.
+        keys: JSON keys, or Parquet columns, of the texts; each becomes a dataset.
         append_eod: whether to add the EOD to each document that has a token.
         empty: a document without tokens has no sequence (`zero-seq`, as in Megatron's preprocess_data.py), has a
             sequence of one EOD (`eod`, as in its preprocess_data_fast.py), or is dropped if it has no token in any
@@ -63,15 +63,15 @@ class Job:
         filters: conditions on documents, by their text and their fields.
         min_tokens, max_tokens: bounds of a document's tokens in all keys together, without EOD; None: no bound.
         on_error: for a row that is not a document: `raise`; `skip`, which drops and counts it; `quarantine`, which also
-            writes it to the quarantine.
+            writes it to OUTPUT.quarantine.jsonl.
         id_key: field whose value is stored in the lineage.
         lineage: whether `.lineage.parquet` is written.
-        codec: row of `storage.open.CODECS`: how tokens are stored.
+        codec: key of `storage.open.CODECS`: how tokens are stored.
         part_bytes: stored bytes of text in a part; None: by the size of all inputs.
         engine: name of a tokenizer engine, or `auto`. All engines give the same tokens.
         compared_share: share of the texts that are compared with the reference engine.
         format: of all inputs, a key of `read.FORMATS`; None: by the suffix of each name.
-        source_options, target_options: fsspec's options of the inputs' and the outputs' stores.
+        source_options, target_options: fsspec's options of the stores of inputs and tokenizer, and of the outputs.
 
     Raises:
         ConfigError: invalid or contradictory settings.
@@ -133,12 +133,12 @@ class Job:
 
     @property
     def eod(self) -> int | None:
-        """Id at the end of each document, or None."""
+        """Id to add at the end of each document; None without `append_eod`."""
         return self.tokenizer.eod if self.append_eod else None
 
     @property
     def datasets(self) -> dict[str, str]:
-        """Prefix of each key's dataset. Source: Megatron-LM, tools/preprocess_data.py."""
+        """Key -> prefix of its dataset. Source: Megatron-LM, tools/preprocess_data.py."""
         level = "sentence" if self.split_sentences else "document"
         return {key: f"{self.output}_{key}_{level}" for key in self.keys}
 
@@ -158,7 +158,7 @@ class Job:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Settings that, with the text, decide the bytes of a part; `on_error` decides only those with bad rows."""
+        """Settings that, with the text, decide the bytes of a part, except `on_error`, which matters for bad rows."""
         values = self.to_json()
         tokenizer = {name: value for name, value in values["tokenizer"].items() if name not in ("uri", "merges")}
         others = ("inputs", "format", "output", "part_bytes", "engine", "compared_share", "on_error")
@@ -173,7 +173,7 @@ def check_eod(tokenizer: TokenizerSpec, append_eod: bool) -> None:
 
 
 def json_digest(value: Any) -> str:
-    """Return 128 bits that identify a JSON value, hex."""
+    """Return the 128-bit digest of a JSON value, hex."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
@@ -186,7 +186,7 @@ work than its ten requests cost. The largest part takes some seconds of a fast e
 
 @dataclass(frozen=True)
 class Part:
-    """Unit of work, which is done whole or not at all."""
+    """Unit of work of a job, done whole or not at all; `name` is the digest of its slices and of the recipe."""
 
     number: int
     name: str
@@ -194,7 +194,7 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        """Stored bytes of the text."""
+        """Stored bytes of the part's text."""
         return sum(each.num_bytes for each in self.slices)
 
     def __str__(self) -> str:
@@ -219,13 +219,13 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
 
 
 def choose_part_bytes(total_bytes: int) -> int:
-    """Return the bytes of text in a part; they depend on the text alone, so that any restart finds the same parts."""
+    """Return the bytes of text for a part; `total_bytes` alone decides, so that any restart has the same parts."""
     few = min(max(total_bytes // FEW, FEW_BYTES[0]), FEW_BYTES[1])
     return min(max(total_bytes // MANY, few), MOST_BYTES)
 
 
 def plan_digest(job: Job, parts: Sequence[Part]) -> str:
-    """Return the identity of a job: all of its parts, and the recipe, as there may be no part."""
+    """Return the digest that identifies a job: of its parts' names, and of the recipe, as there may be no part."""
     return json_digest([json_digest(job.recipe), *(each.name for each in parts)])
 
 
@@ -233,9 +233,9 @@ class JobUris:
     """URIs of a job's objects.
 
     Attributes:
-        folder: of the parts.
+        folder: folder of the parts.
         job_uri: file that identifies the job.
-        quarantine_uri: quarantine of the job.
+        quarantine_uri: file with the rows of the job that are not documents.
         bin_suffix: suffix of the token files.
     """
 
@@ -245,7 +245,7 @@ class JobUris:
         self.bin_suffix = f".bin{CODECS[job.codec].suffix}"
 
     def prefix(self, part: Part, key: str) -> str:
-        """Return the prefix of a part's dataset."""
+        """Return the prefix of a part's dataset of one key."""
         return f"{self.folder}/{part.name}-{self.job.keys.index(key)}"
 
     def record_uri(self, part: Part) -> str:
@@ -263,6 +263,6 @@ class JobUris:
         return [self.record_uri(part), *datasets, self.part_quarantine_uri(part)]
 
     def is_output(self, uri: str) -> bool:
-        """Return whether the job writes this object: it may read the folder to which it writes."""
+        """Return whether an object found among the inputs is an output: a job may write to a folder that it reads."""
         sidecars = (prefix + suffix for prefix in self.job.datasets.values() for suffix in SIDECARS)
         return uri.startswith(f"{self.folder}/") or uri in (self.quarantine_uri, *sidecars)

@@ -40,7 +40,7 @@ from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
 QUARANTINE_BLOCK_BYTES = 1 << 20
-"""Bytes of a quarantine that are read at once."""
+"""Bytes of a quarantine file that are read at once."""
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
@@ -58,10 +58,10 @@ def format_problem(problem: Problem, slice_number: int) -> bytes:
 
 
 def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, options: Options) -> None:
-    """Write the rows of all parts to one file, with lines counted in their files.
+    """Write the quarantined rows of all parts to one file, each with its line number in its text file.
 
     Args:
-        parts: URI of each part's quarantine, and the number of rows before the first of each of its slices.
+        parts: URI of each part's quarantine, and for each of its slices the number of earlier rows in the text file.
     """
     with create_object(target, options) as out:
         for uri, rows_before in parts:
@@ -93,7 +93,7 @@ class DatasetWriter:
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
-        """Append the documents of a batch."""
+        """Append the documents of a batch; `source` is the URI of their text file."""
         data = stored.tokens.view(np.uint8).data
         self._bin.write(data)
         self._digest.update(data)
@@ -106,7 +106,7 @@ class DatasetWriter:
             self._lineage.add(source, batch.rows, batch.positions, ids, *stored)
 
     def publish(self) -> TokenCounts:
-        """Publish the objects; return the counts for the part's record, without which they do not count."""
+        """Publish the dataset's objects; return counts for the part's record, without which the objects are ignored."""
         self._bin.publish()
         with create_object(f"{self._prefix}.idx", self._options) as writer:
             for block in self._columns.format():
@@ -116,7 +116,7 @@ class DatasetWriter:
         return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
 
     def close(self) -> None:
-        """Remove all that is not published."""
+        """Remove all temporary files that are not published."""
         self._columns.close()
         self._bin.abandon()
         if self._lineage is not None:
@@ -124,7 +124,10 @@ class DatasetWriter:
 
 
 def in_small_blocks(uri: str, options: Options) -> Options:
-    """A stream holds 50 MiB before it sends them, for objects up to 500 GB; a part has less than a thousandth of it."""
+    """Return the options with the smallest upload part of the store, unless they name a size, to save memory.
+
+    The default, 50 MiB, is for objects of up to 500 GB; those of a part have less than a thousandth of that.
+    """
     store = open_store(uri, options)
     return {"default_block_size": store.min_part, **(options or {})} if isinstance(store, MultipartStore) else options
 
@@ -133,7 +136,7 @@ class PartWriter:
     """Writer of all objects of a part but its record.
 
     Args:
-        opened: closes the writer, and removes all that is not published.
+        opened: stack of the caller; when it closes, temporary files that are not published are removed.
 
     Attributes:
         datasets: key -> writer of its dataset.
@@ -148,7 +151,7 @@ class PartWriter:
         }
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
-        """Append a row to the quarantine."""
+        """Append a row that is not a document to the quarantine file."""
         if not self.quarantined:
             self._quarantine = BinWriter(self._quarantine_uri, in_small_blocks(self._quarantine_uri, self._options))
             self._opened.callback(self._quarantine.abandon)
@@ -156,7 +159,7 @@ class PartWriter:
         self.quarantined += 1
 
     def publish(self) -> dict[str, TokenCounts]:
-        """Publish all objects; return the counts of each key."""
+        """Publish all objects; return key -> counts of its dataset."""
         if self.quarantined:
             self._quarantine.publish()
         return {key: dataset.publish() for key, dataset in self.datasets.items()}

@@ -55,8 +55,8 @@ class Report:
     """Result of a call of `preprocess`.
 
     Attributes:
-        parts, parts_made, parts_missing: of the job; made by this call; left to other shards.
-        manifests: manifest of each key's dataset; empty before the job is finished.
+        parts, parts_made, parts_missing: parts of the job; those made by this call; those left to other shards.
+        manifests: key -> manifest of its dataset; empty before the job is finished.
         seconds: duration of the call.
         machines: name of each machine -> its counts, over the parts with known records.
     """
@@ -84,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `count`-th part, from number `index` on; `index` None: no part, only the finish."""
+    """Every `count`-th part of a job, from number `index` on; `index` None: no part, the call only finishes the job."""
 
     index: int | None
     count: int
@@ -115,18 +115,19 @@ def preprocess(
         engine: where parts are made: `local`, `ray`, `ray:ADDRESS` or `dask=ADDRESS`.
         workers: parts made at once. Default: the number of cores, twice as many if data is in an object store.
         executor: any `concurrent.futures.Executor`, used instead of an engine; it stays open.
-        shard: make only these parts; finish if they were the last.
-        overwrite: replace existing datasets, and parts of another job. They exist until the new ones are ready.
+        shard: make only these parts; finish the job if no part is missing then.
+        overwrite: replace existing datasets, which stay until the new ones are ready; parts of another job are removed
+            at once.
         watch: receiver of the progress.
 
     Returns:
-        The counts of the call, and the manifests of the datasets if the job is finished.
+        The number of parts made, and the manifests of the datasets if the job is finished.
 
     Raises:
         ConfigError: contradictory options.
         FormatError: a row is not a document and `on_error` is `raise`, or the counts do not add up.
         MismatchError: an engine gave other tokens than the reference.
-        ObjectExistsError: a dataset, or parts of another job, exist.
+        ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
         ObjectChangedError: an input was replaced during the job.
         WorkerError, StorageError: a part failed repeatedly.
 
@@ -204,12 +205,12 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWa
 
 
 def unique_parts(parts: Sequence[Part]) -> list[Part]:
-    """Return each part once: an input that is named twice is made once, and stored twice."""
+    """Return each part once: an input that is named twice is tokenised once, and stored twice."""
     return list({part.name: part for part in parts}.values())
 
 
 def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """Return the manifest of each key if this very job is finished; else nothing."""
+    """Return key -> manifest if this very job is finished; {} otherwise."""
     manifests = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
     found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
@@ -217,7 +218,7 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[s
 
 
 def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """Remove the parts if the job is finished; return its manifests as `read_finished_manifests`."""
+    """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
         remove_parts(JobUris(job), parts)
     return manifests
@@ -230,7 +231,7 @@ def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
 
 
 def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
-    """Return whether a manifest is of this plan, without rows that this `on_error` would have treated differently."""
+    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently."""
     dropped = manifest.get("counts", {}).get("dropped", {})
     same_policy = manifest.get("job", {}).get("on_error") == job.on_error
     return (same_policy or not count_problems(dropped)) and manifest.get("plan") == plan_digest(job, parts)
@@ -239,7 +240,7 @@ def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> boo
 def finish_once(
     job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: PartWatcher
 ) -> None:
-    """Finish the job, unless another process does so first."""
+    """Finish the job, unless another process finishes it first."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             finish(job, parts, records, overwrite=overwrite, watch=watch)
@@ -268,8 +269,8 @@ class JobStatus:
     Attributes:
         finished: True if the datasets are complete.
         total_bytes, done_bytes: stored bytes of all text, and of the finished parts.
-        bytes_per_second: of the last parts, all machines together.
-        last_part_seconds: since the last part was finished, by the clock of its machine.
+        bytes_per_second: speed of the last parts, all machines together; None if it is unknown.
+        last_part_seconds: time since the last part was finished, by the clock of its machine.
         machines: name of each machine -> its counts.
     """
 

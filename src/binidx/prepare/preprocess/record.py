@@ -29,7 +29,7 @@ SPECIAL, UNENCODED = "special token", "not tokenized"
 
 
 def count_problems(dropped: Mapping[str, int]) -> int:
-    """Return the number of dropped rows that are not documents."""
+    """Return the number of dropped rows that are not documents, from reason -> number of dropped rows."""
     return sum(count for reason, count in dropped.items() if reason in (*KINDS, SPECIAL, UNENCODED))
 
 
@@ -38,7 +38,7 @@ class TokenCounts:
     """Counts of a part's dataset of one key.
 
     Attributes:
-        num_tokens: EOD included.
+        num_tokens: number of tokens, EODs included.
         digest: xxh3_64 of the tokens before compression, hex.
     """
 
@@ -53,12 +53,12 @@ class Record:
 
     Attributes:
         engine: name of the tokenizer's engine.
-        compared: texts that were compared with the reference.
+        compared: number of texts that were compared with the reference.
         slices: counts of each slice, in their order.
-        extents: part of its input that each slice has read.
+        extents: for each slice the part of its input that was read.
         datasets: key -> counts of its dataset.
-        quarantined: rows in the quarantine.
-        seconds, cpu_seconds: elapsed time, and time of a core.
+        quarantined: number of rows in the quarantine file.
+        seconds, cpu_seconds: elapsed time, and CPU time.
         on_error: policy for rows that are not documents.
         host: name of the machine; "" in records of older versions.
         ended: end time, seconds since 1970 by the machine's clock; 0 in records of older versions.
@@ -78,12 +78,12 @@ class Record:
     ended: float = 0.0
 
     def valid_for(self, on_error: str) -> bool:
-        """Return whether a job with this policy would have made the same part."""
+        """Return whether a job with this policy for bad rows would have made the same part."""
         return on_error == self.on_error or not count_problems(self.counts.dropped)
 
     @property
     def counts(self) -> RowCounts:
-        """Counts of the whole part."""
+        """Counts of the rows of the whole part."""
         return sum(self.slices, RowCounts())
 
     @property
@@ -102,7 +102,7 @@ RECORD_FILE = JsonFile(
 
 
 RECENT_PARTS = 100
-"""Number of last parts that determine the present speed: several rounds of the workers of a machine."""
+"""Number of last parts that determine the present speed: several for each worker of a machine."""
 
 
 def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
@@ -133,14 +133,14 @@ def recent_speed(sizes: Mapping[str, int], records: Iterable[Record]) -> float |
 
 
 def _speed(sizes: Mapping[str, int], records: Collection[Record], since: float = 0.0) -> float | None:
-    """Return the stored bytes per second of parts while at least one of them was made."""
+    """Return the stored bytes of parts per second in which at least one of them was made; None if it is unknown."""
     timed = [each for each in records if each.ended]
     busy = busy_seconds((max(each.ended - each.seconds, since), each.ended) for each in timed)
     return sum(sizes[each.name] for each in timed) / busy if busy else None
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the time that the spans cover together: the time between two runs does not count."""
+    """Return the total time covered by the spans (begin, end); overlaps count once, gaps between runs do not count."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -153,11 +153,13 @@ class Progress:
     """State of a running job.
 
     Attributes:
-        parts: parts of this run: all, or those of a shard. The other counts refer to them, but for `all_parts`.
+        parts: parts of this run: all, or those of a shard. The other counts are of these parts,
+            except `all_parts` and `all_parts_done`.
         parts_done, parts_kept: finished parts; those of them that an earlier run had made.
-        total_bytes: stored bytes of the text; `done_bytes` of finished parts, `kept_bytes` of an earlier run's.
-        seconds: since this run began to make parts.
-        all_parts, all_parts_done: of the whole job; a shard counts the parts of others as of its own start.
+        total_bytes: stored bytes of the text; `done_bytes` of finished parts, `kept_bytes` of those of an earlier run.
+        seconds: time since this run began to make parts.
+        all_parts, all_parts_done: parts of the whole job; the finished parts of other shards are counted at the start
+            of this run only.
         machines: number of machines that made any of the parts.
     """
 
@@ -181,7 +183,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at this speed; None if it is unknown."""
+        """Time left at the speed of this run; None if it is unknown."""
         if self.done_bytes <= self.kept_bytes:
             return None
         return (self.total_bytes - self.done_bytes) / self.bytes_per_second
@@ -191,7 +193,7 @@ class PartWatcher(ProgressWatcher, Protocol):
     """Receiver of a job's progress."""
 
     def show(self, progress: Progress) -> None:
-        """Called at the start, and after each part."""
+        """Receive the progress, at the start and after each part."""
 
 
 class SilentPartWatcher(SilentWatcher):
@@ -201,14 +203,15 @@ class SilentPartWatcher(SilentWatcher):
 
 
 class ProgressCounter:
-    """Sum of the finished parts.
+    """Counter of a job's progress over its finished parts.
 
     Args:
-        records: of the parts that were finished before.
+        parts: parts of the whole job.
+        records: records of the parts that were finished before this run.
         share: parts of this run.
 
     Attributes:
-        now: the present sum.
+        now: the present progress.
     """
 
     def __init__(self, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]) -> None:
@@ -227,7 +230,7 @@ class ProgressCounter:
         self.now = replace(self.now, parts_kept=len(own), kept_bytes=self.now.done_bytes, seconds=0.0)
 
     def add(self, record: Record) -> Progress:
-        """Count a part and return the sum."""
+        """Count a finished part, by its record, and return the progress."""
         now = self.now
         self._hosts.add(record.host)
         self.now = replace(

@@ -59,14 +59,14 @@ from binidx.storage.requests.retries import is_transient
 from binidx.storage.writing.publish import create_object
 
 MOST_CHARACTERS = 1_000_000
-"""Longer texts are cut before they are split into sentences, because Punkt's time grows faster than its text."""
+"""Longer texts are cut before they are split into sentences, as Punkt's time grows faster than the text's length."""
 
 KEEPS_NEWLINES = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
 """Pattern of the end of a sentence that keeps the blanks after it in the sentence."""
 
 
 def split_sentences(batch: Batch, split: Callable[[str], list[str]]) -> Batch:
-    """Return the batch with a text for each sentence, in the same documents."""
+    """Return the batch with each sentence as a text of its own, in the same documents; `split` splits one text."""
     rows = []
     for text in decode_texts(batch.texts, batch.offsets):
         pieces = (text[start : start + MOST_CHARACTERS] for start in range(0, len(text), MOST_CHARACTERS))
@@ -81,7 +81,7 @@ def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]
 
     Raises:
         MissingDriverError: NLTK is not installed.
-        ConfigError: NLTK has no model of this language here.
+        ConfigError: NLTK's data has no model of this language.
     """
     try:
         from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
@@ -114,7 +114,7 @@ class TokenizedBatch:
         return np.diff(self.offsets[self.batch.documents])
 
     def select(self, chosen: NDArray[np.bool_]) -> TokenizedBatch:
-        """Return the chosen documents, shape (num_documents,)."""
+        """Return the chosen documents; `chosen` is a mask of shape (num_documents,)."""
         if chosen.all():
             return self
         texts, lengths = np.repeat(chosen, np.diff(self.batch.documents)), np.diff(self.offsets)
@@ -135,7 +135,7 @@ def total_lengths(batches: Sequence[TokenizedBatch]) -> NDArray[np.int64]:
 
 
 def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCounts) -> list[TokenizedBatch]:
-    """Drop and count the documents with too few or too many tokens in all keys together, or with none."""
+    """Drop documents with too few or too many tokens in all keys together, or none with `empty="drop"`; count them."""
     lengths = total_lengths(batches)
     short = lengths < (job.min_tokens or 0)
     long = ~short & (lengths > (np.iinfo(np.int64).max if job.max_tokens is None else job.max_tokens))
@@ -158,7 +158,7 @@ def split_specials(
 
 
 def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
-    """Return a document as a problem."""
+    """Return the problem for a document, with its texts as the line."""
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
     where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
     line = b"\n".join(each.document_bytes(number) for each in batches)
@@ -167,12 +167,12 @@ def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: 
 
 BATCH_BYTES, LEAST_BATCH_BYTES = {"gigatoken": 4 << 20}, 1 << 20
 """Bytes of text given to an engine at once. A call of gigatoken costs 1.5 ms, whatever it encodes, and 4 MiB cost 40 MB
-of memory; the others take up to a second for 1 MiB, during which nothing can be stopped."""
+of memory; other engines take up to a second for 1 MiB, during which a worker cannot be stopped."""
 
 
 @dataclass(frozen=True)
 class PartTask:
-    """Part to make. Pickles."""
+    """Part of a job to make. It can be pickled."""
 
     job: Job
     part: Part
@@ -182,7 +182,7 @@ class PartTask:
 
 
 def run_part(task: PartTask) -> Record | TaskFailure:
-    """Make a part; return its record, or the failure."""
+    """Make a part; return its record, or a TaskFailure."""
     try:
         return make_part(task.job, task.part)
     except BinidxError as error:
@@ -224,7 +224,7 @@ def make_part(job: Job, part: Part) -> Record:
 
 
 def read_record(uris: JobUris, part: Part) -> Record | None:
-    """Return a part's record; None if there is none, or if this job would have treated its bad rows differently."""
+    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently."""
     uri = uris.record_uri(part)
     data = read_small(uri, uris.job.target_options)
     record = None if data is None else RECORD_FILE.decode(data, uri)
@@ -240,7 +240,7 @@ class PartTokenizer:
 
     Attributes:
         engine: compares a sample of the texts with the reference.
-        counts, extents: counts of each slice, and the part of its input that was read.
+        counts, extents: for each slice the counts, and the part of its input that was read.
     """
 
     def __init__(self, job: Job, part: Part, writer: PartWriter) -> None:
@@ -290,7 +290,7 @@ class PartTokenizer:
             self._writer.datasets[each.batch.key].add(redacted(piece.uri), each.batch, stored)
 
     def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:
-        """Return the batches with their ids, without the documents on which the tokenizer's library fails."""
+        """Return the batches with ids; documents on which the tokenizer's library fails become problems."""
         try:
             return [self._encode(each) for each in batches]
         except LibraryError:
@@ -330,7 +330,7 @@ class PartTokenizer:
 
 
 class _Worker(threading.local):
-    """State of a worker thread between parts: loading an engine takes up to a second."""
+    """Engines that a worker thread keeps between parts, as loading one takes up to a second."""
 
     key: object = None
     engines: tuple[Engine, Engine]

@@ -34,7 +34,7 @@ class Problem:
         byte: position of the row, as in `Batch.positions`.
         where: location for messages: "line 18, byte 2034"; "byte 2034" if the line number is unknown; "row 17".
         detail: description of the found value.
-        line: bytes of the line, for the quarantine; empty for Parquet and for lines that are too long.
+        line: bytes of the line, for the quarantine file; empty for Parquet and for lines that are too long.
     """
 
     kind: str
@@ -64,7 +64,7 @@ KINDS = {
 
 
 def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Return the start of each of some adjacent items, then the end of the last, shape (n + 1,)."""
+    """Return the start of each of n adjacent items of these lengths, then the end of the last, shape (n + 1,)."""
     lengths = np.asarray(lengths, np.int64)
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -72,7 +72,7 @@ def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
 
 
 def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the bytes of all texts, and their offsets."""
+    """Return the bytes of all n texts joined; and the start of each text, then the end, shape (n + 1,)."""
     return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
 
 
@@ -81,7 +81,7 @@ Value = bytes | None
 
 @dataclass(frozen=True)
 class Strings:
-    """Column of strings that may be absent.
+    """Column of strings, some of which may be absent.
 
     Attributes:
         bytes: UTF-8, one string after the other, uint8.
@@ -97,17 +97,17 @@ class Strings:
         return len(self.present)
 
     def values(self) -> list[Value]:
-        """Return the bytes of each string, None where one is absent; a binary column of Parquet need not be UTF-8."""
+        """Return the bytes of each string, None if absent; in a binary column of Parquet they need not be UTF-8."""
         data, bounds = self.bytes.tobytes(), pairwise(self.offsets.tolist())
         rows = zip(bounds, self.present.tolist(), strict=True)
         return [data[start:stop] if present else None for (start, stop), present in rows]
 
     def tolist(self) -> list[str | None]:
-        """Return Python strings, None where one is absent."""
+        """Return the strings as Python strings, None for absent ones."""
         return [None if each is None else each.decode() for each in self.values()]
 
     def select(self, chosen: NDArray[np.bool_]) -> Strings:
-        """Return the strings at the chosen rows, shape (d,)."""
+        """Return the chosen strings; `chosen` is a mask of shape (d,)."""
         offsets = cumulative_offsets(np.diff(self.offsets)[chosen])
         return Strings(_copy_items(self.bytes, self.offsets, chosen), offsets, self.present[chosen])
 
@@ -117,10 +117,10 @@ class Batch:
     """Documents of one key, in the order of their input.
 
     The batches of several keys hold the same documents: a row that is not a document for one key is not one for any.
-    The attributes after `documents` describe the rows and are the same objects in all of these batches.
+    The attributes after `documents` describe the rows and are equal in all of these batches.
 
     Attributes:
-        key: of the JSON object, or column.
+        key: JSON key, or Parquet column, of the texts.
         texts: UTF-8, one text after the other, uint8.
         offsets: start of each text, then the end, shape (n + 1,) int64.
         documents: first text of each document, then n, shape (d + 1,) int64.
@@ -130,7 +130,7 @@ class Batch:
         ids: values of the field `id_key`, if one was given: a string as it is, any other value as JSON.
         problems: rows that are not documents.
         dropped: reason -> number of rows: "blank line", and the reasons of `Filters`.
-        num_rows: rows read: documents + problems + dropped.
+        num_rows: number of rows read: documents + problems + dropped.
         num_bytes: stored bytes read for this batch, to measure progress.
     """
 
@@ -152,16 +152,16 @@ class Batch:
         return len(self.rows)
 
     def text(self, number: int) -> str:
-        """Return one of the texts."""
+        """Return the text of a number, from 0 to n - 1."""
         return bytes(self.texts[self.offsets[number] : self.offsets[number + 1]]).decode()
 
     def document_bytes(self, document: int) -> bytes:
-        """Return all texts of a document."""
+        """Return the UTF-8 bytes of all texts of a document, without separators."""
         first, last = self.documents[document : document + 2]
         return self.texts[self.offsets[first] : self.offsets[last]].tobytes()
 
     def select(self, chosen: NDArray[np.bool_]) -> Batch:
-        """Return the chosen documents, shape (d,), with the counts of the whole batch."""
+        """Return the documents of the mask `chosen`, shape (d,), with the problems and counts of the whole batch."""
         if chosen.all():
             return self
         texts = np.repeat(chosen, np.diff(self.documents))
@@ -177,13 +177,13 @@ class Batch:
 
 
 def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the bytes of the chosen items; a run of neighbours is copied at once."""
+    """Return the bytes of the chosen items; neighbouring items are copied together."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
     return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
 
 
 def check_limits(names: str, least: int, most: int | None) -> None:
-    """Raise ConfigError unless the bounds are a range from 0 on; None: no upper bound."""
+    """Raise ConfigError unless 0 <= least <= most; None for no upper bound."""
     if least < 0 or (most is not None and most < least):
         raise ConfigError(
             f"{names}: not a range (found {least}, {most}, need 0 or more, and the maximum not below the minimum)"
@@ -210,7 +210,7 @@ class Filters:
         """Return which documents pass, shape (d,), and the number of dropped ones by reason.
 
         Args:
-            fields: columns of the documents, in the order of `keep`.
+            fields: column of each field of `keep`, in its order.
         """
         passed, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
         for reason, accepted in self._conditions(batch, fields):
@@ -247,6 +247,6 @@ def parse_keep(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def count_characters(batch: Batch) -> NDArray[np.int64]:
-    """Return the code points of each document, shape (d,): its bytes that begin a character."""
+    """Return the number of code points of each document, shape (d,): it counts the bytes that begin a character."""
     begun = cumulative_offsets((batch.texts & 0xC0) != 0x80)
     return np.diff(begun[batch.offsets[batch.documents]])

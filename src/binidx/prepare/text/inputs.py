@@ -34,7 +34,7 @@ def is_pattern(name: str) -> bool:
 
 
 def list_local_files(path: str) -> list[str] | None:
-    """Return the sorted files of a glob or a directory; None if the path is one file.
+    """Return the sorted files of a glob, or of a directory without hidden ones; None if the path is one file.
 
     Raises:
         ObjectNotFoundError: nothing matches.
@@ -86,17 +86,18 @@ def find_inputs(
     exclude: Callable[[str], bool] = lambda uri: False,
     damaged_too: bool = False,
 ) -> list[Input]:
-    """Return the objects behind the names, in the order of the names; those of a glob or a directory sorted.
+    """Return the objects that the names stand for, in the order of the names; those of a glob or a directory sorted.
 
     Args:
+        names: paths, URIs, globs and directories.
         format: of all inputs, a key of FORMATS; None: by the suffix of each name.
-        exclude: objects of globs and folders to leave out.
-        damaged_too: whether a Parquet file without a sound footer is an input, of which reading yields one problem.
+        exclude: returns True for the URI of an object to leave out of a glob or a directory.
+        damaged_too: whether to return Parquet files with a damaged footer, too; reading one yields one problem.
 
     Raises:
         ObjectNotFoundError: a name matches nothing.
-        ConfigError: a name has no known suffix, or is a pipe.
-        FormatError: a Parquet file without a sound footer, unless `damaged_too`.
+        ConfigError: the format is unknown, a name has no known suffix, or a name is a pipe or a device.
+        FormatError: the footer of a Parquet file is damaged, unless `damaged_too`.
         StorageError: the store fails.
     """
     if format is not None and format not in FORMATS:
@@ -108,7 +109,7 @@ def find_inputs(
 
 
 def format_of(uri: str) -> str | None:
-    """Return the format of a name, by its suffix; None if it is not known."""
+    """Return the input format of a name, by its suffix; None if the suffix is not known."""
     name, _ = split_query(uri)
     return next((each for each, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
@@ -120,7 +121,7 @@ def _suffixes() -> str:
 def _expand(
     name: str, format: str | None, options: Options, exclude: Callable[[str], bool]
 ) -> list[tuple[str, RangeReader | None]]:
-    """Return the URIs behind a name, with a reader if one was opened to test whether the object exists."""
+    """Return the URIs that a name stands for; each with the reader that was opened to test that it exists, or None."""
     path = local_path(name)
     if path is None and "*" not in name and not name.endswith("/"):
         try:

@@ -58,10 +58,11 @@ class Lines:
 
 
 def select_lines(pieces: Iterable[Bytes], first: int, last: int | None) -> Iterator[tuple[int, Bytes]]:
-    """Yield the bytes of the lines that belong to a slice (the rule is in `slices`), with the position of each piece.
+    """Yield (position, bytes) for the lines that belong to a slice; the rule is in `slices`.
 
     Args:
         pieces: plain bytes from `first` on; no more of them are taken than necessary.
+        first, last: bounds of the slice in plain bytes; None: to the end.
     """
     if last == 0:
         return
@@ -87,8 +88,8 @@ def group_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_
     """Yield runs of about `batch_bytes` of lines. Memory: two runs, or three times the longest line.
 
     Args:
-        pieces: contiguous bytes, with the position of each piece.
-        max_line_bytes: limit of a line with its newline; of a longer one only the length is returned.
+        pieces: (position, bytes) of contiguous pieces of text.
+        max_line_bytes: limit of a line with its newline; of a longer line only the length is returned.
     """
     buffer, position, too_long, limit = bytearray(), 0, 0, min(batch_bytes, max_line_bytes)
     for start, piece in pieces:
@@ -129,7 +130,7 @@ Parsed = tuple[list[dict[str, Any]], dict[int, "NotADocument"]]
 
 
 class NotADocument(Exception):
-    """Error of a line without a document.
+    """Reason why a line is not a document.
 
     Attributes:
         kind: a key of KINDS, or BLANK.
@@ -148,7 +149,7 @@ class LineReader:
         self._request, self._row = request, 0
 
     def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:
-        """Return a batch of each key and a column of each field; `num_bytes` are the stored bytes of the lines."""
+        """Return a batch for each key and a column for each field; `num_bytes` are the stored bytes of the lines."""
         starts, stops = _line_bounds(lines)
         documents, errors = _parse_lines(lines.data, starts, stops, self._request.keys)
         if lines.too_long:
@@ -179,7 +180,7 @@ class LineReader:
 
 
 def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64], keys: Sequence[str]) -> Parsed:
-    """Return the objects of the lines that are documents, and the errors of the others by the line's number."""
+    """Return the JSON objects of the lines that are documents, and the error of each other line by its number."""
     view = np.frombuffer(data, np.uint8)
     # decode_lines accepts any white space between values. Lines that all begin with { and end with } hold one value
     # or more each, since no value has a } and a { beside each other; so it is one each if there are as many.
@@ -200,7 +201,7 @@ def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.
 
 
 def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first byte of each line, and its end without the newline."""
+    """Return the start offset of each line, and its end offset without the newline."""
     view = np.frombuffer(lines.data, np.uint8)
     stops = np.append(np.flatnonzero(view == ord("\n")), len(view))
     starts = np.append(0, stops[:-1] + 1)
@@ -217,14 +218,14 @@ def _join_documents(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.in
 
 
 def _strings(values: list[Any]) -> Strings:
-    """Return a column of fields: a string as it is, any other value as JSON; a lone surrogate becomes `?`."""
+    """Return the values of a field as a column: a string as it is, others as JSON; a lone surrogate becomes `?`."""
     texts = [each if isinstance(each, str) else "" if each is None else json.dumps(each) for each in values]
     present = np.array([each is not None for each in values], np.bool_)
     return Strings(*join_texts([each.encode(errors="replace") for each in texts]), present)
 
 
 def parse_line(line: bytes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the object of one line, with texts at all keys.
+    """Return the JSON object of one line, after checking that its values at all keys are texts.
 
     Raises:
         NotADocument: the line is blank or has a problem.

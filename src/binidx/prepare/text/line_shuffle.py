@@ -49,7 +49,7 @@ class ShuffledLines:
     """Result of a shuffle of lines.
 
     Attributes:
-        num_bytes: of text, newlines included.
+        num_bytes: bytes of text, newlines included.
     """
 
     target: str
@@ -76,15 +76,16 @@ def shuffle_lines(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> ShuffledLines:
-    """Write the lines of all inputs to one object, in the order of `seed` and their number.
+    """Write the lines of all inputs to one object, in a random order that depends on `seed` and their number alone.
 
     Args:
         inputs: as in `find_inputs`; a name without a known suffix is plain text.
         target: compressed if it ends in .gz or .zst; a .zst is written with a seek table.
-        memory_bytes, scratch, overwrite: as in `shuffle_datasets`. Without `overwrite` an existing target is compared.
+        memory_bytes, scratch, overwrite: as in `shuffle_datasets`. Without `overwrite` an existing target is compared
+            with the result.
 
     Raises:
-        ConfigError: an input without lines, a target among the inputs, or too little memory.
+        ConfigError: a Parquet input, which has no lines, a target among the inputs, or too little memory.
         FormatError: damaged compression, or a line longer than an eighth of the memory.
         ObjectNotFoundError, ObjectExistsError, ObjectChangedError, StorageError: of inputs and target.
     """
@@ -116,7 +117,7 @@ def shuffle_lines(
 
 
 def _find_text(name: str, options: Options) -> list[Input]:
-    """Return the inputs behind a name; a name without a known suffix is plain text."""
+    """Return the inputs that a name stands for; a name without a known suffix is plain text."""
     try:
         found = find_inputs([name], storage_options=options)
     except ConfigError:
@@ -143,7 +144,7 @@ def _estimate_plain_bytes(each: Input) -> int:
 
 
 def _read_lines(piece: Slice, batch_bytes: int, most: int, options: Options) -> Iterator[tuple[Lines, int]]:
-    """Yield the lines of an input, about `batch_bytes` at once, with the stored bytes read for them."""
+    """Yield the lines of an input, about `batch_bytes` at once, with the number of stored bytes read for them."""
     for lines, num_bytes in read_lines(piece, batch_bytes, most, options, Extent()):
         if lines.too_long:
             raise FormatError(
@@ -154,7 +155,7 @@ def _read_lines(piece: Slice, batch_bytes: int, most: int, options: Options) -> 
 
 
 def _terminated_lines(lines: Lines) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the bytes of lines, with a newline at the end of each, and where each line begins."""
+    """Return the bytes of lines, with a newline at the end of each; and the start of each line, then the end."""
     data = np.frombuffer(lines.data, np.uint8)
     if data[-1] != NEWLINE:
         data = np.append(data, np.uint8(NEWLINE))
@@ -162,7 +163,7 @@ def _terminated_lines(lines: Lines) -> tuple[NDArray[np.uint8], NDArray[np.int64
 
 
 def _compressing_writer(name: str, stored: Writer) -> AbstractContextManager[Any]:
-    """Return a writer that compresses as the name's suffix requires."""
+    """Return a writer that compresses as the suffix of `name` requires."""
     if name.endswith(".gz"):
         # Level 6 and no time: the same lines give the same bytes.
         return gzip.GzipFile("", "wb", 6, WritableFile(stored), mtime=0)

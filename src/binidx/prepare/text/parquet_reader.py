@@ -46,13 +46,13 @@ except ImportError as error:  # pragma: no cover - the message is the point
 BLOCK_BYTES = 4 << 20
 AHEAD_BYTES = 32 << 20
 PAGE_BYTES = 1 << 20
-"""Bytes of a column that pyarrow reads at once; without the limit it would hold a whole column of a row group."""
+"""Bytes of a column that pyarrow reads at once; without a limit it would hold a whole column of a row group."""
 
 MOST_ROWS = 64 << 10
 
 
 class ReadAheadFile(ReadableFile):
-    """File that fetches the given streams of byte ranges ahead; bytes outside of them are fetched when they are read.
+    """File that reads ahead in given streams of byte ranges; other bytes are fetched only when they are read.
 
     Args:
         streams: for each column the byte ranges in which it will be read, in order.
@@ -95,7 +95,7 @@ class ReadAheadFile(ReadableFile):
         return self._reader.read([(self._position, stop)])[0]
 
     def close(self) -> None:
-        """Cancel the requests that have not begun."""
+        """Cancel the requests that have not begun, and close the file."""
         for fetched in self._fetched:
             while fetched:
                 fetched.popitem()[1].cancel()
@@ -116,10 +116,12 @@ def parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
 
 
 def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strings]]]:
-    """Yield the batches of all keys, and the columns of the fields.
+    """Yield runs of rows: a Batch for each text column (`keys`), and Strings for each further column (`fields`).
+
+    Damaged rows, or a damaged footer in a slice without row groups, are yielded as problems.
 
     Raises:
-        FormatError: not a Parquet file, or without columns of these names and types.
+        FormatError: a column is missing or repeated, a text column has another type, or the file cannot be opened.
     """
     piece, names = request.piece, [*request.keys, *request.fields]
     reader = open_stored(piece.uri, storage_options=request.options)
@@ -156,7 +158,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:
-    """Yield the rows of a row group; at last the error, if they cannot be read to their end."""
+    """Yield the rows of a row group as record batches; if the rest cannot be read, the last item is the error."""
     metadata, count = file.metadata.row_group(group), 0
     plain_bytes = sum(c.total_uncompressed_size for c in columns_of(metadata, columns))
     rows = min(max(1, batch_bytes * metadata.num_rows // max(1, plain_bytes)), MOST_ROWS)
@@ -175,7 +177,7 @@ def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes
 def _damaged(
     request: ReadRequest, row: int, row_in_group: int, count: int, num_bytes: int, detail: str
 ) -> tuple[list[Batch], list[Strings]]:
-    """Return a batch without documents for `count` rows that cannot be read: one problem, and the others dropped."""
+    """Return batches without documents for `count` rows that cannot be read: one problem, the others dropped."""
     piece, empty = request.piece, Strings(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
     where = f"row {(piece.first_row or 0) + row}"
     problem = Problem("damaged", piece.uri, row, row_in_group, where, f"{detail}; {count} rows are lost")
@@ -212,7 +214,7 @@ def _batches(
 
 
 def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequence[str]) -> Any:
-    """Return pyarrow's own file for a local one, else a file that reads the columns ahead."""
+    """Return a file for pyarrow: its own if the object is local, else one that reads the columns ahead."""
     path = local_path(reader.uri)
     if path is not None:
         return pa.OSFile(path)
@@ -246,7 +248,7 @@ def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[
 
 
 BadRow = tuple[int, str, str]
-"""Row, kind of the Problem, detail."""
+"""Number of the row, kind of its Problem, detail."""
 
 
 def _is_text(kind: Any) -> bool:
@@ -259,7 +261,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _read_texts(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[BadRow]]:
-    """Return the bytes, offsets and documents of a Batch, which still contain the bad rows, and these."""
+    """Return `texts`, `offsets`, `documents` of a Batch that still has the bad rows; and the bad rows."""
     bad: list[BadRow] = [(row, "null", f"{name!r} is null") for row in _true_rows(array.is_null())]
     lengths, values = np.ones(len(array), np.int64), array
     if _is_list(array.type):
@@ -290,7 +292,7 @@ def _read_strings(array: Any) -> Strings:
 
 
 def _decode_strings(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[tuple[int, str]]]:
-    """Return the bytes and offsets of the values, and the number and problem of each that is not UTF-8."""
+    """Return the bytes and offsets of the values, and (number, problem) of each value that is not UTF-8."""
     values, bad = _as_large_string(array), list[tuple[int, str]]()
     data, offsets = _buffers(values)
     try:
@@ -312,7 +314,7 @@ def _as_large_string(array: Any) -> Any:
 
 
 def _buffers(values: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the bytes of a column, and the start of each value in them, from 0; a null value may have bytes."""
+    """Return the bytes of a column, and the start of each value in them, then the end; a null value may have bytes."""
     _, offsets, data = values.buffers()
     if len(values) == 0 or offsets is None or data is None:
         return np.empty(0, np.uint8), np.zeros(len(values) + 1, np.int64)

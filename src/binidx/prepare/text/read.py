@@ -62,7 +62,7 @@ LOCAL_BYTES = 1 << 20
 REQUEST_BYTES = 2 << 20
 IN_FLIGHT = 4
 LINE_BYTES = 64 << 10
-"""Bytes past the end of a slice in its last request; the slice's last line mostly ends there."""
+"""Bytes past the end of a slice in its last request; the slice's last line mostly ends within them."""
 
 try:
     from isal import isal_zlib
@@ -72,7 +72,7 @@ except ImportError:
     GZIP_LIBRARY = zlib
 
 BATCH_BYTES = 1 << 20
-"""Larger batches cost more: the kernel maps their buffers page by page each time."""
+"""Plain bytes of a batch. Larger batches cost more: the kernel maps their buffers page by page each time."""
 
 MAX_LINE_BYTES = 256 << 20
 Batches = Iterator[tuple[list[Batch], list[Strings]]]
@@ -93,8 +93,8 @@ def read_slice(
     """Yield the documents of a slice in order, with the rows that are not documents.
 
     Args:
-        keys: of the texts.
-        id_key: field whose value is returned beside each document.
+        keys: JSON keys, or Parquet columns, of the texts.
+        id_key: field whose value is returned in `Batch.ids`.
         filters: conditions on documents.
         batch_bytes: approximate plain bytes of a batch; a longer line has a batch of its own.
         max_line_bytes: limit of a line with its newline.
@@ -106,7 +106,7 @@ def read_slice(
     Raises:
         ConfigError: no keys, a field that is also a key, or no bytes for a batch or a line.
         ObjectChangedError: the object is not the planned one.
-        FormatError: damaged compression, or not a Parquet file with these columns.
+        FormatError: damaged compression, or a Parquet file without these columns.
         StorageError: the store fails.
     """
     filters, extent = filters or Filters(), Extent() if extent is None else extent
@@ -155,7 +155,7 @@ class _CountingIterator:
 def read_lines(
     piece: Slice, batch_bytes: int, max_line_bytes: int, options: Options, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
-    """Yield runs of lines of a slice, with the stored bytes read for each; the arguments are those of `ReadRequest`."""
+    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`."""
     decompress, before = FORMATS[piece.format].decompress, 0
     with closing(_stream_stored_bytes(piece, options)) as pieces:
         stored = _CountingIterator(pieces)
@@ -211,7 +211,7 @@ FIRST_HEADER_BYTES = 5
 
 
 class TruncatedError(ValueError):
-    """The bytes end inside a frame."""
+    """Error for bytes that end inside a frame."""
 
 
 class ByteStream:
@@ -272,9 +272,9 @@ def next_frame_header(stream: ByteStream) -> bytes | None:
 
 
 def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the header of each block of a frame, and the number of bytes behind it, which the caller takes or skips.
+    """Yield the header of each block of a frame, and the number of bytes after it, which the caller takes or skips.
 
-    The last block has the frame's checksum behind it.
+    After the header of the last block they include the frame's checksum.
     """
     checksum_bytes = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
     last = False
@@ -289,11 +289,11 @@ def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int
 
 PLAIN_BYTES = 1 << 20
 FED_BYTES = 64 << 10
-"""The end of a gzip member returns the bytes behind it as a copy: with small members, many times per MiB."""
+"""Stored bytes given to the gzip decompressor at once: at the end of each gzip member it copies the rest of them."""
 
 GZIP_BITS = 16 + zlib.MAX_WBITS
 WINDOW_BYTES = 1 << 27
-"""The limit of `zstd -d`; a larger window needs --long=31."""
+"""Largest window of a zstd frame: the limit of `zstd -d` without `--long`."""
 
 
 def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
@@ -322,10 +322,10 @@ def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
 
 
 def decompress_zstd(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
-    """Yield the plain bytes of zstd frames. The frames of a slice that ends within the file have the planned sizes.
+    """Yield the plain bytes of zstd frames; if the slice ends before its file, check that they have the planned sizes.
 
     Raises:
-        FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes.
+        FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes than planned.
     """
     context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
     uri, stream, plain_bytes = piece.uri, ByteStream(pieces), 0
@@ -347,7 +347,13 @@ def decompress_zstd(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
 
 
 def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, count: int) -> None:
-    """Raise FormatError if `count` bytes after `before` contradict the sizes: lines would be lost or read twice."""
+    """Raise FormatError if a frame contradicts the plan of its slice, so that lines would be lost or read twice.
+
+    Args:
+        sizes: planned stored and plain bytes of the slice.
+        position: stored bytes read so far, with this part of the frame.
+        before, count: plain bytes before this part of the frame, and in it.
+    """
     stored, plain = sizes
     if before + count > plain if position <= stored else before < plain:
         found = f"more than {plain}" if position <= stored else str(before)
@@ -361,9 +367,9 @@ LEAST_BYTES = 1 << 20
 
 
 def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    """Return the blocks of a .zst, from its seek table or, for a local file, from its frame headers; else none.
+    """Return the blocks at which a .zst can be cut, from its seek table or, if it is local, its frame headers; else ().
 
-    The frame headers of a remote file are not used: finding them would mean to read all of it.
+    The frame headers of a remote file are not used, as finding them takes a read of the whole file.
     """
     frames = _read_seek_table(reader)
     if frames is None and local_path(reader.uri) is not None:
@@ -388,7 +394,7 @@ def _read_seek_table(reader: RangeReader) -> list[InputBlock] | None:
 
 
 def _walk_frames(reader: RangeReader) -> list[InputBlock] | None:
-    """Return None if a frame lacks its plain size or is damaged; reading the file reports the damage."""
+    """Return the frames of a file; None if one lacks its plain size or is damaged, which reading the file reports."""
     stream, frames, plain, start = ByteStream(reader.read([(0, reader.size)])), list[InputBlock](), 0, 0
     try:
         while (header := next_frame_header(stream)) is not None:
@@ -405,7 +411,7 @@ def _walk_frames(reader: RangeReader) -> list[InputBlock] | None:
 
 
 def _parquet_reader() -> Any:
-    """Import pyarrow late: it takes a moment, and may be missing."""
+    """Return the module `parquet_reader`, imported only when needed: pyarrow takes a moment, and may be missing."""
     from binidx.prepare.text import parquet_reader
 
     return parquet_reader
@@ -418,8 +424,8 @@ class InputFormat:
     Attributes:
         suffixes: ends of object names.
         find_blocks: returns the blocks at which an object can be cut; None: the format has none.
-        decompress: returns plain lines from stored bytes; None: the format is stored plain, or has no lines.
-        read: reads a slice.
+        decompress: yields plain bytes from stored ones; None: the format is stored plain, or has no lines.
+        read: yields the batches of a slice.
     """
 
     suffixes: tuple[str, ...]
@@ -441,4 +447,4 @@ FORMATS = {
         lambda request: _parquet_reader().read_parquet(request),
     ),
 }
-"""Name of an input format -> its row. A new format is a module with its functions and a row here."""
+"""Name of an input format -> its functions. A new format is a module with these functions and a row here."""

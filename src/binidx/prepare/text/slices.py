@@ -39,9 +39,9 @@ class InputBlock:
     """Smallest piece of an input that can be read on its own: a zstd frame or a Parquet row group.
 
     Attributes:
-        stored: first byte in the object.
-        stored_bytes: length in the object.
-        first: first plain byte; in Parquet the first row.
+        stored: offset of its first byte in the object.
+        stored_bytes: its length in the object.
+        first: number of its first plain byte; in Parquet of its first row.
         count: number of plain bytes; in Parquet of rows.
     """
 
@@ -57,7 +57,8 @@ class Input:
 
     Attributes:
         identity: size, and ETag, generation or modification time.
-        blocks: where the object can be cut; empty for plain jsonl, which can be cut anywhere, and .gz, which cannot.
+        blocks: blocks between which the object can be cut; empty for plain jsonl, which can be cut anywhere, and .gz,
+            which cannot.
     """
 
     uri: str
@@ -67,13 +68,13 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Stored bytes."""
+        """Stored bytes of the object."""
         return int(self.identity["size"])
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Piece of one input. Pickles.
+    """Piece of one input, to be read on its own. It can be pickled.
 
     Attributes:
         uri, format: of the input.
@@ -135,12 +136,12 @@ def _slice_input(each: Input, part_bytes: int) -> list[Slice]:
 
 
 def slice_lines(each: Input, first: int, last: int) -> Slice:
-    """Return the slice of plain lines between two bounds in bytes."""
+    """Return the slice of an uncompressed jsonl input between two bounds in bytes."""
     return Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
 
 
 def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """Return runs of neighbours, (first, last), of up to `limit` bytes or one item."""
+    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item."""
     firsts, count, total = list[int](), 0, 0
     for count, size in enumerate(sizes, 1):
         if not firsts or total + size > limit:
@@ -165,7 +166,7 @@ class Extent:
     """Part of an input that a reader took for one slice, in plain bytes of the file; in Parquet in rows.
 
     Attributes:
-        first: where the slice's first line begins; 0 if it has no line.
+        first: byte at which the slice's first line begins; 0 if it has no line.
         count: length of all its lines, newlines included; a gap between two lines makes it too small.
         end: plain length of the file if the reader reached the end of all stored bytes, in Parquet the number of rows
             in the footer; None if the slice ended earlier.
@@ -176,7 +177,7 @@ class Extent:
     end: int | None = None
 
     def add(self, first: int, count: int) -> None:
-        """Add lines of `count` bytes that begin at `first`."""
+        """Add lines of `count` bytes, in Parquet `count` rows, that begin at `first`."""
         if not self.count:
             self.first = first
         self.count += count
@@ -188,8 +189,8 @@ class ReadRequest:
 
     Attributes:
         piece: slice to read.
-        keys: of the texts.
-        fields: further columns to return, for ids and filters.
+        keys: JSON keys, or Parquet columns, of the texts.
+        fields: further fields to return, for ids and filters.
         batch_bytes: approximate plain bytes of a batch; a longer line has a batch of its own.
         max_line_bytes: limit of a line with its newline.
         options: storage options.
@@ -222,7 +223,7 @@ def check_extents(extents: Iterable[SliceExtent]) -> None:
 
 
 def _group_by_input(extents: Iterable[SliceExtent]) -> Iterator[list[SliceExtent]]:
-    """Yield the slices of each input: another begins where the name changes or the position does not rise."""
+    """Yield the slices of each input; another input begins where the URI changes or the position does not rise."""
     group: list[SliceExtent] = []
     for piece, extent in extents:
         last = group[-1][0] if group else None

@@ -68,8 +68,8 @@ def describe_tokenizer(
         specials: policy for special tokens inside text: `parse`, `text` or `error`; see TokenizerSpec.
         post_processor: whether texts get the ids of a tokenizer.json's post-processor (BOS, EOS), as in Megatron
             without `--tokenizer-hf-no-include-special-tokens`.
-        pattern: what splits text, for a file of ranks without a known name: `gpt2` or a regular expression.
-        lowercase: as Megatron's BertWordPieceLowerCase; vocab.txt only.
+        pattern: regular expression that splits text, or `gpt2` for GPT-2's; for a file of ranks without a known name.
+        lowercase: whether texts are lowercased, as by Megatron's BertWordPieceLowerCase; vocab.txt only.
         merges: URI of the merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is
             `<|endoftext|>`.
         storage_options: fsspec's options of the store.
@@ -78,8 +78,11 @@ def describe_tokenizer(
         A TokenizerSpec, with the sha256 of the tokenizer's content.
 
     Raises:
-        ConfigError: no such tokenizer, an ambiguous one, or one without this EOD.
+        ConfigError: an encoding that is not cached, a tokenizer whose ids are ambiguous or random, a file of ranks
+            without a pattern, or an EOD that is not in the vocabulary.
+        ObjectNotFoundError: no such file, and no such model in Hugging Face's cache.
         FormatError: the content contradicts the name.
+        MissingDriverError: sentencepiece is needed and not installed.
 
     Example:
         >>> describe_tokenizer("s3://models/llama/tokenizer.json", eod="<|end_of_text|>")  # doctest: +SKIP
@@ -108,7 +111,7 @@ def describe_tokenizer(
 
 
 Description = tuple[TokenizerSpec, Mapping[str, int]]
-"""A spec, and the ids of all entries."""
+"""Spec of a tokenizer, and entry -> id."""
 
 
 def _describe_json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Description:
@@ -134,7 +137,7 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
 
 @dataclass
 class TokenizerConfig:
-    """Used fields of a tokenizer_config.json."""
+    """Fields of a tokenizer_config.json that binidx reads."""
 
     bos_token: str | AddedToken | None = None
     eos_token: str | AddedToken | None = None
@@ -191,18 +194,18 @@ REBUILT = {
     "BertTokenizer": "- - [UNK] [PAD] [SEP] [CLS] [MASK]",
     "T5Tokenizer": "- </s> <unk> <pad> - - -",
 }
-"""Classes that transformers 5 rebuilds from the vocabulary of a file -> the default token of each role, - for none."""
+"""Class that transformers 5 rebuilds from the vocabulary of a file -> default token of each of ROLES, - for none."""
 
 ENDS = {
     "BertTokenizer": (("cls",), ("sep",)),
     "RobertaTokenizer": (("cls",), ("sep",)),
     "T5Tokenizer": ((), ("eos",)),
 }
-"""Roles of the tokens before and behind each text, where a class does not leave them to the file."""
+"""Class -> roles of the tokens that it puts before and after each text; other classes leave these to the file."""
 
 
 def _equals_rebuilt(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
-    """Return whether the class that a config names, as transformers 5 builds it, is the tokenizer of a tokenizer.json.
+    """Return whether the class that a config names, as transformers 5 builds it, gives the ids of a tokenizer.json.
 
     Such a class takes the vocabulary of the file, and its own normalizer, pre-tokenizer and special tokens.
     """
@@ -236,7 +239,7 @@ def _equals_rebuilt(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig
 
 
 def _steps(name: str, normalizer: Any, config: TokenizerConfig) -> tuple[Any, Any]:
-    """Return the normalizer and pre-tokenizer that a class of REBUILT has."""
+    """Return the normalizer and pre-tokenizer that a class of REBUILT has with a config; `normalizer` is the file's."""
     space = config.add_prefix_space
     level = {"type": "ByteLevel", "add_prefix_space": bool(space), "use_regex": True}
     if name == "LlamaTokenizer":
@@ -262,7 +265,7 @@ def _steps(name: str, normalizer: Any, config: TokenizerConfig) -> tuple[Any, An
 
 
 def _plain(step: Any) -> Any:
-    """Return a step without the fields that change no id, and with defaults for those that older files lack."""
+    """Return a normalizer or pre-tokenizer without fields that change no id, with the defaults of missing fields."""
     if not isinstance(step, dict):
         return step
     if step.get("type") == "Sequence" and "pretokenizers" in step:
@@ -347,7 +350,7 @@ def find_cached_encoding(name: str) -> str:
 
 
 def find_cached_snapshot(name: str) -> str | None:
-    """Return the folder of `org/name` at its branch main in Hugging Face's cache; None for a URI or a path.
+    """Return the folder of `org/name` at its branch main in Hugging Face's cache; None for a URI or an existing path.
 
     Raises:
         ObjectNotFoundError: neither a path nor in the cache.

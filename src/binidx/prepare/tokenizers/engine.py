@@ -54,7 +54,7 @@ Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 class Engine(Protocol):
-    """Tokenizer loaded in this process; runs in one thread."""
+    """Tokenizer loaded in this process; it runs in one thread."""
 
     name: str
 
@@ -75,7 +75,7 @@ def decode_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[s
 
 
 def add_special_ids(ids: NDArray[np.uint32], bounds: NDArray[np.int64], spec: TokenizerSpec) -> Encoded:
-    """Add the post-processor's ids around each text, for libraries without a post-processor."""
+    """Return ids with the post-processor's ids around those of each text, for libraries without a post-processor."""
     around = len(spec.prefix) + len(spec.suffix)
     if not around:
         return ids, bounds
@@ -90,19 +90,19 @@ def concatenate_ids(lists: list[list[int]]) -> Encoded:
 
 
 def missing_package(package: str) -> str | None:
-    """Return a message with the install command if a package is not installed; else None. Its extra has its name."""
+    """Return a message with the install command if a package, with an extra of the same name, is missing; else None."""
     return None if importlib.util.find_spec(package) else f"{package} is not installed; pip install 'binidx[{package}]'"
 
 
 class LibraryError(FormatError):
-    """The library of a tokenizer failed on its file or on a text."""
+    """Failure of a tokenizer's library on the tokenizer's file or on a text."""
 
 
 @contextlib.contextmanager
 def library_errors(subject: str) -> Iterator[None]:
-    """Raise LibraryError for the exceptions of a library, also for a panic of Rust, which is no Exception.
+    """Raise LibraryError for the exceptions of a library, also for a panic of Rust code, which is no Exception.
 
-    A PanicException cannot be pickled, so a worker that raised it would seem to have died.
+    A PanicException cannot be pickled, so a worker that raised one would look like a killed worker.
     """
     try:
         yield
@@ -163,9 +163,9 @@ class ReferenceEngine(Engine):
     """Engine whose ids are right by definition, and which decodes them.
 
     Attributes:
-        package: that it needs, and the extra that installs it.
+        package: name of the package that it needs, and of the extra that installs it.
         reference_for: kinds of tokenizers whose ids this engine defines.
-        reads: their files, for messages.
+        reads: files of these tokenizers, for messages.
     """
 
     package: str
@@ -174,7 +174,7 @@ class ReferenceEngine(Engine):
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
-        """Return the reason why this engine cannot be used here; None if it can."""
+        """Return the reason why this engine cannot be used for this tokenizer; None if it can."""
         return missing_package(cls.package) if spec.kind in cls.reference_for else f"reads {cls.reads}, not {spec.kind}"
 
     @abstractmethod
@@ -182,15 +182,15 @@ class ReferenceEngine(Engine):
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """Return readable text; special tokens and bytes that are not UTF-8 may be lost."""
+        """Return the readable text of ids; special tokens and bytes that are not UTF-8 may be lost."""
 
 
 BATCH_BYTES = 1 << 18
-"""Text in one call of Hugging Face's library, which keeps some 100 bytes a token until the call returns."""
+"""Bytes of text in one call of Hugging Face's library, which keeps some 100 bytes a token until the call returns."""
 
 
 class HuggingFace(ReferenceEngine):
-    """Engine for any tokenizer.json. It uses one thread, as a job has many processes."""
+    """Engine for any tokenizer.json or WordPiece vocab.txt. It uses one thread, as a job has many processes."""
 
     name, package = "hf", "tokenizers"
     reference_for, reads = ("json", "wordpiece"), "a tokenizer.json or a vocab.txt"
@@ -224,7 +224,7 @@ class HuggingFace(ReferenceEngine):
 def load_tokenizer(content: bytes, specials_as_text: bool) -> Tokenizer:
     """Return the library's tokenizer, without the file's truncation and padding, which Megatron ignores, too.
 
-    The last one is cached: a process uses it as its reference, and gigatoken for texts with new code points.
+    The last tokenizer is cached: it is a process's reference, and encodes texts with new code points for gigatoken.
     """
     from tokenizers import Tokenizer
 
@@ -236,7 +236,7 @@ def load_tokenizer(content: bytes, specials_as_text: bool) -> Tokenizer:
 
 
 class SentencePiece(ReferenceEngine):
-    """Engine for a .model through Google's library, which returns lists of ints."""
+    """Engine for a .model, through Google's library, which returns lists of ints."""
 
     name = package = "sentencepiece"
     reference_for, reads = ("sentencepiece",), "a .model"
@@ -287,7 +287,7 @@ ENCODINGS = {
 
 
 def encoding_address(name: str) -> str:
-    """Return the address of an encoding's file of ranks, whose digest names it in tiktoken's cache."""
+    """Return the URL of an encoding's file of ranks; the URL's digest is the name of the file in tiktoken's cache."""
     return f"https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken"
 
 

@@ -105,7 +105,7 @@ class Gigatoken:
 
 
 def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
-    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently."""
+    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently; else None."""
     tokens, normalizer = added_tokens(parsed), json.dumps(parsed.get("normalizer"))
     words = [token["content"] for token in tokens if token.get("single_word")]
     if words:
@@ -130,7 +130,7 @@ def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | N
 
 
 def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
-    """Return whether gigatoken follows all steps that split the text; it ignores some kinds silently."""
+    """Return whether gigatoken follows all steps that split the text; it silently ignores some kinds of steps."""
     first = parsed.get("pre_tokenizer") or {"type": "nothing"}
     *before, last = first["pretokenizers"] if first["type"] == "Sequence" else [first]
     isolating = all(
@@ -142,7 +142,7 @@ def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
 
 
 def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
-    """Return gigatoken's tokenizer; under the policy `text` without special tokens."""
+    """Return gigatoken's tokenizer; for SentencePiece, or if `spec.specials` is "text", without special tokens."""
     from gigatoken import Tokenizer
 
     content = as_tokenizer_json(spec, content)
@@ -163,7 +163,7 @@ def as_tokenizer_json(spec: TokenizerSpec, content: bytes) -> bytes:
 
 
 def string_array(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
-    """Return the texts as an array of strings, without a copy."""
+    """Return the texts as an awkward array of strings, without a copy."""
     import awkward
 
     characters = awkward.contents.NumpyArray(texts, parameters={"__array__": "char"})
@@ -273,13 +273,13 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
 
 
 FIRST, FIRST_BYTES = 1000, 512 << 10
-"""The first part of a job compares so many texts, up to so many bytes: some tenths of a second."""
+"""Texts that the first part of a job compares, and most bytes of them: some tenths of a second."""
 
 FIRST_OF_WORKER = 200
-"""The same for each worker, which may have another version of a library."""
+"""Texts that each worker compares at its start, as it may have another version of a library."""
 
 LONGEST_BYTES = 1 << 20
-"""Of a longer text only the beginning is compared: the reference takes hundreds of bytes of memory for each byte."""
+"""Bytes of a longer text that are compared: the reference takes hundreds of bytes of memory for each byte."""
 
 DIFFERENCE_TOKENS = 8
 
@@ -288,7 +288,7 @@ class CheckedEngine:
     """Engine that compares a sample of its texts with the reference.
 
     Args:
-        share: of the texts, drawn by chance.
+        share: share of the texts to compare, drawn by a hash of `seed` and the number of the text.
         first: number of texts at the start that are all compared, up to `FIRST_BYTES`.
         seed: of the sample.
 
@@ -306,7 +306,7 @@ class CheckedEngine:
         """Return the engine's ids.
 
         Raises:
-            MismatchError: the reference gives other ids for a text.
+            MismatchError: the reference gives other ids for a text, or the engine returned too many or too few texts.
         """
         ids, bounds = self.engine.encode(texts, offsets)
         if self.engine.name == self.reference.name:

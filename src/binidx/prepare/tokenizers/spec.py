@@ -44,7 +44,7 @@ POLICIES = ("parse", "text", "error")
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Tokenizer by the digest of its content, with the options that decide its ids. Hashable, picklable.
+    """Tokenizer, identified by the digest of its content, with the options that decide its ids. Hashable, picklable.
 
     Attributes:
         digest: sha256 of the content, hex.
@@ -54,7 +54,7 @@ class TokenizerSpec:
         unknown: content of the unknown token. Its id also stands for unknown characters, so only the text shows
             whether the token was spelled out.
         prefix: ids that the post-processor adds before each text, also an empty one.
-        suffix: ids that it adds behind each text.
+        suffix: ids that the post-processor adds after each text.
         specials: policy for a special token inside text. `parse`: its id, as in Megatron; `text`: the tokens of its
             characters; `error`: as `parse`, and the job refuses the text (`count_specials`).
         pattern: regular expression that splits text; kind tiktoken only.
@@ -91,7 +91,7 @@ class TokenizerSpec:
 
 
 def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Return the content of the tokenizer's file.
+    """Return the content of the tokenizer's file; with `spec.merges` the tokenizer.json made of both files.
 
     Raises:
         ObjectChangedError: its digest is not the spec's.
@@ -140,7 +140,7 @@ def count_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: To
 
 @dataclass
 class AddedToken:
-    """Token that the library finds in the text before it splits it."""
+    """Token that Hugging Face's library finds in a text before it splits the text."""
 
     content: str
     special: bool = False
@@ -152,7 +152,7 @@ class AddedToken:
 
 @dataclass
 class TokenizerModel:
-    """Used fields of a model; Unigram has its vocabulary in a list."""
+    """Fields of a tokenizer.json's model that binidx reads; Unigram has its vocabulary in a list."""
 
     vocab: dict[str, TokenId] | list[tuple[str, float]]
     type: str | None = None
@@ -168,21 +168,21 @@ class TokenizerModel:
 
 @dataclass
 class PipelineStep:
-    """Normalizer or pre-tokenizer."""
+    """Normalizer or pre-tokenizer of a tokenizer.json."""
 
     type: str
 
 
 @dataclass
 class TemplateIds:
-    """Ids of a special token in a template."""
+    """Ids of a special token in the template of a post-processor."""
 
     ids: list[TokenId]
 
 
 @dataclass
 class PostProcessor:
-    """Post-processor, with the fields of all known kinds."""
+    """Post-processor of a Hugging Face tokenizer.json; one class with the fields of all known kinds."""
 
     type: str
     cls: tuple[str, TokenId] | None = None
@@ -207,7 +207,7 @@ class PostProcessor:
 
 @dataclass
 class TokenizerFile:
-    """Used fields of a tokenizer.json."""
+    """Fields of a tokenizer.json that binidx reads."""
 
     model: TokenizerModel
     added_tokens: list[AddedToken] | None = None
@@ -220,7 +220,7 @@ TOKENIZER_FILE = JsonFile(TokenizerFile, hint="give a tokenizer.json; a vocab.js
 
 
 def parse_json(uri: str, content: bytes) -> dict[str, Any]:
-    """Return the object of a tokenizer.json.
+    """Return the JSON object of a tokenizer.json, after checking the fields that binidx reads.
 
     Raises:
         FormatError: not a tokenizer.json.
@@ -234,12 +234,12 @@ def parse_json(uri: str, content: bytes) -> dict[str, Any]:
 
 
 def vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
-    """Return all entries with their ids, added tokens included."""
+    """Return entry -> id of a tokenizer.json, added tokens included."""
     return {**model_vocabulary(parsed), **{token["content"]: token["id"] for token in added_tokens(parsed)}}
 
 
 def model_vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
-    """Return the entries of the model."""
+    """Return entry -> id of the model of a tokenizer.json, without added tokens."""
     entries: dict[str, int] | list[tuple[str, float]] = parsed["model"]["vocab"]
     if isinstance(entries, dict):
         return entries
@@ -261,9 +261,9 @@ def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return the added tokens that are marked special, but for the unknown token, and the content of that; "" if none.
+    """Return (content, id) of the special tokens except the unknown token; and the unknown token's content, or "".
 
-    The unknown token is not among them, because ordinary text yields it.
+    The unknown token is left out because ordinary text yields it.
     """
     special = [(token["content"], token["id"]) for token in added_tokens(parsed) if token.get("special")]
     model = parsed["model"]
@@ -272,7 +272,7 @@ def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[tuple[str, int], ..
 
 
 def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids that the post-processor adds before and behind every text.
+    """Return the ids that the post-processor adds before and after every text.
 
     Raises:
         ConfigError: a post-processor of an unknown kind.
@@ -296,7 +296,7 @@ def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tupl
 
 
 def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids before and behind the text in a template such as `[BOS] $A [EOS]`."""
+    """Return the ids before and after the text in a template such as `[BOS] $A [EOS]`."""
     before, behind, texts = list[int](), list[int](), 0
     for piece in processor["single"]:
         if "SpecialToken" in piece:
@@ -315,10 +315,10 @@ VOCAB_FILE = JsonFile(dict[str, TokenId], hint="give a vocab.json, an object of 
 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
-    """Return the tokenizer.json of GPT-2's two files.
+    """Return the tokenizer.json made of GPT-2's vocab.json and merges.txt.
 
     Raises:
-        FormatError: not such files.
+        FormatError: one of the files has another format.
     """
     entries = VOCAB_FILE.decode(vocab, uri)
     end = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -351,7 +351,7 @@ LONGEST_WORD = 200
 
 
 def parse_vocabulary(uri: str, content: bytes) -> dict[str, int]:
-    """Return the entries of a WordPiece vocab.txt with their line numbers.
+    """Return entry -> id of a WordPiece vocab.txt; an id is a line number, from 0.
 
     Raises:
         FormatError: not such a file.
