@@ -102,6 +102,8 @@ def describe(done: ConvertResult) -> str:
     if done.target_bytes != done.source_bytes:
         held += f", at the target {human_bytes(done.target_bytes)}"
     if not done.copied:
+        if done.verified == "index":
+            return f"{done.target}: is the source, left alone; its index is valid, its tokens were not compared\n{held}"
         if done.verified == "checksum":
             return f"{done.target}: holds this dataset already, compared byte for byte\n{held}"
         return (

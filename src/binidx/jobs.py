@@ -253,24 +253,21 @@ class _Pool:
             return self._executor.submit(work, task)
 
     def check_workers(self, progress: bool) -> None:
-        """Raise the error of `run_tasks` if the cluster has given no answer, or had no worker, for too long.
-
-        Args:
-            progress: whether a task has ended since the last call.
-        """
-        if not progress:
-            if self._answer is None:
-                self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
-            if futures.wait([self._answer], timeout=1).done:
-                error = self._answer.exception()
-                if isinstance(error, errors.UnreachableError):
-                    raise error
-                progress = error is None and self._answer.result() > 0  # other errors of an engine: no worker
-                self._answer = None
+        """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
+        if self._answer is None and (not progress or time.monotonic() > self._asked + POLL_SECONDS):
+            self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
+        if self._answer is not None and futures.wait([self._answer], timeout=0 if progress else 1).done:
+            error = self._answer.exception()
+            if isinstance(error, errors.UnreachableError) and not progress:
+                raise error
+            count = 0 if error else self._answer.result()  # other errors of an engine: no worker
+            if count:
+                self.window, progress = 2 * count, True
+            self._answer = None
         now = time.monotonic()
         if progress:
-            self._last_seen, self._answer = now, None
-        elif self._answer is not None and now - self._asked > LOST_SECONDS:
+            self._last_seen = now
+        elif self._answer is not None and now - max(self._asked, self._last_seen) > LOST_SECONDS:
             raise errors.UnreachableError(
                 f"engine: no answer of the cluster for {LOST_SECONDS:.0f} s; give the same command when it is back"
             )

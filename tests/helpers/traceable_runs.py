@@ -46,7 +46,7 @@ def random_config(
     return config, [choose.choice([choose.randrange(1, 60), choose.randrange(60, 300)]), 1, 0]
 
 
-def random_run(directory: Path, seed: int) -> Any:
+def random_run(directory: Path, seed: int, kind: type[GPTDataset] = GPTDataset) -> Any:
     """The train dataset of a random config: one source or a blend, one epoch or several."""
     choose = random.Random(seed)
     prefixes = [
@@ -54,4 +54,4 @@ def random_run(directory: Path, seed: int) -> Any:
     ]
     weights = [choose.random() + 0.05 for _ in prefixes] if len(prefixes) > 1 or choose.random() < 0.5 else None
     config, sizes = random_config(choose, seed, prefixes, weights, f"{directory}/cache")
-    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[0]
+    return BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, config).build()[0]

@@ -122,6 +122,18 @@ def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: p
             list(run_tasks(work, range(9), JobEngine(Waiting, lambda executor, counts=counts: next(counts))))
 
 
+def test_workers_that_join_later_get_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
+    counts, together = iter([1]), threading.Barrier(8)
+    engine = JobEngine(lambda: ThreadPoolExecutor(8), lambda executor: next(counts, 8))
+
+    def work(task: int) -> int:
+        together.wait(300)
+        return task
+
+    assert len(list(run_tasks(work, range(16), engine))) == 16
+
+
 class Waiting(ThreadPoolExecutor):
     """Does nothing."""
 

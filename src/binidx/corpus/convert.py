@@ -98,7 +98,7 @@ class ConvertResult(JsonResult):
         source_bytes, target_bytes: bytes of `.bin` and `.idx`.
         parts_sent, parts_kept: upload parts that this run sent, and those that an earlier run had sent.
         verified: how the target was compared: "checksum" every byte, "size" sizes only, "sample" the whole `.idx` and
-            samples of the `.bin`.
+            samples of the `.bin`; "index" not at all, as it is the source: its `.idx` was checked.
     """
 
     source: str
@@ -389,6 +389,7 @@ class _Convert:
         names = "bytes_sent", "parts_sent", "parts_kept"
         num_bytes, sent, kept = (sum(getattr(each, name) for each in counts) for name in names)
         verified = self.verify if copied or self.verify == "checksum" else "sample"
+        verified = "index" if self.in_place else verified
         ends = self.source.prefix, self.target.prefix
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds)
 

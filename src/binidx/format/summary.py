@@ -117,7 +117,7 @@ def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     idx = source.open_idx()
     index = parse_index_in_ranges(idx, idx.uri)
     idx_bytes, stored_bytes = (source.opened[end]["size"] for end in ("idx", "bin"))
-    compressed = stored_bytes < index.num_bytes
+    compressed = source.codec != "raw" or source.mixed
     return DatasetSummary(
         source.prefix,
         index,

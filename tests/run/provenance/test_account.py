@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_accounts_add_up_to_what_was_served(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*((GPTDataset, seed) for seed in range(25)), *((BestFitGPTDataset, seed) for seed in range(10))]
+)
+def test_accounts_add_up_to_what_was_served(
+    kind: type[GPTDataset], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("binidx.run.provenance.accounts.STRETCH", 5)
-    dataset = random_run(tmp_path, seed)
+    dataset = random_run(tmp_path, seed, kind)
     order = RunOrder(dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2]))
     stop_step = order.num_steps() or len(dataset)
     readings, contents = order.trace(range(stop_step))
@@ -30,7 +36,7 @@ def test_accounts_add_up_to_what_was_served(seed: int, tmp_path: Path, monkeypat
         fed = Counter(
             token // 1000
             for place in np.flatnonzero(contents.source == number).tolist()
-            for token in dataset[int(readings.sample[place])]["tokens"].tolist()
+            for token in dataset.read_tokens([int(readings.sample[place])])[0, :-1].tolist()
             if token >= 0 and token % 1000 == 0
         )
         bounds = source.dataset.document_indices

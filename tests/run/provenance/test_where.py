@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import find_positions
+from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
 from binidx.run.provenance.contents import list_sources, trace_contents
-from binidx.run.provenance.run_order import find_positions, samples_with
+from binidx.run.provenance.run_order import samples_with
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_samples_with_a_document_are_those_that_trace_to_it(seed: int, tmp_path: Path) -> None:
-    dataset, choose = random_run(tmp_path, seed), random.Random(seed)
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*((GPTDataset, seed) for seed in range(60)), *((BestFitGPTDataset, seed) for seed in range(15))]
+)
+def test_the_samples_with_a_document_are_those_that_trace_to_it(
+    kind: type[GPTDataset], seed: int, tmp_path: Path
+) -> None:
+    dataset, choose = random_run(tmp_path, seed, kind), random.Random(seed)
     contents = trace_contents(dataset, np.arange(len(dataset)))
     spans = contents.spans
     owner = np.repeat(np.arange(len(dataset)), np.diff(spans.bounds))
@@ -34,7 +41,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_places_are_found_across_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.run.provenance.run_order.STRETCH", 7)
+    monkeypatch.setattr("binidx.dataset.gpt_index.STRETCH", 7)
     index = np.random.default_rng(0).integers(0, 9, 100)
     for values in ([3], [3, 4, 5], [1, 7], []):
         needed = np.flatnonzero(np.isin(index, values)).tolist()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_index import SMALL
+from binidx.dataset.gpt_index import SMALL, find_positions
 from binidx.errors import IndexBuildError
 from binidx.index.best_fit import ARRAYS, build_best_fit_index
 from binidx.index.cache.array_writer import ArrayWriter
@@ -75,6 +75,15 @@ class BestFitGPTDataset(GPTDataset):
         capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
         return float(self.pieces[:, 2].sum(dtype=np.int64)) / max(1, (len(self.bounds) - 1) * capacity)
 
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs in the samples, the last of them perhaps in part."""
+        return -(-len(self.shuffle_index) // max(1, len(self.bounds) - 1))
+
+    def find_samples(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        pieces = find_positions(self.pieces[:, 0], sequences)
+        return find_positions(self.shuffle_index, np.unique(self.bounds.searchsorted(pieces, side="right") - 1))
+
     def find_epochs(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return samples // max(1, len(self.bounds) - 1)
 
@@ -113,7 +122,7 @@ class BestFitGPTDataset(GPTDataset):
 
 
 class PackedPieces:
-    """Spans of best-fit samples by their position in serving order, with the method `spans` of `native.Orders`.
+    """Spans of best-fit samples by their position in serving order, with the methods of `native.Orders` for them.
 
     Args:
         pieces, bounds, shuffle_index: arrays of `BestFitGPTDataset`.
@@ -136,3 +145,15 @@ class PackedPieces:
         bounds = np.concatenate([[0], np.cumsum(stops - starts)])
         positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], stops - starts)
         return self._pieces[positions].astype(np.int64), bounds
+
+    def ends(self, served: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
+        """Return bounds and sequences of the pieces of samples, and where each sample starts and stops in its ends.
+
+        Args:
+            served: positions in serving order, B of them.
+
+        Returns:
+            int64, shapes (B + 1,), (num_pieces,), (B,) and (B,).
+        """
+        spans, bounds = self.spans(served)
+        return bounds, spans[:, 0], spans[bounds[:-1], 1], spans[bounds[1:] - 1, 1:].sum(axis=1)

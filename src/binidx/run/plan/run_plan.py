@@ -201,7 +201,8 @@ def _same_order_up_to(inventory: RunInventory) -> int | None:
     train = [each for each in inventory.indices if each.wanted.split is Split.train and each.wanted.num_samples]
     if not asked or not train or inventory.run.stages is not None:
         return None
-    return floor(min(asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order))
+    most = [asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order]
+    return floor(min(most)) if most else None  # no source has tokens
 
 
 def _warnings(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -27,6 +27,7 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import Split
 from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import stretches
 from binidx.errors import ConfigError
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 
 Numbers = NDArray[np.int64]
-STRETCH = 1 << 22
-"""Number of index elements searched together, so that intermediate results stay small."""
 
 
 def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers:
@@ -58,25 +57,14 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
     sources = list_sources(dataset)
     if not 0 <= source < len(sources):
         raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
-    served = _served(sources[source], np.unique(np.asarray(documents, np.int64)))
+    found = sources[source]
+    served = found.find_samples(_sequences_of(found, np.unique(np.asarray(documents, np.int64))))
     numbers = _numbers_of(dataset, source, served)
     # A candidate may end right before a document.
     spans = trace_contents(dataset, numbers).spans
     hits = np.isin(spans.document, documents) & (spans.length > 0)
     total = np.concatenate([[0], np.cumsum(hits)])
     return numbers[total[spans.bounds[1:]] > total[spans.bounds[:-1]]]
-
-
-def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
-    """Return the positions in a source's serving order of samples that may hold a token of the documents; ascending."""
-    places = find_positions(dataset.document_index, _sequences_of(dataset, documents))
-    # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
-    # Searched for values of its own type, or all of it would be converted to another.
-    starts, kind = dataset.sample_index[:, 0], dataset.sample_index.dtype
-    first = np.maximum(starts.searchsorted((places - 1).astype(kind), side="right") - 1, 0)
-    last = np.minimum(starts.searchsorted(places.astype(kind), side="right"), len(dataset.sample_index) - 1)
-    rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
-    return find_positions(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
 
 
 def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
@@ -88,26 +76,13 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *ranges])
 
 
-def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
-    """Return, in ascending order, the positions at which an index holds one of `values`."""
-    if not len(values):
-        return np.empty(0, np.int64)
-    found = [first + np.flatnonzero(np.isin(part, values)) for first, part in _stretches(index)]
-    return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    for first in range(0, len(index), STRETCH):
-        yield first, index[first : first + STRETCH]
-
-
 def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
     """Convert sample numbers of one source to ascending sample numbers of the run, without samples that it omits."""
     if not isinstance(dataset, BlendedDataset):
         return served
     found = []
-    stretches = zip(_stretches(dataset.dataset_index), _stretches(dataset.dataset_sample_index), strict=True)
-    for (first, ids), (_, samples) in stretches:
+    both = zip(stretches(dataset.dataset_index), stretches(dataset.dataset_sample_index), strict=True)
+    for (first, ids), (_, samples) in both:
         here = np.flatnonzero(ids == source)
         found.append(first + here[np.isin(samples[here], served)])
     return np.concatenate([np.empty(0, np.int64), *found])

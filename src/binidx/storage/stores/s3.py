@@ -69,9 +69,12 @@ class S3Store(FsspecWrites, DirectStore):
             if not ("--x-s3/" in uri or "arn:" in uri):
                 # Else botocore signs URLs as in 2006 if an endpoint is given. Express buckets sign in their own way.
                 config["signature_version"] = "s3v4"
+        # Over http botocore would hash each body for its signature, a fifth of an upload's CPU; it has a CRC32 as well.
+        users = users_config(given)
+        signing = {"s3": {"payload_signing_enabled": False, **users.get("s3", {})}}
         # s3fs never forgets a listing: an object that another process wrote would not exist for ever.
         own = {"use_listings_cache": False, **endpoint(conf.get("s3", {}), given)}
-        return {**own, **given, "config_kwargs": config | users_config(given)}
+        return {**own, **given, "config_kwargs": config | users | signing}
 
     @staticmethod
     def prepare(fs: Any) -> None:
