@@ -1,4 +1,4 @@
-"""python -m helpers.build_lock_process CACHE LOG JSON: a process that requests an index, as each of a run does.
+"""`start()` with arguments CACHE LOG JSON: a process that requests an index, as each of a run does.
 
 It appends a line to LOG when it begins to build, and prints one JSON object at its end: its result, the seconds since
 its request, and the time by the clock of the machine. JSON may hold
@@ -69,5 +69,5 @@ def main(cache: str, log: str, how: dict[str, Any]) -> None:
     print(json.dumps({**request_index(cache, log, how), "pid": os.getpid(), "ended": time.monotonic()}), flush=True)
 
 
-if __name__ == "__main__":
+def start() -> None:
     main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

@@ -38,14 +38,9 @@ FAULTS = [
 ]
 """File, what is right there, what is wrong, and what the tests say of it."""
 
-QUICK = {"locate.c", "sample_index.c"}
-"""One for each way to find a fault: a check, a sanitizer. `make soak` has the rest; 15 s each."""
 
-
-@pytest.mark.parametrize(
-    ("file", "right", "wrong", "message"),
-    [pytest.param(*each, marks=[] if each[0] in QUICK else pytest.mark.slow) for each in FAULTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "right", "wrong", "message"), FAULTS)
 def test_a_fault_in_the_c_core_fails_its_tests(tmp_path: Path, file: str, right: str, wrong: str, message: str) -> None:
     shutil.copytree(NATIVE, tmp_path, dirs_exist_ok=True)
     source = (tmp_path / file).read_text()

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.build_lock_process import FINGERPRINT, NAME, request_index
+from helpers.forked import Child
 
 from binidx.index.cache import build_lock
 from binidx.index.cache.array_writer import ArrayWriter
@@ -35,24 +34,20 @@ class Run:
         self.path, self.cache = tmp_path, cache
         self.log = tmp_path / "log"
         self.log.touch()
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Child] = []
 
-    def start(self, node: str, **how: Any) -> subprocess.Popen[str]:
-        arguments = [sys.executable, "-m", "helpers.build_lock_process", self.cache, str(self.log)]
+    def start(self, node: str, **how: Any) -> Child:
+        code, place = (
+            "from helpers.build_lock_process import start; start()",
+            {"BINIDX_INDEX_DIR": f"{self.path}/{node}"},
+        )
         with (self.path / f"{node}-{len(self.processes)}.err").open("w") as errors:
-            process = subprocess.Popen(
-                [*arguments, json.dumps(how)],
-                env={**os.environ, "BINIDX_INDEX_DIR": f"{self.path}/{node}"},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            process = Child(code, self.cache, self.log, json.dumps(how), environment=place, errors=errors)
         self.processes.append(process)
         return process
 
     def ready(self) -> None:
         for process in self.processes:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
 
     def go(self) -> None:
@@ -83,8 +78,8 @@ class Run:
             time.sleep(0.01)
         return self.builders()[count - 1]
 
-    def results(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> list[dict[str, Any]]:
-        return [json.loads(each.communicate(timeout=900)[0].splitlines()[-1]) for each in processes or self.processes]
+    def results(self, processes: Sequence[Child] | None = None) -> list[dict[str, Any]]:
+        return [json.loads(each.communicate()[0].splitlines()[-1]) for each in processes or self.processes]
 
     def logged(self) -> str:
         return "".join(path.read_text() for path in self.path.glob("*.err"))

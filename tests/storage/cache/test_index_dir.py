@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.forked import Child
 from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
@@ -131,11 +130,8 @@ def test_eight_processes_fetch_the_bytes_of_one(s3: Bucket, tmp_path: Path) -> N
         moved = []
         for processes in (1, 8):
             before = proxy.counts()
-            environment = {**os.environ, "BINIDX_INDEX_DIR": str(tmp_path / str(processes))}
-            command = [sys.executable, "-c", OPEN, prefix]
-            running = [
-                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(processes)
-            ]
+            place = {"BINIDX_INDEX_DIR": str(tmp_path / str(processes))}
+            running = [Child(OPEN, prefix, environment=place) for _ in range(processes)]
             assert [each.communicate()[0].strip() for each in running] == ["40000"] * processes
             moved.append((proxy.counts() - before).bytes)
     assert size <= moved[0]

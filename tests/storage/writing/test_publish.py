@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from conftest import Bucket
+from helpers.forked import Child
 from servers.http_objects import http_objects
 from servers.latency_proxy import latency_proxy
 
@@ -250,9 +251,7 @@ def test_of_eight_racing_writers_one_wins_or_all_are_equal(
 ) -> None:
     base = request.getfixturevalue("s3").fresh() if where == "s3" else str(tmp_path)
     start = str(time.time() + 2.5)
-    racers = [
-        subprocess.Popen([sys.executable, "-c", RACE, base, start], stdout=subprocess.PIPE, text=True) for _ in range(8)
-    ]
+    racers = [Child(RACE, base, start) for _ in range(8)]
     lines = [line.split() for racer in racers for line in racer.communicate()[0].splitlines()]
     assert [racer.returncode for racer in racers] == [0] * 8
     assert len(lines) == 8 * 20
