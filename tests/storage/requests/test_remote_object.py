@@ -329,20 +329,37 @@ def test_gs_is_gcsfs() -> None:
     assert path == "bucket/key"
 
 
+UNSIGNED = {"s3": {"payload_signing_enabled": False}}
+
+
 @pytest.mark.parametrize(
     ("uri", "given", "needed"),
     [
         ("memory://x", {}, {}),
-        ("s3://b/k", {}, {"use_listings_cache": False, "config_kwargs": {"max_pool_connections": 64}}),
+        ("s3://b/k", {}, {"use_listings_cache": False, "config_kwargs": {"max_pool_connections": 64, **UNSIGNED}}),
         (
             "s3://b/k",
             {"anon": True, "config_kwargs": {"max_pool_connections": 7}, "use_listings_cache": True},
-            {"anon": True, "config_kwargs": {"max_pool_connections": 7}, "use_listings_cache": True},
+            {"anon": True, "config_kwargs": {"max_pool_connections": 7, **UNSIGNED}, "use_listings_cache": True},
+        ),
+        (
+            "s3://b/k",
+            {"use_listings_cache": True, "config_kwargs": {"s3": {"payload_signing_enabled": True, "a": 1}}},
+            {
+                "use_listings_cache": True,
+                "config_kwargs": {"max_pool_connections": 64, "s3": {"payload_signing_enabled": True, "a": 1}},
+            },
         ),
         (
             "simplecache::s3://b/k",
             {"s3": {"anon": True}},
-            {"s3": {"anon": True, "use_listings_cache": False, "config_kwargs": {"max_pool_connections": 64}}},
+            {
+                "s3": {
+                    "anon": True,
+                    "use_listings_cache": False,
+                    "config_kwargs": {"max_pool_connections": 64, **UNSIGNED},
+                }
+            },
         ),
         ("gs://b/k", {"token": "anon"}, {"token": "anon", "use_listings_cache": False}),
     ],
@@ -380,6 +397,7 @@ def test_fsspecs_own_configuration_is_kept() -> None:
         assert driver_options("s3://b/k", {})["config_kwargs"] == {
             "max_pool_connections": 64,
             "retries": {"mode": "adaptive"},
+            **UNSIGNED,
         }
     finally:
         del fsspec.config.conf["s3"]
