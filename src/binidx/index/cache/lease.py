@@ -14,8 +14,10 @@
 It only saves work: a node that cannot write it, or waited too long, works without. So two nodes must be able to do the
 work at once.
 
-Without a lease every node would build the index and upload all of its arrays to the same names. Whether that start is
-as fast is not measured; its uploads grow with the number of nodes, and GCS takes one write a second of an object.
+Without a lease every node would build the index and upload all of its arrays to the same names. Two nodes that shared
+the cores of one machine started in 6.0 s that way and in 4.6 s with a lease, and sent 34 PUTs instead of 19 (2.5
+million sequences, four epochs). On cores of their own the times would be closer, but the uploads grow with the number
+of nodes, and GCS takes one write a second of an object.
 """
 
 from __future__ import annotations
