@@ -18,7 +18,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	rm -rf build/package && mkdir -p build/package && cp -r src/binidx build/package/ && cp -r tools build/package/binidx/tools
+	rm -rf build/package && mkdir -p build/package && cp -rL src/binidx build/package/
 	touch build/package/binidx/_native.py
 	PYTHONPATH=build/package $(BIN)/lint-imports
 	$(BIN)/python tests/structure.py

@@ -47,7 +47,7 @@ def test_every_public_name_stands_in_the_page_of_names() -> None:
 
 
 def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *ROOT.glob("*.md"), ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
     linked = {
         (page.parent / link).resolve()
         for page in pages
@@ -56,13 +56,6 @@ def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> No
     assert [path for path in linked if not path.exists()] == []
     from_readme = re.findall(r"\]\((docs/[^)#]+)", pages[0].read_text())
     assert {*from_readme} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-
-
-def test_every_package_is_in_the_wheel() -> None:
-    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {".".join(path.parent.relative_to(ROOT / "src").parts) for path in ROOT.glob("src/**/__init__.py")}
-    tools = {".".join(("binidx", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("tools/**/__init__.py")}
-    assert set(configured) == found | tools
 
 
 def test_the_version_is_said_once() -> None:
