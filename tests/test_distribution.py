@@ -65,6 +65,18 @@ def test_the_sdist_has_docs_examples_and_tests(built: Path) -> None:
     assert {name for name in known if not name.startswith(left_out)} - found == set()
 
 
+def test_a_build_without_a_compiler_says_what_to_install(built: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    command, environment = [sys.executable, "setup.py", "--quiet", "build_ext"], {**os.environ, "CC": "no-such-cc -O2"}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    needed = "binidx: needs a C compiler for its core (found no no-such-cc); apt install gcc, "
+    assert done.stderr.splitlines()[-1].startswith(needed)
+
+
 def test_a_package_index_shows_no_link_into_the_repository(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
