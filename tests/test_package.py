@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -56,6 +57,13 @@ def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> No
     assert [path for path in linked if not path.exists()] == []
     from_readme = re.findall(r"\]\((docs/[^)#]+)", pages[0].read_text())
     assert {*from_readme} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_every_docstring_is_text_that_python_3_13_compiles() -> None:
+    for path in [*ROOT.glob("src/binidx/**/*.py"), *ROOT.glob("tools/**/*.py")]:
+        values = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
+        texts = [each.value for each in values if isinstance(each, ast.Constant)]
+        assert not re.search(r"[\ud800-\udfff\0]", "".join(map(str, texts))), path
 
 
 def test_the_version_is_said_once() -> None:
