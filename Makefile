@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test arm test-ceph test-oldest bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint test arm test-ceph test-oldest test-versions test-install wheels arm-wheel bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -18,7 +18,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	rm -rf build/package && mkdir -p build/package && cp -r src/binidx build/package/ && cp -r tools build/package/binidx/tools
+	rm -rf build/package && mkdir -p build/package && cp -rL src/binidx build/package/
 	touch build/package/binidx/_native.py
 	PYTHONPATH=build/package $(BIN)/lint-imports
 	$(BIN)/python tests/structure.py
@@ -38,6 +38,18 @@ test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install r
 test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest dependencies that pyproject.toml allows
 	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests/storage tests/format tests/prepare/text
 
+test-versions: test-oldest      ## the core of the suite with the oldest dependencies, and on each supported Python that is found
+	tests/versions.sh 3.11 3.12 3.13
+
+test-install: $(VENV)/.test     ## the wheel in fresh environments: core dependencies alone, then each extra; minutes, 6 GB
+	$(BIN)/python tests/install_matrix.py
+
+wheels: $(VENV)/.wheels         ## sdist and wheels of Linux and macOS, x86_64 and arm64, into dist/, checked
+	$(BIN)/python native/wheels.py
+
+arm-wheel:                      ## the aarch64 wheel of `make wheels` in a Python of arm64 under qemu
+	PATH=$(abspath $(BIN)):$$PATH native/check_arm_wheel.sh
+
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench
 
@@ -48,7 +60,7 @@ bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-res
 	$(BIN)/python -m tests.bench sweep
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers build dist src/binidx/_native.* src/*.egg-info
+	rm -rf $(VENV) $(VENV)-* build dist src/binidx/_native.* src/*.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "binidx needs Python 3.11 or later")'
@@ -69,6 +81,11 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	$(AZURITE) || echo 'Azurite is not installed: tests of abfs:// are skipped'
 	@touch $@ $(VENV)/.demo
+
+# Compilers of all platforms, and the check of what is built.
+$(VENV)/.wheels: $(VENV)/.test
+	$(PIP) build ziglang auditwheel wheel
+	@touch $@
 
 # Over the packages of $(VENV), with their .pth files: torch and the oracles are too large to be installed twice.
 $(VENV)-oldest/.done: tests/oldest.txt $(VENV)/.test

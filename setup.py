@@ -1,3 +1,34 @@
-from setuptools import setup
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
-setup(cffi_modules=["native/build.py:ffi"], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildCore(build_ext):
+    """Build of the C core that says what to install if it cannot begin."""
+
+    def build_extensions(self):
+        if not shutil.which(self.compiler.compiler[0]):
+            sys.exit(
+                f"binidx: needs a C compiler for its core (found no {self.compiler.compiler[0]}); apt install gcc, dnf "
+                "install gcc or xcode-select --install, or name one in CC, or install a wheel"
+            )
+        if not Path(sysconfig.get_path("include"), "Python.h").exists():
+            sys.exit("binidx: needs Python's headers for its core; apt install python3-dev, dnf install python3-devel")
+        super().build_extensions()
+
+
+# A package index shows this text alone: links into the repository would lead nowhere.
+README = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", Path(__file__).with_name("README.md").read_text("utf-8"))
+
+setup(
+    long_description=README,
+    long_description_content_type="text/markdown",
+    cffi_modules=["native/build.py:ffi"],
+    cmdclass={"build_ext": BuildCore},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The C core of this machine and of arm64, as the wheels build them: its tests under qemu, and one digest of all that the
 # fuzz targets make of the same inputs on both: native/check_arm.sh [inputs]
-# apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+# apt install qemu-user, and gcc-aarch64-linux-gnu libc6-dev-arm64-cross, or name another compiler in CC_ARM
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(mktemp -d)
@@ -22,6 +22,6 @@ build() { # compiler, what runs its programs, folder
 }
 
 build "${CC:-cc}" "" "$out/here" | tee "$out/here.txt"
-build aarch64-linux-gnu-gcc "qemu-aarch64" "$out/arm" > "$out/arm.txt"
+build "${CC_ARM:-aarch64-linux-gnu-gcc}" "qemu-aarch64" "$out/arm" > "$out/arm.txt"
 diff "$out/here.txt" "$out/arm.txt"
 echo "arm: the same, $inputs inputs each"

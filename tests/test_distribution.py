@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -31,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, files.split("\0")):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
+        shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -42,6 +46,46 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_serves_every_later_python(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     assert "-cp311-abi3-" in wheel.name
+
+
+def test_every_module_is_in_the_wheel(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    modules = {path.relative_to(ROOT / "src") for path in ROOT.glob("src/binidx/**/*.py")}
+    tools = {Path("binidx", path.relative_to(ROOT)) for path in ROOT.glob("tools/**/*.py")}
+    assert found == {str(path) for path in modules | tools}
+
+
+def test_the_sdist_has_docs_examples_and_tests(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        found = {name.partition("/")[2] for name in archive.getnames()}
+    known = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    left_out = ("src/binidx/tools", ".")
+    assert {name for name in known if not name.startswith(left_out)} - found == set()
+
+
+def test_a_build_without_a_compiler_says_what_to_install(built: Path, tmp_path: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    command, environment = [sys.executable, "setup.py", "--quiet", "build_ext"], {**os.environ, "CC": "no-such-cc -O2"}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    needed = "binidx: needs a C compiler for its core (found no no-such-cc); apt install gcc, "
+    assert done.stderr.splitlines()[-1].startswith(needed)
+
+
+def test_a_package_index_shows_no_link_into_the_repository(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = str(metadata.get_payload())
+    assert "# binidx" in text
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", text) == []
 
 
 def test_the_wheel_works_by_itself(built: Path, tmp_path: Path) -> None:

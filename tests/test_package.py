@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_every_public_name_stands_in_the_page_of_names() -> None:
 
 
 def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *ROOT.glob("*.md"), ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
     linked = {
         (page.parent / link).resolve()
         for page in pages
@@ -58,11 +59,11 @@ def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> No
     assert {*from_readme} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 
 
-def test_every_package_is_in_the_wheel() -> None:
-    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {".".join(path.parent.relative_to(ROOT / "src").parts) for path in ROOT.glob("src/**/__init__.py")}
-    tools = {".".join(("binidx", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("tools/**/__init__.py")}
-    assert set(configured) == found | tools
+def test_every_docstring_is_text_that_python_3_13_compiles() -> None:
+    for path in [*ROOT.glob("src/binidx/**/*.py"), *ROOT.glob("tools/**/*.py")]:
+        values = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
+        texts = [each.value for each in values if isinstance(each, ast.Constant)]
+        assert not re.search(r"[\ud800-\udfff\0]", "".join(map(str, texts))), path
 
 
 def test_the_version_is_said_once() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 # command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder
@@ -35,7 +37,25 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is wrong."""
-    name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    with closed_pipe_is_no_error():
+        return _run(*(list(sys.argv[1:] if argv is None else argv) or ["--help"]))
+    return 0
+
+
+@contextlib.contextmanager
+def closed_pipe_is_no_error() -> Iterator[None]:
+    """End the block quietly if a reader such as `| head` has closed the pipe of the output, which is flushed here."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would raise again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(name: str, *arguments: str) -> int:
     if name in ("-h", "--help"):
         print(usage())
         return 0
@@ -44,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
+    if name == "--print-completion":
+        from ._completion import print_completion
+
+        return print_completion(*arguments[:1])
     if name not in COMMANDS:
         near = "".join(f", did you mean {each!r}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
@@ -60,4 +84,5 @@ def usage() -> str:
     """Return the list of commands."""
     rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
-    return "\n".join([*head, *rows, "", "binidx COMMAND --help says more about one; binidx --version"])
+    more = "binidx COMMAND --help says more about one; binidx --version; binidx --print-completion bash, zsh or tcsh"
+    return "\n".join([*head, *rows, "", more])

@@ -27,6 +27,8 @@ from binidx.errors import (
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
+from . import closed_pipe_is_no_error
+
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
 
@@ -49,10 +51,12 @@ def command(
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        options = parser(name, doc)
-        add_options(options)
-        arguments = options.parse_args(argv)
-        return run(name, lambda: body(arguments), after_interrupt=after_interrupt)
+        with closed_pipe_is_no_error():
+            options = parser(name, doc)
+            add_options(options)
+            arguments = options.parse_args(argv)
+            return run(name, lambda: body(arguments), after_interrupt=after_interrupt)
+        return 0
 
     return main
 
@@ -70,10 +74,6 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
     except KeyboardInterrupt:
         print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # A reader such as `| head` has closed the pipe. Python would raise again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     finally:
         warnings.formatwarning = as_before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,12 +177,17 @@ def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int,
 def known_origins(
     prefix: str, documents: Sequence[int], options: Mapping[str, Any] | None
 ) -> dict[int, dict[str, Any]]:
-    """Return document -> origin; none if pyarrow, which reads the lineage, is missing."""
+    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints."""
     try:
         return read_origins(prefix, documents, options)
     except MissingDriverError as error:
-        print(f"binidx: {prefix}: {error}", file=sys.stderr)
+        _print_once(f"binidx: origins of documents are left out: {error}")
         return {}
+
+
+@functools.cache
+def _print_once(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

@@ -81,7 +81,7 @@ def table(accounts: Sequence[SourceAccount]) -> str:
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
     """Write a Parquet file with one row per source."""
-    from binidx.run.provenance.export import pa, parquet
+    from binidx.format.arrow import pa, parquet
 
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)

@@ -7,7 +7,7 @@
     │   ├── BlendError     IndexError         a blend needs more samples of a dataset than it has
     │   └── PeerError                         another process of the run failed; its traceback is in the message
     ├── MismatchError      ValueError         a tokenizer engine returned other ids than its reference
-    ├── MissingDriverError ImportError        the filesystem package of a URI is not installed
+    ├── MissingDriverError ImportError        a package that the call needs is not installed
     ├── WorkerError        RuntimeError       a worker process died repeatedly
     └── StorageError       OSError
         ├── ObjectNotFoundError FileNotFoundError
@@ -106,7 +106,7 @@ class MismatchError(BinidxError, ValueError):
 
 
 class MissingDriverError(BinidxError, ImportError):
-    """The filesystem package for this URI is not installed."""
+    """A package that the call needs is not installed; the message has the extra that brings it."""
 
 
 class WorkerError(BinidxError, RuntimeError):

@@ -24,7 +24,7 @@ from binidx.errors import ConfigError, MissingDriverError
 from .._command import command
 
 MIN_STEPS = 4
-NEEDED = ("s3fs", "tokenizers")
+NEEDED = ("torch", "s3fs", "tokenizers")
 
 
 def add_options(options: argparse.ArgumentParser) -> None:

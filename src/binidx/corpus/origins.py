@@ -131,7 +131,7 @@ BATCH_ROWS = 1 << 16
 
 def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
     """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document."""
-    import pyarrow as pa
+    from binidx.format.arrow import pa
 
     uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
     with _opened_lineage(uri, dataset.source.options) as (opened, schema):
@@ -153,8 +153,7 @@ def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
 @contextlib.contextmanager
 def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
     """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
-    import pyarrow as pa
-
+    from binidx.format.arrow import pa
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     try:
@@ -226,7 +225,7 @@ class LineageTransfer:
         """
         if not self._writers:
             return
-        import pyarrow as pa
+        from binidx.format.arrow import pa
 
         watch.begin("lineage", self.num_rows, 0)
         first = 0
@@ -283,8 +282,7 @@ def shuffle_lineage(
         seed: seed of that shuffle.
         memory_bytes, scratch: as in `shuffle_datasets`.
     """
-    import pyarrow as pa
-
+    from binidx.format.arrow import pa
     from binidx.format.sidecars.lineage import build_lineage_table
 
     sources: dict[str, int] = {}
@@ -314,7 +312,7 @@ def shuffle_lineage(
 
 def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
     """Yield the rows of all buckets in tables by ranges of keys; two copies of one fit into `plan.bucket_bytes`."""
-    import pyarrow as pa
+    from binidx.format.arrow import pa
 
     for bucket in np.flatnonzero(file.sizes).tolist():
         num_parts = max(1, -(-2 * int(file.sizes[bucket]) // plan.bucket_bytes))
@@ -347,7 +345,7 @@ class _StreamReader(io.RawIOBase):
 
 def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
     """Return rows and their keys as a record batch, with numbers for source names; new names go into `sources`."""
-    import pyarrow as pa
+    from binidx.format.arrow import pa
 
     table = table.unify_dictionaries().combine_chunks()
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}

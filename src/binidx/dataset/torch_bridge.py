@@ -1,6 +1,7 @@
 """Tensors, samples and process groups: the only module of this layer that imports torch.
 
-torch is imported when the first tensor is made: reading the order of samples alone does not cost that second.
+torch is imported when the first tensor is made: reading tokens or the order of samples does not cost that second, and
+does not need torch to be installed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, MissingDriverError
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +27,19 @@ GroupStore: TypeAlias = "Store"
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 
+def missing_torch() -> MissingDriverError:
+    """Return the error for what needs torch where it is not installed."""
+    return MissingDriverError(
+        "samples and batches: need torch; pip install 'binidx[torch]', or use read_tokens, which returns NumPy arrays"
+    )
+
+
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor that shares the array's memory."""
-    import torch
-
+    try:  # costs nothing if there is no error
+        import torch
+    except ModuleNotFoundError as error:
+        raise missing_torch() from error
     return torch.from_numpy(array)
 
 
@@ -192,8 +202,10 @@ def seed_generators(seed: int) -> None:
 
 def shared_zeros(*shape: int) -> torch.Tensor:
     """Return float64 zeros in memory shared with workers, forked or spawned."""
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise missing_torch() from error
     zeros = torch.zeros(*shape, dtype=torch.float64)
     zeros.share_memory_()  # type: ignore[no-untyped-call]
     return zeros

@@ -34,12 +34,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_agreement import compare_with_ranks
-from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology
+from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
     batch_reader,
@@ -60,6 +58,12 @@ from binidx.loader.samplers import (
     build_sampler,
 )
 from binidx.storage.stats import add_usage, log_report, since, usage
+
+try:
+    import torch
+    from torch.utils.data import DataLoader, default_collate
+except ModuleNotFoundError as error:
+    raise missing_torch() from error
 
 logger = logging.getLogger(__name__)
 State = dict[str, Any]

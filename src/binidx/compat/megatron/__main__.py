@@ -15,6 +15,7 @@ import sys
 
 from binidx.compat.megatron.script import run
 from binidx.compat.megatron.serve import install
+from binidx.errors import MissingDriverError
 
 OPTIONS = ("--trust-cache", "--cache-small-indices")
 
@@ -29,10 +30,14 @@ def main(arguments: list[str]) -> int:
     if not os.path.isfile(arguments[0]):
         print(f"{arguments[0]}: no such script; give the path of a training script", file=sys.stderr)
         return 2
-    install(
-        trust_cache="megatron" if "--trust-cache" in given else None,
-        cache_small_indices="--cache-small-indices" in given,
-    )
+    try:
+        install(
+            trust_cache="megatron" if "--trust-cache" in given else None,
+            cache_small_indices="--cache-small-indices" in given,
+        )
+    except MissingDriverError as error:
+        print(f"{arguments[0]}: {error}", file=sys.stderr)
+        return 2
     sys.argv = arguments
     run(arguments[0])
     return 0

@@ -11,7 +11,7 @@ Whatever else a script imports comes from Megatron's own file, with a warning.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -23,6 +23,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Literal
 
+from binidx.dataset.torch_bridge import missing_torch
 from binidx.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,10 @@ def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indic
 
     Raises:
         ConfigError: Megatron's own module was imported before.
+        MissingDriverError: torch is not installed.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise missing_torch()
     if own := [name for name, ours in SERVED.items() if name in sys.modules and sys.modules[name].__name__ != ours]:
         raise ConfigError(
             f"{own[0]}: Megatron's own module is imported already; call binidx.compat.megatron.install() before any "

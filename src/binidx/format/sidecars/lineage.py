@@ -26,19 +26,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, MissingDriverError
+from binidx.errors import FormatError
+from binidx.format.arrow import pa, parquet
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.publish import create_object
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise MissingDriverError("lineage and Parquet: need pyarrow; pip install 'binidx[parquet]'") from error
-
 
 Options = Mapping[str, Any] | None
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]

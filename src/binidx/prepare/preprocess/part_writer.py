@@ -1,4 +1,4 @@
-"""Writers of a part's objects: its datasets with their lineage, and its quarantine; the record follows later.
+r"""Writers of a part's objects: its datasets with their lineage, and its quarantine; the record follows later.
 
 Each object appears whole, under its final name. A second worker of the same part makes the same bytes, so two at
 once do no harm.

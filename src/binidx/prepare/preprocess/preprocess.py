@@ -127,6 +127,7 @@ def preprocess(
         ConfigError: contradictory options.
         FormatError: a row is not a document and `on_error` is `raise`, or the counts do not add up.
         MismatchError: an engine gave other tokens than the reference.
+        MissingDriverError: the lineage or an engine needs a package that is not installed.
         ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
         ObjectChangedError: an input was replaced during the job.
         WorkerError, StorageError: a part failed repeatedly.
@@ -146,6 +147,8 @@ def preprocess(
     parts = plan_parts(job, inputs)
     if manifests := remove_parts_of_finished(job, parts):
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
+    if job.lineage:
+        import binidx.format.arrow  # noqa: F401 - MissingDriverError before any work
     warn_of_inputs(inputs, parts, watch)
     records = read_records(job, parts) if claim_output(job, parts, overwrite) else {}
     share = parts if shard is None else shard.select(parts)

@@ -1,4 +1,4 @@
-"""Lines of JSON as batches of documents: parsed by msgspec, and by Python's json if msgspec refuses a line.
+r"""Lines of JSON as batches of documents: parsed by msgspec, and by Python's json if msgspec refuses a line.
 
     line                                     result
     {"text": "a"}                            a document of one text; [] of none, ["a", "b"] of two, "" of an empty one

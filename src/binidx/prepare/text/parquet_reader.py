@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, MissingDriverError, StorageError
+from binidx.errors import FormatError, StorageError
+from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
 from binidx.format.sidecars.lineage import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
@@ -35,13 +36,6 @@ from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS
-
-try:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as parquet
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise MissingDriverError("parquet: needs pyarrow; pip install 'binidx[parquet]'") from error
 
 BLOCK_BYTES = 4 << 20
 AHEAD_BYTES = 32 << 20
@@ -265,6 +259,8 @@ def _read_texts(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.in
     bad: list[BadRow] = [(row, "null", f"{name!r} is null") for row in _true_rows(array.is_null())]
     lengths, values = np.ones(len(array), np.int64), array
     if _is_list(array.type):
+        import pyarrow.compute as pc
+
         lists = array.cast(pa.large_list(array.type.value_type))
         lengths, values = to_numpy(pc.fill_null(pc.list_value_length(lists), 0)), lists.flatten()
     rows = np.repeat(np.arange(len(array)), lengths)

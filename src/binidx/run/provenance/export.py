@@ -34,7 +34,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.arrow import pa, parquet
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
 from binidx.run.provenance.run_order import Docs
@@ -43,13 +44,6 @@ from binidx.storage.open import open_object
 from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
-
 
 SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int32()}
 

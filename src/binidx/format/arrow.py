@@ -1,0 +1,14 @@
+"""pyarrow, which Parquet and lineage need: the error of an install without it names the extra."""
+
+from binidx.errors import MissingDriverError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+except ImportError as error:
+    raise MissingDriverError(
+        "Parquet and lineage: need pyarrow; pip install 'binidx[parquet]', or leave lineage out "
+        "(--no-lineage, lineage=False)"
+    ) from error
+
+__all__ = ["pa", "parquet"]

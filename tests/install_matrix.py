@@ -1,0 +1,81 @@
+"""The wheel in fresh environments, with core dependencies alone and with each extra: `make test-install`.
+
+Each environment runs every command (`helpers/installs.py`), and the demo where it is installed. Minutes, and 6 GB of
+disk at most: an environment is removed before the next one, and torch is installed once, with the extras that need it
+added to it one by one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.installs import EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
+
+NOT_INSTALLED = {"test"}
+
+
+def groups() -> list[list[str]]:
+    """Return the extras of each environment, in the order in which they are added to it; the first has none."""
+    installed = [extra for extra in EXTRAS if extra not in NOT_INSTALLED]
+    heavy = [extra for extra in installed if "torch" in expand([extra])]
+    return [[], *([extra] for extra in installed if extra not in heavy), heavy]
+
+
+def call(command: Sequence[str]) -> None:
+    """Run a command; an error shows its output."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], folder: Path) -> str:
+    """Install the wheel with some extras and check it; return the row of the table."""
+    began, target = time.monotonic(), f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
+    call([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", target])
+    installed = time.monotonic()
+    check_commands(python, extras, data, folder)
+    check_api(python, expand(extras), data, folder)
+    if "demo" in expand(extras):
+        run_in(python, folder, "-m", "binidx", "demo", "--steps", "8", "--plain")
+    site = python.parents[1]
+    size = int(subprocess.run(["du", "-sm", site], capture_output=True, text=True, check=True).stdout.split()[0])
+    count = len([*site.glob("lib/python*/site-packages/*.dist-info")])
+    seconds = f"{installed - began:5.0f} s {time.monotonic() - installed:5.0f} s"
+    return f"{', '.join(extras) or '(core)':30} {count:4} packages {size:6,} MB {seconds}"
+
+
+def main(only: Sequence[str]) -> int:
+    """Print a row for each environment: extras, packages, size, seconds to install and to check."""
+    with tempfile.TemporaryDirectory(prefix="binidx-install-") as text:
+        folder = Path(text)
+        call([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)])
+        (wheel,) = folder.glob("*.whl")
+        (folder / "data").mkdir()
+        data = write_data(folder / "data")
+        for group in groups():
+            if only and not {*only} & {*group}:
+                continue
+            venv.EnvBuilder(symlinks=True).create(folder / "venv")
+            for number in range(len(group) or 1):
+                extras = group[: number + 1]
+                print(
+                    check(folder / "venv/bin/python", wheel, extras, data, folder / f"{number}-{len(group)}"),
+                    flush=True,
+                )
+                shutil.rmtree(folder / f"{number}-{len(group)}")
+            shutil.rmtree(folder / "venv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

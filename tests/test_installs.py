@@ -1,0 +1,88 @@
+"""binidx with core dependencies alone, and with an extra: a command works, or names what is missing in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.installs import check_api, check_commands, link_environment, run_in, write_data
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("extras", [(), ("tokenizers",)], ids=" ".join)
+def test_every_command_works_or_names_the_missing_extra(
+    extras: tuple[str, ...], data: dict[str, str], tmp_path: Path
+) -> None:
+    check_commands(link_environment(tmp_path / "venv", extras), extras, data, tmp_path)
+
+
+def test_what_needs_no_torch_works_without_it(data: dict[str, str], tmp_path: Path) -> None:
+    check_api(link_environment(tmp_path / "venv", ()), (), data, tmp_path)
+
+
+def test_python_m_binidx_is_the_command(tmp_path: Path) -> None:
+    found = [
+        subprocess.run([*command, "--help"], capture_output=True, check=True, cwd=tmp_path).stdout
+        for command in ([Path(sys.executable).parent / "binidx"], [sys.executable, "-m", "binidx"])
+    ]
+    assert found[0] == found[1]
+
+
+def test_an_editable_install_is_found_from_the_parent_of_a_clone_named_binidx(tmp_path: Path) -> None:
+    # Python puts the current folder first; `binidx` in it is a namespace package unless a .pth names a whole package.
+    python = link_environment(tmp_path / "venv", ())
+    site = next(tmp_path.glob("venv/lib/python*/site-packages"))
+    (site / "binidx").unlink()
+    (tmp_path / "binidx").symlink_to(ROOT)
+    (site / "binidx.pth").write_text(str(tmp_path / "binidx" / "src"))
+    code = "import binidx, binidx.tools.demo; print(binidx.__version__, binidx.__file__)"
+    assert str(tmp_path / "binidx" / "src") in run_in(python, tmp_path, "-c", code)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "--help"], ["--version"], ["verify", "nowhere"]])
+def test_a_closed_pipe_is_no_trouble(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "binidx", *arguments], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    expected = "binidx verify: nowhere.bin: " if arguments[0] == "verify" else ""
+    assert (done.returncode, done.stderr[: len(expected) or None]) == (2 if expected else 0, expected)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_knows_commands_options_and_paths(shell: str) -> None:
+    command = [sys.executable, "-m", "binidx", "--print-completion", shell]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "prepare-cache" in script
+    assert ("--no-lineage" in script) == (shell != "tcsh")  # shtab completes no options of commands there
+
+
+def test_completion_in_bash(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "binidx", "--print-completion", "bash"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "binidx.sh").write_text(script)
+    (tmp_path / "corpus.idx").touch()
+    asked = """
+        source ./binidx.sh
+        complete_line() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMPREPLY=()
+            "$(complete -p binidx | sed 's/.*-F \\([^ ]*\\).*/\\1/')" binidx "${@: -1}" "${@: -2:1}"
+            echo "${COMPREPLY[@]}"
+        }
+        complete_line binidx ver
+        complete_line binidx merge --no-l
+        complete_line binidx inspect cor
+    """
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["verify", "--no-lineage", "corpus.idx"]

@@ -1,0 +1,44 @@
+#!/bin/sh
+# The core of the tests on each Python of a list: tests/versions.sh 3.12 3.13
+# An interpreter is uv's, which downloads it where it may, else pythonX.Y on PATH, else pyenv's. One that is not found is
+# named at the end; the exit status is 1 if a test failed or no interpreter was found. TESTS: other tests than these.
+set -u
+cd "$(dirname "$0")/.."
+extras=s3,gcs,azure,parquet,gzip,gigatoken,tiktoken,sentencepiece,completion,demo
+tools="aiohttp boto3 hypothesis packaging pytest pytest-timeout pytest-xdist"
+tests=${TESTS:-tests/native tests/index tests/format tests/storage tests/prepare/text tests/dataset tests/loader}
+passed= failed= missing=
+
+find_python() { # version
+    command -v uv > /dev/null && uv python install --quiet "$1" 2> /dev/null
+    for each in "$(uv python find "$1" 2> /dev/null)" "python$1" "$HOME/.pyenv/versions/$1".*/bin/python; do
+        if "$each" -c "import sys, venv; sys.exit(sys.version_info[:2] != tuple(map(int, '$1'.split('.'))))" 2> /dev/null; then
+            echo "$each"
+            return
+        fi
+    done
+}
+
+install() { # interpreter, environment; as .venv-oldest has them: the programs of servers are those of .venv
+    [ -e "$2/.done" ] && [ "$2/.done" -nt pyproject.toml ] && return
+    "$1" -m venv "$2" &&
+        "$2/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+            --editable ".[$extras]" $tools &&
+        "$2/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps megatron-core==0.16.1 &&
+        { [ ! -e .venv/bin/azurite-blob ] || ln -sf "$PWD/.venv/bin/azurite-blob" "$2/bin/"; } &&
+        touch "$2/.done"
+}
+
+for version in "$@"; do
+    python=$(find_python "$version")
+    if [ -z "$python" ]; then
+        missing="$missing $version"
+    elif install "$python" ".venv-$version" &&
+        ".venv-$version/bin/python" -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile $tests; then
+        passed="$passed $version"
+    else
+        failed="$failed $version"
+    fi
+done
+echo "passed:${passed:- none}; failed:${failed:- none}; no interpreter found:${missing:- none}"
+[ -z "$failed" ] && [ -n "$passed" ]

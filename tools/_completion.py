@@ -1,0 +1,40 @@
+"""Completion of commands, options and paths in a shell: shtab writes its script from the parsers of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from typing import Any
+
+from . import COMMANDS
+
+
+def print_completion(shell: str = "bash") -> int:
+    """Print the script of a shell: bash, zsh or tcsh; return the exit status."""
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        print("binidx: --print-completion needs shtab; pip install 'binidx[completion]'", file=sys.stderr)
+        return 2
+    if shell not in shtab.SUPPORTED_SHELLS:
+        print(f"binidx: --print-completion: found {shell}, needs {', '.join(shtab.SUPPORTED_SHELLS)}", file=sys.stderr)
+        return 2
+    root = argparse.ArgumentParser("binidx")
+    root.add_argument("--version", action="store_true")
+    commands = root.add_subparsers()
+    for name, (module, purpose) in COMMANDS.items():
+        import_module(f"binidx.tools.{module}").add_options(commands.add_parser(name, help=purpose))
+    _complete_paths(root, shtab.FILE)
+    print(shtab.complete(root, shell))
+    return 0
+
+
+def _complete_paths(parser: argparse.ArgumentParser, paths: Any) -> None:
+    """Let each value that is not one of some choices be a path, in this parser and those of its commands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_paths(each, paths)
+        elif action.choices is None and action.nargs != 0:
+            action.complete = paths  # type: ignore[attr-defined]
