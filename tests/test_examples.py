@@ -115,6 +115,17 @@ def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
     assert [line["read"] for line in lines] == 2 * expected
 
 
+@pytest.mark.parametrize(("script", "framework"), [("hf_trainer", "hugging_face"), ("lightning_trainer", "lightning")])
+def test_a_trainer_sees_the_number_of_batches_not_of_samples(
+    script: str, framework: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    argued = [corpus, *OPTIONS, "--steps", "6", "--save", str(tmp_path)]
+    (lines,) = run(trainers, script, [argued], [{}], change=f"train_all_samples_with_{framework}")
+    assert [line["read"] for line in lines[:6]] == expected
+    assert len(lines) == 11
+    assert lines[-1] == {"step": 10, "steps": 10, "rate": 0}  # 42 samples in batches of 4; the schedule ends at 0
+
+
 def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
     trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:

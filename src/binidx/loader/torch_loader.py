@@ -109,7 +109,8 @@ def build_pretraining_data_loader(
 
     Returns:
         A DataLoader of dicts of tensors, (B, S) each, that saves and loads its state and gives any step by its number.
-        Its `len()` is Megatron-LM's: samples, not batches.
+        Its `len()` is the micro-batches of this rank in a whole pass over the dataset, as of any DataLoader. (Those of
+        the samplers are samples, as in Megatron-LM.)
 
     Raises:
         ConfigError: a list of validation sets, a rank missing where several processes run, or arguments that the
@@ -170,6 +171,7 @@ class PretrainingLoader(DataLoader[Any]):
         loader.consumed_samples     samples served so far over all ranks, without the batches that workers hold
         loader.state_dict()         state for a checkpoint; equal on every rank, so one of them may save it
         loader.load_state_dict(s)   the next iteration continues there, on any number of ranks
+        len(loader)                 micro-batches of this rank in a whole pass; the same at every `consumed_samples`
 
     Args:
         dataset: a map-style dataset.
@@ -204,6 +206,9 @@ class PretrainingLoader(DataLoader[Any]):
         self._sampler = batch_sampler
         self._consumed_samples = batch_sampler.consumed_samples
         self._name, self._num_positions, self._is_compared = "", 0, False
+
+    def __len__(self) -> int:
+        return self._sampler.num_batches
 
     def __iter__(self) -> Any:
         self._compare_with_ranks()
@@ -296,7 +301,7 @@ class PretrainingLoader(DataLoader[Any]):
             fields = {"consumed_samples": self._consumed_samples, "samples_per_step": sampler.samples_per_step}
             fields |= {"data_parallel_size": sampler.data_parallel_size, "walk": _walk(sampler)}
             name = f"{self._name}/{self._num_positions}"
-            compare_with_ranks(f"loader of {len(self)} samples", name, fields, {"dataset": self.dataset})
+            compare_with_ranks(f"loader of {sampler.total_samples} samples", name, fields, {"dataset": self.dataset})
             self._is_compared = True
 
     def _count_batch(self) -> None:
