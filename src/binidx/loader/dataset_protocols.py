@@ -45,6 +45,13 @@ class ConfiguredDataset(Protocol):
 
 
 @runtime_checkable
+class DatasetWrapper(Protocol):
+    """A dataset that serves the samples of another one, unchanged, as that of `load_dataset`."""
+
+    wrapped: Any
+
+
+@runtime_checkable
 class StoredTokens(Protocol):
     """A low-level dataset whose tokens are bytes of an object."""
 

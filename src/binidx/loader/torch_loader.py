@@ -42,6 +42,7 @@ from binidx.dataset.rank_agreement import compare_with_ranks
 from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
+    DatasetWrapper,
     batch_reader,
     digest_tokens,
     get_sequence_length,
@@ -64,6 +65,14 @@ from binidx.storage.stats import add_usage, log_report, since, usage
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
+INSTEAD = {
+    "batch_size": "micro_batch_size=",
+    "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
+    "sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
+    "batch_sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
+    "drop_last": "a last batch that is not full is left out",
+}
+"""Options of torch's DataLoader that cannot be given here, and what to give instead."""
 
 
 _loader_numbers: defaultdict[Split | None, Iterator[int]] = defaultdict(itertools.count)
@@ -125,8 +134,12 @@ def build_pretraining_data_loader(
     """
     if dataset is None:
         return None
-    if isinstance(dataset, list):
-        raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
+    if isinstance(dataset, DatasetWrapper):
+        dataset = dataset.wrapped
+    if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
+        raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")
+    if isinstance(dataset, list | tuple) and any(get_split(each) for each in dataset):
+        raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
     topology = micro_batch_size, rank, size
     sampler: PretrainingSampler = (
@@ -209,6 +222,13 @@ class PretrainingLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         return self._sampler.num_batches
+
+    def __repr__(self) -> str:
+        own = type(self.dataset).__module__.startswith("binidx.")
+        dataset = repr(self.dataset) if own else type(self.dataset).__name__
+        sampler, batches = self._sampler, f"{len(self):,} batches of {self._sampler.micro_batch_size}"
+        rank = f"rank {sampler.data_parallel_rank} of {sampler.data_parallel_size}"
+        return f"PretrainingLoader({dataset}, {batches}, {rank}, {self._consumed_samples:,} samples consumed)"
 
     def __iter__(self) -> Any:
         self._compare_with_ranks()

@@ -441,7 +441,7 @@ class RemoteObject:
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
-        return f"FsspecObject({redacted(self.uri)!r})"
+        return f"RemoteObject({redacted(self.uri)}, {self.size:,} bytes)"
 
 
 def suggests_change(error: StorageError) -> bool:

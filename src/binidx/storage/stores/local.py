@@ -152,7 +152,7 @@ class LocalFile:
         return LocalFile, (self.uri, self.identity)
 
     def __repr__(self) -> str:
-        return f"LocalFile({self.uri!r})"
+        return f"LocalFile({self.uri}, {self.size:,} bytes)"
 
 
 def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:
