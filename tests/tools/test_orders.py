@@ -284,9 +284,8 @@ def test_trace_and_where_say_which_file_a_document_came_from(
     prefix = run_file.parent / "en"
     writer = LineageWriter(f"{prefix}.lineage.parquet", None)
     ids = [f"id-{number}" for number in range(60)]
-    writer.write(
-        build_lineage_table(["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None, ids, None)
-    )
+    places = ["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None
+    writer.write(build_lineage_table(*places, ids, None))
     writer.publish()
     try:
         found = rows(capsys, "trace", str(run_file), "--step", "3")
@@ -303,9 +302,15 @@ def test_trace_and_where_say_which_file_a_document_came_from(
             assert out == said
             assert f"{name}: document 7 of {prefix}" in err
         assert main(["where", str(run_file), "--document", "id=other"]) == 2
-        assert "id=other not found in 2 sources, 1 have no lineage" in capsys.readouterr().err
+        assert "id=other not found in 2 sources, 1 have no lineage or no ids in it" in capsys.readouterr().err
         assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
         assert "from " not in capsys.readouterr().out
+        writer = LineageWriter(f"{prefix}.lineage.parquet", None)
+        writer.write(build_lineage_table(*places, None, None))
+        writer.publish()
+        for source in (["--source", str(prefix)], []):
+            assert main(["where", str(run_file), "--document", "id=id-7", *source]) == 2
+        assert "has no ids, which binidx preprocess stores with --id-key; name the document" in capsys.readouterr().err
     finally:
         Path(f"{prefix}.lineage.parquet").unlink()
     for source in (["--source", str(prefix)], []):
