@@ -163,9 +163,7 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
     ],
     ids=str,
 )  # fmt: skip
-def test_errors_name_options_as_the_user_typed_them(
-    arguments: list[str], message: str, tmp_path: Path, capsys
-) -> None:
+def test_errors_name_options_as_the_user_typed_them(arguments: list[str], message: str, tmp_path: Path, capsys) -> None:
     (tmp_path / "en.jsonl").write_text('{"text": "sea"}\n')
     places = {"PREFIX": str(GOLDEN), "OUT": f"{tmp_path}/out", "TEXT": f"{tmp_path}/en.jsonl"}
     assert main([places.get(each, each) for each in arguments]) == 2
