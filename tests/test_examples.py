@@ -21,7 +21,7 @@ from helpers.forked_ranks import ForkedRanks, forked_ranks
 import binidx
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "metrics"))
 
 PRELOADED = ("s3fs", "torch.nn.parallel", "torch._dynamo")
 """What runs import besides."""

@@ -60,7 +60,8 @@ from binidx.loader.samplers import (
     PretrainingSampler,
     build_sampler,
 )
-from binidx.storage.stats import add_usage, log_report, since, usage
+from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage
+from binidx.storage.stats import since as usage_since
 
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
@@ -219,6 +220,7 @@ class PretrainingLoader(DataLoader[Any]):
         self._sampler = batch_sampler
         self._consumed_samples = batch_sampler.consumed_samples
         self._name, self._num_positions, self._is_compared = "", 0, False
+        self._usage_before = usage()
 
     def __len__(self) -> int:
         return self._sampler.num_batches
@@ -237,6 +239,7 @@ class PretrainingLoader(DataLoader[Any]):
         self._consumed_samples = self._sampler.consumed_samples
         samples = self._sampler.micro_batch_size
         counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
+        counts |= {"samples_ahead": -samples} if self._reads_ahead else {}
         batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
         return Batches(batches, counts, self._count_batch)
 
@@ -254,6 +257,30 @@ class PretrainingLoader(DataLoader[Any]):
         """
         assert self.collate_fn is not None
         return self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
+
+    def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return what this process has served, read and paid since the loader was made, for dashboards.
+
+        Reads are counted by process, so those of other loaders in it, and of its workers, are included.
+
+        Args:
+            since: earlier metrics of this loader: the result is then of the time since them.
+
+        Returns:
+            Sums: samples, tokens, samples_ahead (read and not served), seconds, wait_seconds (of the trainer),
+            requests, retries, hedges, bytes_moved, bytes_wanted (of stores), bytes_local, memory_hits, memory_misses,
+            disk_hits, disk_misses (chunks of caches), dollars (list price of the requests). Ratios, 0 if nothing
+            happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate.
+
+        Example:
+            >>> loader.metrics()["tokens_per_second"]
+
+        Source: ours.
+        """
+        sums = sum_usage(usage_since(self._usage_before))
+        if since is not None:
+            sums = {name: count - since[name] for name, count in sums.items()}
+        return sums | rates(sums)
 
     @property
     def consumed_samples(self) -> int:
@@ -379,7 +406,7 @@ class Batches(Iterator[Any]):
 def _log_usage(before: dict[str, float], pid: int) -> None:
     """Log the usage since `before`, in the process that counted."""
     if os.getpid() == pid:
-        log_report(since(before))
+        log_report(usage_since(before))
 
 
 def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:

@@ -31,13 +31,14 @@ NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCrede
 BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
 UNREACHABLE = {
     "ClientConnectorError",
+    "ConnectError",
     "ConnectTimeoutError",
     "ConnectionRefusedError",
     "EndpointConnectionError",
     "ProxyConnectionError",
     "gaierror",
 }
-"""Names of classes, or of their bases: botocore's, Google's, aiohttp's, builtin."""
+"""Names of classes, or of their bases: botocore's, Google's, aiohttp's, httpx's, builtin."""
 
 
 class HTTPStatusError(OSError):
