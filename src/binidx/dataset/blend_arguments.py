@@ -54,7 +54,7 @@ def parse_blend(name: str, given: Any) -> Blend:
         raise ConfigError(f"{name}: found no prefix; {FORMS}")
     if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
         raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
-    return [os.fspath(prefix) for prefix in prefixes], weights
+    return [os.fspath(prefix) for prefix in prefixes], None if weights is None else [*weights]
 
 
 def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | None:

@@ -109,7 +109,7 @@ class GPTIndices(MegatronDataset):
 
     def _describe_samples(self) -> str:
         # After `open_later`, the number of samples would be a request.
-        return super()._describe_samples() if "sample_index" in vars(self) else "samples not open"
+        return super()._describe_samples() if "sample_index" in vars(self) else "not open"
 
     def _open(self) -> None:
         """Open the files unless they are open."""

@@ -289,7 +289,10 @@ class MegatronDataset(Identified, ABC):
         return f"{type(self).__name__}({path}, {self.index_split.name}, {self._describe_samples()})"
 
     def _describe_samples(self) -> str:
-        return f"{len(self):,} samples x {self.config.sequence_length:,}"
+        try:
+            return f"{len(self):,} samples x {self.config.sequence_length:,}"
+        except AttributeError:  # within its constructor
+            return "not built"
 
     def __getitem__(self, idx: int | None) -> Sample:
         return self.read_sample(idx)

@@ -42,7 +42,7 @@ from binidx.dataset.rank_agreement import compare_with_ranks
 from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
-    DatasetWrapper,
+    DatasetView,
     batch_reader,
     digest_tokens,
     get_sequence_length,
@@ -135,7 +135,7 @@ def build_pretraining_data_loader(
     """
     if dataset is None:
         return None
-    if isinstance(dataset, DatasetWrapper):
+    if isinstance(dataset, DatasetView):
         dataset = dataset.wrapped
     if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
         raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import parse_blend
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDataset
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.loader.dataset_protocols import DatasetView
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.threads import OPENS
 
@@ -50,8 +50,8 @@ def load_dataset(
         num_samples: the least number of samples, over as many epochs as that takes. None: one epoch; of a blend with
             weights, as many samples as the tokens of its data fill.
         random_seed: seed of the order; Megatron-LM's default.
-        tokenizer: URI of a tokenizer (`describe_tokenizer`), `SpecialTokens`, or any object that a config accepts. Only
-            its EOD and its pad are used. None: the data has neither, which is right unless `eod_mask_loss`,
+        tokenizer: URI of a tokenizer (as `describe_tokenizer(URI)`), `SpecialTokens`, or any object that a config
+            accepts. Only its EOD and its pad are used. None: the data has neither, which is right unless `eod_mask_loss`,
             `reset_position_ids` or `reset_attention_mask` is set (they need an EOD) or the data contains pads.
         options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`.
 
@@ -78,7 +78,7 @@ def load_dataset(
         tokenizer = SpecialTokens()
     elif isinstance(tokenizer, str | os.PathLike):
         given = os.fspath(tokenizer)
-        tokenizer = describe_tokenizer(given, storage_options=options.get("storage_options"))
+        tokenizer = describe_tokenizer(given)
     shares: Any = "1,0,0" if split is None else split
     parsed = parse_blend("blend", blend)
     config = GPTDatasetConfig(random_seed, sequence_length, parsed, split=shares, tokenizer=tokenizer, **options)
@@ -87,7 +87,7 @@ def load_dataset(
     return LoadedDataset(config, Split[which], num_samples, given)
 
 
-class LoadedDataset:
+class LoadedDataset(DatasetView):
     """GPT samples of one split: a map-style dataset of torch. Made by `load_dataset`.
 
     Attributes:
@@ -102,20 +102,7 @@ class LoadedDataset:
         self.sizes = [num_samples if each is split else 0 for each in Split]
         builder = BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, config, splits=[split])
         built: Any = builder.build()[split.value]
-        self.wrapped: TopLevelDataset = built
-
-    def __len__(self) -> int:
-        return len(self.wrapped)
-
-    def __getitem__(self, idx: int) -> Sample:
-        return self.wrapped[idx]
-
-    def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
-        """Return the samples of a batch, whose tokens are read at once."""
-        return self.wrapped.__getitems__(idxs)
-
-    def __repr__(self) -> str:
-        return repr(self.wrapped)
+        super().__init__(built)
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return the tokens of samples alone, int32, shape (B, S + 1), as `GPTDataset.read_tokens`."""
