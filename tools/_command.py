@@ -52,13 +52,14 @@ def command(
     def main(argv: Sequence[str] | None = None) -> int:
         options = parser(name, doc)
         add_options(options)
-        as_json = "--json" in (sys.argv[1:] if argv is None else argv)
+        typed = sys.argv[1:] if argv is None else argv
+        as_json = "--json" in typed
         try:
             arguments = options.parse_args(argv)
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise
-        flags = flags_of(options)
+        flags = flags_of(options, typed)
         return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
 
     return main
@@ -121,16 +122,18 @@ LIBRARY_NAMES = {
 """Arguments of library functions -> the arguments of commands that set them, where these have other names."""
 
 
-def flags_of(options: argparse.ArgumentParser) -> dict[str, str]:
+def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str, str]:
     """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one."""
     found: dict[str, str] = {}
     for action in options._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                found = flags_of(each) | found
+            found |= flags_of(next(each for name, each in action.choices.items() if name in typed), typed)
             continue
-        long = [each for each in action.option_strings if each.startswith("--")] or action.option_strings
-        found.setdefault(action.dest, long[0] if long else str(action.metavar or action.dest.upper()))
+        flags = action.option_strings
+        here = [each for each in flags if any(word.partition("=")[0] == each for word in typed)]
+        long = [each for each in flags if each.startswith("--")]
+        if here or action.dest not in found:
+            found[action.dest] = next(iter([*here, *long, *flags]), str(action.metavar or action.dest.upper()))
     return found
 
 

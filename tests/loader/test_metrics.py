@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def prefix(s3: Bucket) -> str:
     prefix = f"{s3.fresh()}/en"
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
-        for number in range(100):
+        for number in range(21):  # 65 samples of 16 tokens, 8 batches of 8
             builder.add_document([number] * 50, [50])
         builder.finalize(f"{prefix}.idx")
     return prefix
@@ -29,7 +29,7 @@ def prefix(s3: Bucket) -> str:
 
 @pytest.fixture
 def loader(prefix: str) -> Any:
-    return binidx.load_dataset(prefix, 16, num_samples=64).loader(batch_size=8, look_ahead=2)
+    return binidx.load_dataset(prefix, 16).loader(batch_size=8, look_ahead=2)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,8 @@ def test_metrics_count_what_the_loader_served_read_and_paid(loader: Any) -> None
     assert found["samples_ahead"] >= 0
     assert found["tokens_per_second"] == 256 / found["seconds"]
     assert 0 < found["wait_share"] == found["wait_seconds"] / found["seconds"] <= 1
-    # The object is smaller than a chunk: one request, then hits of the chunk cache.
     assert found["memory_hits"] + found["memory_misses"] > 0
-    assert found["requests"] == 0 or found["bytes_moved"] >= 10_000
+    assert found["bytes_wanted"] > 0
     assert all(isinstance(value, float) for value in found.values())
     rest = sum(1 for _ in batches)
     later = loader.metrics(since=found)
@@ -63,7 +62,7 @@ def test_metrics_count_what_the_loader_served_read_and_paid(loader: Any) -> None
 
 
 def test_metrics_count_the_reads_of_workers(prefix: str) -> None:
-    loader = binidx.load_dataset(prefix, 16, num_samples=64).loader(8, num_workers=1, look_ahead=2)
+    loader = binidx.load_dataset(prefix, 16).loader(8, num_workers=1, look_ahead=2)
     assert len([*loader]) == 8
     found = loader.metrics()
     assert found["samples"] == 64

@@ -51,8 +51,8 @@ def load_dataset(
             weights, as many samples as the tokens of its data fill.
         random_seed: seed of the order; Megatron-LM's default.
         tokenizer: URI of a tokenizer (as `describe_tokenizer(URI)`), `SpecialTokens`, or any object that a config
-            accepts. Only its EOD and its pad are used. None: the data has neither, which is right unless `eod_mask_loss`,
-            `reset_position_ids` or `reset_attention_mask` is set (they need an EOD) or the data contains pads.
+            accepts. Only its EOD and its pad are used. None: neither is known, which is right unless the data contains
+            pads, or `eod_mask_loss`, `reset_position_ids` or `reset_attention_mask` is set, which need an EOD.
         options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`.
 
     Returns:
