@@ -65,7 +65,7 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
     cases = {
         "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
         "none.jsonl: matches no object": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
-        "needed --tokenizer": (2, [bad, *target]),
+        "--tokenizer: found none": (2, [bad, *target]),
         "no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
         "found none, need at least one": (2, [*target, *CALL]),
