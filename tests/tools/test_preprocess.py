@@ -69,7 +69,7 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
         "no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
         "found none, need at least one": (2, [*target, *CALL]),
-        "found --tokenizer and --vocab-file": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
+        "--tokenizer, --vocab-file: found both": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
         "is of kind json, --tokenizer-type says TikTokenizer": (
             2,
             [bad, *target, *CALL, "--tokenizer-type", "TikTokenizer"],

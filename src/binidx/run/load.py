@@ -23,8 +23,8 @@ from binidx.storage.threads import OPENS
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
 
-SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer")
-SHOWN += ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *FLAGS)
 """Fields of a config that `as_code` prints also where they have their defaults."""
 
 
