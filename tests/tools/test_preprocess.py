@@ -74,7 +74,7 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
             2,
             [bad, *target, *CALL, "--tokenizer-type", "TikTokenizer"],
         ),
-        "id_key: ids are stored in the lineage": (2, [bad, *target, *CALL, "--id-key", "id", "--no-lineage"]),
+        "--id-key: ids are stored in the lineage": (2, [bad, *target, *CALL, "--id-key", "id", "--no-lineage"]),
     }
     for message, (status, arguments) in cases.items():
         assert main(["preprocess", *arguments]) == status
