@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,6 @@ import torch
 import binidx
 
 SEQUENCE_LENGTH, MICRO_BATCH_SIZE = 64, 4
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """As much of a tokenizer as a dataset needs; Megatron's own tokenizers do as well."""
-
-    vocab_size: int
-    eod: int
-    pad: int = -1
-
-    @property
-    def unique_identifiers(self) -> OrderedDict[str, Any]:
-        return OrderedDict([("class", "examples.Tokens"), ("vocab_size", str(self.vocab_size))])
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -43,18 +28,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def train_dataset(options: argparse.Namespace) -> Any:
     """Samples of the whole prefix, as many epochs of it as the steps need."""
-    config = binidx.GPTDatasetConfig(
-        random_seed=1234,
-        sequence_length=SEQUENCE_LENGTH,
-        blend=([options.prefix], None),
-        split="100,0,0",
-        tokenizer=Tokens(options.vocab_size, options.eod),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
+    return binidx.load_dataset(
+        options.prefix,
+        SEQUENCE_LENGTH,
+        num_samples=1_000_000,  # more than the steps of the examples need; their order does not depend on it
+        tokenizer=binidx.SpecialTokens(options.eod),
     )
-    samples = 1_000_000  # more than the steps of the examples: their order does not depend on how many are asked for
-    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
 
 
 def train_loader(dataset: Any) -> Any:

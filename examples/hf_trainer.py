@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: its step says how many samples were consumed, so there is nothing to save, and none to skip.
 
-`max_steps` says how long the run is: the length of the loader is Megatron's, samples and not batches.
+`max_steps`, or `num_train_epochs=1` for all samples of the dataset: the length of the loader is its batches.
 `ignore_data_skip`, or it would read every batch again that it has seen. It knows its step only after it has made the
 loader, so a callback tells the loader where to begin.
 """

@@ -21,7 +21,7 @@ from helpers.forked_ranks import ForkedRanks, forked_ranks
 import binidx
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "metrics"))
 
 PRELOADED = ("s3fs", "torch.nn.parallel", "torch._dynamo")
 """What runs import besides."""
@@ -113,6 +113,17 @@ def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
     argued = [[corpus, *OPTIONS, "--steps", steps, "--save", *rest] for steps, *rest in runs]
     (lines,) = run(trainers, "hf_trainer", argued, [{}], change="accumulate_gradients")
     assert [line["read"] for line in lines] == 2 * expected
+
+
+@pytest.mark.parametrize(("script", "framework"), [("hf_trainer", "hugging_face"), ("lightning_trainer", "lightning")])
+def test_a_trainer_sees_the_number_of_batches_not_of_samples(
+    script: str, framework: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    argued = [corpus, *OPTIONS, "--steps", "6", "--save", str(tmp_path)]
+    (lines,) = run(trainers, script, [argued], [{}], change=f"train_all_samples_with_{framework}")
+    assert [line["read"] for line in lines[:6]] == expected
+    assert len(lines) == 11
+    assert lines[-1] == {"step": 10, "steps": 10, "rate": 0}  # 42 samples in batches of 4; the schedule ends at 0
 
 
 def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(

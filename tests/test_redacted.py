@@ -135,12 +135,12 @@ def test_readers_and_a_cache_of_a_signed_url_hold_no_signature(web: Server, tmp_
         assert isinstance(reader, DiskCache)
         assert bytes(reader.read([(5, 100_000)])[0]) == data[5:100_000]
         joined = JoinedReader(reader.uri, [reader], [reader.size])
-        assert repr(joined) == f"JoinedReader('{web.endpoint}/{name}?part=2', 1 parts)"
-        assert repr(reader) == f"DiskCache(FsspecObject('{web.endpoint}/{name}?part=2'), '{tmp_path}')"
+        assert repr(joined) == f"JoinedReader({web.endpoint}/{name}?part=2, 1 part, 251,000 bytes)"
+        assert repr(reader) == f"DiskCache(RemoteObject({web.endpoint}/{name}?part=2, 251,000 bytes), {tmp_path})"
     [meta] = tmp_path.rglob("meta.json")  # one for both
     assert json.loads(meta.read_text())["uri"] == f"{web.endpoint}/{name}?part=2"
     assert reader.stats.bytes_moved == 0
-    assert repr(open_store(reader.uri)) == f"HttpStore('{web.endpoint}/{name}?part=2')"
+    assert repr(open_store(reader.uri)) == f"HttpStore({web.endpoint}/{name}?part=2)"
 
 
 def test_a_cached_object_that_an_earlier_version_named_by_a_signed_url_is_pruned(tmp_path: Path, capsys) -> None:

@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from binidx.corpus.whole_dataset import OBJECT_SUFFIXES
 from binidx.errors import (
@@ -54,28 +55,112 @@ def command(
         with closed_pipe_is_no_error():
             options = parser(name, doc)
             add_options(options)
-            arguments = options.parse_args(argv)
-            return run(name, lambda: body(arguments), after_interrupt=after_interrupt)
+            typed = sys.argv[1:] if argv is None else argv
+            as_json = "--json" in typed
+            try:
+                arguments = options.parse_args(argv)
+            except UsageError as error:
+                print_error(error, error.message, 2, as_json)
+                raise
+            flags = flags_of(options, typed)
+            return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
         return 0
 
     return main
 
 
-def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
-    """Run a command and return its exit status; a BinidxError or a warning is printed as one line."""
+def run(
+    name: str,
+    body: Callable[[], int],
+    *,
+    after_interrupt: str = "interrupted",
+    flags: Mapping[str, str] | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run a command and return its exit status; a BinidxError or a warning is printed as one line.
+
+    Args:
+        flags: names of arguments as the user typed them, for errors.
+        as_json: print an error on stdout, too, as one JSON object.
+    """
     as_before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
     try:
         with ended_by_signals():
             return body()
     except BinidxError as error:
-        print(f"binidx {name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, CALL_ERRORS) else 1
-    except KeyboardInterrupt:
+        message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
+        if isinstance(error, ConfigError):
+            message = with_flags(message, flags or {})
+        print(f"binidx {name}: {message}", file=sys.stderr)
+        return print_error(error, message, status, as_json)
+    except KeyboardInterrupt as error:
         print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
-        return 130
+        return print_error(error, after_interrupt, 130, as_json)
     finally:
         warnings.formatwarning = as_before
+
+
+def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
+    """Print an error as one JSON object if `as_json`; return the exit status."""
+    if as_json:
+        found = {"kind": type(error).__name__, "message": message, "exit_status": status}
+        print(json.dumps({"error": found}), flush=True)
+    return status
+
+
+LIBRARY_NAMES = {
+    "compared_share": "compare",
+    "data_parallel_size": "world",
+    "keys": "json_keys",
+    "level": "compress",
+    "num_documents": "count",
+    "output": "to",
+    "target": "to",
+    "targets": "to",
+}
+"""Arguments of library functions -> the arguments of commands that set them, where these have other names."""
+
+
+def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str, str]:
+    """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one."""
+    found: dict[str, str] = {}
+    for action in options._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= flags_of(next(each for name, each in action.choices.items() if name in typed), typed)
+            continue
+        flags = action.option_strings
+        here = [each for each in flags if any(word.partition("=")[0] == each for word in typed)]
+        long = [each for each in flags if each.startswith("--")]
+        if here or action.dest not in found:
+            found[action.dest] = next(iter([*here, *long, *flags]), str(action.metavar or action.dest.upper()))
+    return found
+
+
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`."""
+    subject, colon, rest = message.partition(":")
+    names = [name if name in flags else LIBRARY_NAMES.get(name, name) for name in re.split(", ", subject)]
+    return (
+        f"{', '.join(flags[name] for name in names)}{colon}{rest}" if all(name in flags for name in names) else message
+    )
+
+
+class UsageError(SystemExit):
+    """Arguments that a parser rejects; the exit status is 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that keeps its message."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise UsageError(message)
 
 
 @contextlib.contextmanager
@@ -98,7 +183,7 @@ def ended_by_signals() -> Iterator[None]:
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help is the module's docstring: its first line, then the options, then the rest."""
     summary, _, rest = (doc or "").strip().partition("\n")
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"binidx {name}",
         description=summary,
         epilog=rest.strip("\n"),
@@ -130,6 +215,11 @@ def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> No
 def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], str]) -> None:
     """Print a result: as JSON with --json, else as text."""
     print(json.dumps(found.to_json()) if arguments.json else describe(found))
+
+
+def print_result(found: Mapping[str, Any], text: str, arguments: argparse.Namespace) -> None:
+    """Print a result: as one JSON object with --json, else as text."""
+    print(json.dumps(found) if arguments.json else text)
 
 
 def add_writing(options: argparse.ArgumentParser) -> None:
@@ -173,9 +263,11 @@ def prefix(text: str) -> str:
 def num_bytes(text: str) -> int:
     """Parse a size: `2GB`, `512MiB`, plain digits."""
     try:
-        return parse_bytes(text)
+        if (size := parse_bytes(text)) >= 0:
+            return size
+        raise ValueError
     except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
+        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB or 512MiB") from None
 
 
 def shard(text: str) -> tuple[int, int]:

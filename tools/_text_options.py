@@ -51,9 +51,9 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     """Return the tokenizer that the options name."""
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:
-        raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")
+        raise ConfigError("tokenizer: found none, need a tokenizer.json or the file of another tokenizer")
     if arguments.tokenizer and arguments.vocab_file:
-        raise ConfigError("tokenizer: found --tokenizer and --vocab-file, needed one of them")
+        raise ConfigError("tokenizer, vocab_file: found both, need one of them")
     spec = describe_tokenizer(
         uri,
         eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,

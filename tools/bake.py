@@ -22,7 +22,7 @@ __package__ = "binidx.tools"  # for `python tools/bake.py`
 from binidx.errors import ConfigError
 from binidx.run.provenance.baking import bake, plan_bake
 
-from ._command import RESUMES, command, shard
+from ._command import RESUMES, command, print_result, shard
 from ._display import counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
@@ -34,6 +34,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
     options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
+    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def bake_run(arguments: argparse.Namespace) -> int:
@@ -58,7 +59,9 @@ def bake_run(arguments: argparse.Namespace) -> int:
             watch=bar.update,
         )
     size = total * baked.stored_length * order.token_dtype.itemsize
-    print(f"{arguments.to}: {total:,} samples in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}")
+    text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}"
+    found = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "num_bytes": size}
+    print_result(found, f"{arguments.to}: {text}", arguments)
     return 0
 
 

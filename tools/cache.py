@@ -192,7 +192,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
         run = replace(run, consumed_samples=arguments.consumed)
     for rank in arguments.rank or ():
         if not 0 <= rank < run.data_parallel_size:
-            raise ConfigError(f"--rank {rank}: the run has ranks 0 to {run.data_parallel_size - 1}")
+            raise ConfigError(f"rank: found {rank}, the run has ranks 0 to {run.data_parallel_size - 1}")
     train = run.build()[0]
     if train is None or isinstance(train, list):
         raise ConfigError(f"{arguments.run}: has no train split to take samples from")

@@ -24,7 +24,7 @@ __package__ = "binidx.tools"  # for `python tools/diff.py`
 from binidx.corpus.diff import Difference, diff_datasets
 
 from ._command import DATASET, add_json, command, prefix, show
-from ._display import Bar, human_seconds
+from ._display import Bar, counts, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -52,10 +52,14 @@ def diff(arguments: argparse.Namespace) -> int:
     return 0 if found.same else 1
 
 
+COPY = ("copy", "copies")
+
+
 def describe(found: Difference) -> str:
     """Return the differences as text."""
     lines = [
-        f"{name} {prefix}: {documents:,} documents, {tokens:,} tokens, {copies:,} copies of earlier documents"
+        f"{name} {prefix}: {counts(documents=documents, tokens=tokens)}, "
+        f"{copies:,} {COPY[copies != 1]} of earlier documents"
         for name, prefix, documents, tokens, copies in zip(
             "AB", found.prefixes, found.num_documents, found.num_tokens, found.num_duplicates, strict=True
         )

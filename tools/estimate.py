@@ -31,7 +31,7 @@ from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Est
 from binidx.prepare.text.read import FORMATS
 
 from ._command import add_json, command, num_bytes, strip_end
-from ._display import Bar, human_bytes, human_seconds
+from ._display import Bar, counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
 
@@ -84,7 +84,9 @@ def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) ->
 def describe(found: CorpusEstimate) -> str:
     """Return the estimate as text."""
     cost = found.cost
-    looked = f"{human_bytes(found.sampled_bytes)} of {human_bytes(found.stored_bytes)} in {found.num_inputs:,} files"
+    looked = (
+        f"{human_bytes(found.sampled_bytes)} of {human_bytes(found.stored_bytes)} in {counts(files=found.num_inputs)}"
+    )
     dollars = f", ${cost.dollars:,.2f} at list price" if cost.dollars else ""
     lines = [
         f"tokens     {interval(found.tokens)}",
@@ -92,8 +94,8 @@ def describe(found: CorpusEstimate) -> str:
         f"looked at {looked}; {human_seconds(found.seconds)}",
         f"to make them: {cost.cpu_hours:,.2f} CPU-hours with {found.engine}, "
         f"{human_seconds(cost.cpu_hours * 3600 / cost.cores)} on the {cost.cores} cores here",
-        f"  {human_bytes(cost.bytes_in)} in, {human_bytes(cost.bytes_out)} out, in {cost.parts:,} parts; "
-        f"{cost.reads:,} requests to read and {cost.writes:,} to write{dollars}",
+        f"  {human_bytes(cost.bytes_in)} in, {human_bytes(cost.bytes_out)} out, in {counts(parts=cost.parts)}; "
+        f"{counts(requests=cost.reads)} to read and {cost.writes:,} to write{dollars}",
     ]
     if found.problems:
         rows = f"{found.problems:,} rows of the sample are no documents; they are not counted"

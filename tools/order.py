@@ -19,6 +19,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from tqdm import tqdm
@@ -30,7 +31,8 @@ from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
 from binidx.run.run_file import RUN_FILE, is_packed_run
 from binidx.storage.open import read_document
 
-from ._command import RESUMES, command
+from ._command import RESUMES, command, print_result
+from ._display import counts
 from ._runs import add_run, open_run, parse_steps
 
 
@@ -45,21 +47,24 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
+    options.add_argument(
+        "--json", action="store_true", help="print one JSON object; a list of them for --check-nesting"
+    )
 
 
 def export_order(arguments: argparse.Namespace) -> int:
     """Export the order, or with --check-nesting compare numbers of ranks."""
     order: Any = open_order(arguments)
     if arguments.check_nesting:
-        return check_nesting(order, arguments.check_nesting)
+        return check_nesting(order, arguments)
     if not arguments.to:
-        raise ConfigError("order: needs --to URI, or --check-nesting")
+        raise ConfigError("to, check_nesting: found none, need one of them")
     from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 
     steps = parse_steps(order, arguments.steps)
     count = order.num_steps()
     if steps.start < 0 or steps.stop < steps.start or (count is not None and steps.stop > count):
-        raise ConfigError(f"steps {steps.start} to {steps.stop}: the run has {count}, counted from 0")
+        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, the run has {count}, counted from 0")
     per_file = arguments.steps_per_file
     parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
     with tqdm(desc="order", total=order.num_rows(steps), unit=" rows", unit_scale=True, disable=None) as bar:
@@ -73,7 +78,9 @@ def export_order(arguments: argparse.Namespace) -> int:
             storage_options=arguments.storage_options,
             watch=bar.update,
         )
-    print(f"{arguments.to}: {len(parts):,} files, {written:,} written now, {order.num_rows(steps):,} rows")
+    rows = order.num_rows(steps)
+    text = f"{arguments.to}: {counts(files=len(parts))}, {written:,} written now, {counts(rows=rows)}"
+    print_result({"to": arguments.to, "files": len(parts), "written": written, "rows": rows}, text, arguments)
     return 0
 
 
@@ -84,8 +91,9 @@ def open_order(arguments: argparse.Namespace) -> Any:
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 
-def check_nesting(order: Any, text: str) -> int:
+def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
     """Prove for each packed set after how many tokens all numbers of ranks have read the same blocks; print it."""
+    text, found = arguments.check_nesting, []
     if not isinstance(order, PackedRunOrder) or order.files is None:
         raise ConfigError(
             "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"
@@ -98,15 +106,25 @@ def check_nesting(order: Any, text: str) -> int:
         nesting = Nesting(of, files.block_size, [each * max(1, order.num_workers) for each in ranks])
         nesting.check()
         last = nesting.num_syncs
+        reads = [nesting.files_read(shards) for shards in nesting.shards]
+        rests = [
+            {"ranks": count, "files_behind": read - last * nesting.sync_files, "files_dropped": of.num_files - read}
+            for count, read in zip(ranks, reads, strict=True)
+        ]
+        row = {"name": name, "sync_tokens": nesting.sync_tokens, "sync_files": nesting.sync_files, "syncs": last}
+        found.append({**row, "ranks": rests})
+        if arguments.json:
+            continue
         print(
             f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every "
-            f"{nesting.sync_tokens:,} tokens ({nesting.sync_files:,} files)\n"
+            f"{nesting.sync_tokens:,} tokens ({counts(files=nesting.sync_files)})\n"
             f"  proved for {last} sync points in a pass, the last after {last * nesting.sync_tokens:,} tokens"
         )
-        for count, shards in zip(ranks, nesting.shards, strict=True):
-            behind = nesting.files_read(shards) - last * nesting.sync_files
-            dropped = of.num_files - nesting.files_read(shards)
-            print(f"  {count} ranks: {behind:,} files after it are not in step, {dropped:,} are never read")
+        for each in rests:
+            behind = f"{each['files_behind']:,} files after it are not in step"
+            print(f"  {each['ranks']} ranks: {behind}, {each['files_dropped']:,} are never read")
+    if arguments.json:
+        print(json.dumps(found))
     return 0
 
 

@@ -26,7 +26,8 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, command, prefix
+from ._command import DATASET, RESUMES, add_json, command, prefix, print_result
+from ._display import counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -39,13 +40,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
+    options.add_argument("--json", action="store_true", help="print one JSON object")
     add_json(options, "--storage-options", "fsspec's own")
 
 
 def pack(arguments: argparse.Namespace) -> int:
     """Write packed files from a dataset."""
     if len(arguments.others) != 1:
-        raise ConfigError(f"pack: found {len(arguments.others)} directories, needs one")
+        raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     with tqdm(desc="pack", total=dataset.index.num_tokens, unit=" tokens", unit_scale=True, disable=None) as bar:
         names = indexed_to_packed(
@@ -59,7 +61,9 @@ def pack(arguments: argparse.Namespace) -> int:
             storage_options=arguments.storage_options,
             watch=bar.update,
         )
-    print(f"{names[0]}: first of {len(names):,} files, {dataset.index.num_tokens:,} tokens")
+    tokens = dataset.index.num_tokens
+    text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
+    print_result({"files": names, "tokens": tokens}, text, arguments)
     return 0
 
 
@@ -76,7 +80,8 @@ def unpack(arguments: argparse.Namespace) -> int:
             storage_options=arguments.storage_options,
             watch=bar.update,
         )
-    print(f"{arguments.prefix}: {count:,} documents of {len(files.uris):,} files")
+    found = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
+    print_result(found, f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}", arguments)
     return 0
 
 

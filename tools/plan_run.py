@@ -27,7 +27,7 @@ from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.storage.stats import counted
 
 from ._command import command, show
-from ._display import MOST_ROWS, human_bytes, human_seconds, table
+from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
 from ._runs import add_run, add_sizes, load_sized
 
 RANKS_OF_A_NODE = 8
@@ -78,13 +78,13 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int, gap: int = 2) -> str:
 
 def _head(found: RunPlan) -> list[tuple[str, str]]:
     given = found.inventory.run
-    steps = "no end: cyclic, here one epoch" if found.num_steps is None else f"{found.num_steps:,} steps"
-    ranks = f"{given.data_parallel_size:,} rank{'s' * (given.data_parallel_size > 1)}"
-    sizes = f"{given.schedule.global_batch_size:,} samples on {ranks}, {given.micro_batch_size} at a time"
+    steps = "no end: cyclic, here one epoch" if found.num_steps is None else counts(steps=found.num_steps)
+    ranks = counts(ranks=given.data_parallel_size)
+    sizes = f"{counts(samples=given.schedule.global_batch_size)} on {ranks}, {given.micro_batch_size} at a time"
     tokens = f"{found.num_samples * given.config.sequence_length:,}"
     rows = [
-        ("train", f"{found.num_samples:,} samples of {given.config.sequence_length:,} tokens, {tokens} in all"),
-        ("steps", f"{steps} of {sizes}; {found.nodes:,} node{'s' * (found.nodes > 1)}"),
+        ("train", f"{counts(samples=found.num_samples)} of {given.config.sequence_length:,} tokens, {tokens} in all"),
+        ("steps", f"{steps} of {sizes}; {counts(nodes=found.nodes)}"),
     ]
     if (most := found.same_order_up_to) is not None:
         room = f"to {most:,} samples of train; more of them" if most > (given.sizes[0] or 0) else "no: more samples"
@@ -96,12 +96,12 @@ def _sources(found: RunPlan) -> list[list[str]]:
     rows = []
     for each in found.costs:
         summary = each.summary
-        parts = f"{summary.num_parts:,} parts" if summary.num_parts else ""
+        parts = counts(parts=summary.num_parts) if summary.num_parts else ""
         kinds = ["zstd" if summary.compressed else "", "checked" if summary.checked else "", parts]
         stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
         share = f"{each.samples / max(found.num_samples, 1):.1%}"
-        counts = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
-        rows.append([summary.prefix, share, *counts, stored])
+        numbers = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
+        rows.append([summary.prefix, share, *numbers, stored])
     return rows
 
 

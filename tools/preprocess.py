@@ -143,9 +143,9 @@ def _fields(progress: Progress) -> Iterator[str]:
         yield f"{progress.bytes_per_second / 1e6:,.1f} MB/s"
         yield f"{human_seconds(progress.seconds_left)} left"
     yield f"{progress.num_tokens / 1e6:,.1f} M tokens"
-    yield f"{progress.num_documents:,} documents"
+    yield counts(documents=progress.num_documents)
     if progress.machines > 1:
-        yield f"{progress.machines:,} machines"
+        yield counts(machines=progress.machines)
 
 
 def make(arguments: argparse.Namespace) -> int:
@@ -199,7 +199,7 @@ def describe(done: Report) -> str:
     """Return the summary of a call as text."""
     if not done.finished:
         missing = (
-            f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
+            f"{done.job.output}: {counts(parts=done.parts_made)} made in {human_seconds(done.seconds)}; "
             f"{done.parts_missing} of {done.parts} are missing: "
             "the other shards make them, or this command without --shard and --finish"
         )
@@ -212,12 +212,12 @@ def describe(done: Report) -> str:
     manifest = next(iter(done.manifests.values()))
     lines += describe_sources(manifest)
     engines = [
-        f"{name} {each['parts']:,} parts"
-        + (f" ({each['compared']:,} texts compared, all equal)" if each["compared"] else "")
+        f"{name} {counts(parts=each['parts'])}"
+        + (f" ({counts(texts=each['compared'])} compared, all equal)" if each["compared"] else "")
         for name, each in manifest["engines"].items()
     ]
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
-    lines.append(f"  {done.parts} parts{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
+    lines.append(f"  {counts(parts=done.parts)}{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
     return "\n".join([*lines, *describe_machines(done.machines)])
 
 
@@ -232,22 +232,24 @@ def describe_sources(manifest: dict[str, Any]) -> list[str]:
     return [*sources, f"  all: {describe_counts(manifest['counts'])}"]
 
 
-def describe_counts(counts: dict[str, Any]) -> str:
+def describe_counts(found: dict[str, Any]) -> str:
     """Format counts: `10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
-    empty = f" ({counts['num_empty']:,} empty)" if counts["num_empty"] else ""
-    text = f"{counts['num_rows']:,} rows = {counts['num_documents']:,} documents{empty}"
-    if counts["dropped"]:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts["dropped"].items()))
-        text += f" + {sum(counts['dropped'].values()):,} dropped: {reasons}"
+    empty = f" ({found['num_empty']:,} empty)" if found["num_empty"] else ""
+    text = f"{counts(rows=found['num_rows'])} = {counts(documents=found['num_documents'])}{empty}"
+    if found["dropped"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(found["dropped"].items()))
+        text += f" + {sum(found['dropped'].values()):,} dropped: {reasons}"
     return text
 
 
 def describe_status(status: JobStatus) -> str:
     """Return `s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
     if status.finished:
-        return "\n".join([f"{status.output}: finished, {status.parts:,} parts", *describe_machines(status.machines)])
+        return "\n".join(
+            [f"{status.output}: finished, {counts(parts=status.parts)}", *describe_machines(status.machines)]
+        )
     share = status.done_bytes / status.total_bytes if status.total_bytes else 0.0
-    words = [f"{status.output}: {status.parts_done:,} of {status.parts:,} parts, {share:.0%} of the text"]
+    words = [f"{status.output}: {status.parts_done:,} of {counts(parts=status.parts)}, {share:.0%} of the text"]
     if status.bytes_per_second is not None:
         words.append(f"{status.bytes_per_second / 1e6:,.1f} MB/s")
     if status.seconds_left is not None:

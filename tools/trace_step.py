@@ -37,11 +37,11 @@ def trace(arguments: argparse.Namespace) -> int:
     """Print the samples of the step."""
     order = open_run(arguments, in_ranges=True)
     if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
-        raise ConfigError(f"rank {arguments.rank}: the run has {order.num_ranks}, counted from 0")
+        raise ConfigError(f"rank: found {arguments.rank}, the run has {order.num_ranks}, counted from 0")
     try:
         readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
     except IndexError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"step: found {arguments.step}; {error}") from error
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
     return 0

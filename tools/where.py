@@ -29,6 +29,7 @@ from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.run.provenance.run_order import RunOrder
 
 from ._command import command
+from ._display import counts
 from ._runs import add_run, build_rows, open_run, print_rows, stop_step
 
 SEARCHES = 8
@@ -65,7 +66,10 @@ def find(arguments: argparse.Namespace) -> int:
         rows += print_rows(build_rows(order, readings, contents), arguments.json)
         past += int((readings.step < 0).sum())
         steps |= set(readings.step[readings.step >= 0].tolist())
-    print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps{_earlier(order, arguments, past)}", file=sys.stderr)
+    print(
+        f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop)}{_earlier(order, arguments, past)}",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -102,7 +106,7 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
 
     Raises:
         ConfigError: no document has that name.
-        ObjectNotFoundError: none of the sources has lineage.
+        ObjectNotFoundError: none of the sources has lineage, or ids in it.
     """
     file, colon, row = name.rpartition(":")
     if not (name.startswith("id=") or (colon and row.isdecimal())):
@@ -124,7 +128,7 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
         raise missing[0]
     found = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
     if not found:
-        without = f", {len(missing)} have no lineage" if missing else ""
+        without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
         searched = order.prefixes[sources[0]] if len(sources) == 1 else f"{len(sources)} sources{without}"
         raise ConfigError(f"--document: {name} not found in {searched}")
     return found

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
     from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
+    from binidx.dataset.config import SpecialTokens as SpecialTokens
     from binidx.dataset.config import Split as Split
     from binidx.dataset.gpt import GPTDataset as GPTDataset
     from binidx.dataset.kinds.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from binidx.prepare.preprocess.job import Job as Job
     from binidx.prepare.preprocess.preprocess import preprocess as preprocess
     from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
+    from binidx.run.load import load_dataset as load_dataset
     from binidx.run.run_file import Run as Run
     from binidx.storage.open import open_object as open_object
     from binidx.storage.stats import report as report
@@ -63,7 +65,7 @@ NAMES = {
     "dataset.baked": ["BakedDataset"],
     "dataset.blended": ["BlendedDataset"],
     "dataset.builder": ["BlendedMegatronDatasetBuilder"],
-    "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "Split"],
+    "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "SpecialTokens", "Split"],
     "dataset.gpt": ["GPTDataset"],
     "dataset.kinds.bert": ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"],
     "dataset.kinds.best_fit_gpt": ["BestFitGPTDataset"],
@@ -94,6 +96,7 @@ NAMES = {
     "prepare.preprocess.job": ["Job"],
     "prepare.preprocess.preprocess": ["preprocess"],
     "prepare.tokenizers.describe": ["describe_tokenizer"],
+    "run.load": ["load_dataset"],
     "run.run_file": ["Run"],
     "storage.open": ["open_object"],
     "storage.stats": ["report"],

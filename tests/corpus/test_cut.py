@@ -108,10 +108,10 @@ def test_from_a_bucket_and_in_it(s3: Bucket, tmp_path: Path) -> None:
 def test_what_cannot_be_cut_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     source, a, b = build(tmp_path / "en", 100), tmp_path / "a", tmp_path / "b"
     calls = {
-        "2 targets, needed one for each of 1": lambda: split_dataset(source, [a, b], [1.0], seed=1),
-        "0.6, 0.6: needed shares": lambda: split_dataset(source, [a, b], [0.6, 0.6], seed=1),
-        "two targets are equal": lambda: split_dataset(source, [a, a], [0.5, 0.5], seed=1),
-        "-1 documents, needed 0": lambda: head_dataset(source, a, -1),
+        "targets, fractions: found 2 and 1": lambda: split_dataset(source, [a, b], [1.0], seed=1),
+        "fractions: found 0.6, 0.6, need shares": lambda: split_dataset(source, [a, b], [0.6, 0.6], seed=1),
+        "targets: two are equal": lambda: split_dataset(source, [a, a], [0.5, 0.5], seed=1),
+        "num_documents: found -1, need 0": lambda: head_dataset(source, a, -1),
         "is read and written": lambda: head_dataset(source, source, 1, overwrite=True),
     }
     for message, call in calls.items():

@@ -138,7 +138,7 @@ def test_verify_names_the_row_that_is_of_another_document(sources: list[str], tm
     assert verify_dataset(sources[0]).lineage is None
     with pytest.raises(ObjectNotFoundError, match=r"bare.lineage.parquet: not found; binidx preprocess writes it"):
         verify_dataset(build(tmp_path / "bare", 100), lineage=True)
-    with pytest.raises(ConfigError, match="lineage, and quick"):
+    with pytest.raises(ConfigError, match="lineage, quick: found both"):
         verify_dataset(sources[0], lineage=True, quick=True)
 
 

@@ -90,7 +90,7 @@ def test_quickly_nothing_of_the_tokens_is_read(s3: Bucket, tmp_path: Path) -> No
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     source = build(tmp_path / "en", 100)
-    with pytest.raises(ConfigError, match="needed to read the tokens"):
+    with pytest.raises(ConfigError, match="vocab_size, quick: found both"):
         verify_dataset(source, vocab_size=9, quick=True)
     with pytest.raises(ConfigError, match="a vocabulary needs integers"):
         verify_dataset(build_ours(tmp_path / "f", [], np.float32), vocab_size=9)

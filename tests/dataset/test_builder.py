@@ -236,8 +236,26 @@ def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> Non
         ({"sequence_length": 0}, [1, 1, 1], "sequence_length"),
         ({"split": "1.2.3,1"}, [1, 1, 1], "plain numbers"),
         ({"blend": (["a", "b"], [1.0, float("inf")])}, [1, 1, 1], "above 0"),
-        ({"blend": ([Path("a")], None)}, [1, 1, 1], "list of strings"),
-        ({"blend": ("ab", None)}, [1, 1, 1], "list of strings"),
+        (
+            {"blend": 3},
+            [1, 1, 1],
+            r"blend: found 3; needs \(\['s3://corpus/en', 's3://corpus/code'\], \[0.7, 0.3\]\) or \{",
+        ),
+        ({"blend": {"a": None}}, [1, 1, 1], "blend: found .*; needs"),
+        ({"blend": [["a", "b"], ["c"]]}, [1, 1, 1], "blend: found .*; needs"),
+        ({"blend": ["a", 0.7, "b", 0.3]}, [1, 1, 1], "blend: found .*; needs"),
+        ({"blend": [1, 2]}, [1, 1, 1], "blend: found .*; needs"),
+        ({"blend": []}, [1, 1, 1], "blend: found .*; needs"),
+        ({"blend": None, "split": None, "blend_per_split": {"train": "a"}}, [1, 1, 1], "needs a list of 3 blends"),
+        ({"sequence_length": "8"}, [1, 1, 1], "sequence_length: found '8', needs a whole number"),
+        ({"split": 0.9}, [1, 1, 1], "split: found 0.9, need plain numbers"),
+        (
+            {"tokenizer": "tokenizer.json"},
+            [1, 1, 1],
+            "tokenizer: found 'tokenizer.json', needs binidx.describe_tokenizer",
+        ),
+        ({}, 1000, r"sizes: found 1000, needs numbers of train, valid and test, as \[1_000_000, 0, 0\]"),
+        ({}, [1e6, 0, 0], "sizes: found .1000000.0, 0, 0., needs numbers"),
         ({"num_dataset_builder_threads": 0}, [1, 1, 1], "num_dataset_builder_threads"),
         ({"eod_mask_loss": None}, [1, 1, 1], "eod_mask_loss: must be given"),
         ({"tokenizer": None}, [1, 1, 1], "tokenizer: must be given"),
@@ -246,6 +264,36 @@ def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> Non
 def test_contradicting_options_are_refused(changes: dict[str, Any], sizes: list[Any], needed: str) -> None:
     with pytest.raises(ConfigError, match=needed):
         ours(sizes, **{"blend": (["a"], None), "split": "1,0,0", **changes})
+
+
+@pytest.mark.parametrize(
+    "blend",
+    [
+        "{0}", Path("{0}"), ["{0}"], ("{0}", None), [Path("{0}")],
+        ["{0}", "{1}"], ("{0}", "{1}"), [Path("{0}"), "{1}"], (["{0}", Path("{1}")], None),
+        {"{0}": 0.7, "{1}": 0.3}, {Path("{0}"): 0.7, "{1}": 0.3}, [("{0}", 0.7), (Path("{1}"), 0.3)],
+        [["{0}", 0.7], ["{1}", 0.3]], [0.7, "{0}", 0.3, "{1}"], ["0.7", "{0}", "0.3", "{1}"],
+        (("{0}", "{1}"), np.array([0.7, 0.3])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_form_of_a_blend_is_the_config_that_it_stands_for(blend: Any) -> None:
+    def named(given: Any) -> Any:
+        if isinstance(given, str | Path):
+            return type(given)(str(given).format("a", "b"))
+        if isinstance(given, dict):
+            return {named(prefix): weight for prefix, weight in given.items()}
+        return type(given)(map(named, given)) if isinstance(given, list | tuple) else given
+
+    for given in ({"blend": named(blend), "split": (9, 1, 0)}, {"blend_per_split": [named(blend), None, None]}):
+        config = binidx.GPTDatasetConfig(random_seed=1, sequence_length=8, tokenizer=binidx.SpecialTokens(), **given)
+        prefixes, weights = config.blend or config.blend_per_split[0]
+        count = str(blend).count("{") - isinstance(blend, dict)
+        assert prefixes == ["a", "b"][:count]
+        assert weights is None or [*weights] == [0.7, 0.3]
+        assert (weights is None) == ("0.7" not in str(blend))
+        assert config.split in ("9,1,0", None)
+        assert (config.reset_position_ids, config.reset_attention_mask, config.eod_mask_loss) == (False,) * 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from servers.http_objects import Server
 
-from binidx.dataset.config import (
+from binidx.dataset.blend_arguments import (
     get_blend_and_blend_per_split,
     get_blend_from_list,
     read_data_args,

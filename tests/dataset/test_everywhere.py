@@ -185,7 +185,7 @@ def test_a_rank_of_a_launcher_that_does_not_say_who_it_is_is_refused(
 
 
 def test_a_list_of_validation_sets_needs_a_loader_each(local: str) -> None:
-    with pytest.raises(ValueError, match="a list of 2 validation sets"):
+    with pytest.raises(ValueError, match="a list of 2 datasets"):
         binidx.build_pretraining_data_loader(build(local)[:2], 0, 4)
 
 

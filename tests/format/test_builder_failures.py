@@ -156,7 +156,7 @@ def test_a_store_that_refuses_to_delete_the_old_index_keeps_the_old_dataset(buil
         really(path)
 
     monkeypatch.setattr(os, "unlink", unlink)
-    with pytest.raises(StorageError, match=r"en\.idx: access denied"):
+    with pytest.raises(StorageError, match=r"en\.idx: Permission denied"):
         builder.finalize(tmp_path / "en.idx")
     assert pair(tmp_path / "en") == before
     assert left_in(tmp_path) == ["en.bin", "en.idx"]

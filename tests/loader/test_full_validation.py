@@ -63,7 +63,7 @@ def test_loaders_of_validation_sets_read_each_whole_and_those_of_training_do_not
     loader = build_pretraining_data_loader(train, 0, 4)
     assert loader is not None
     assert next(iter(loader))["tokens"].shape == (4, 16)
-    with pytest.raises(ConfigError, match="a list of 2 validation sets"):
+    with pytest.raises(ConfigError, match="a list of 2 datasets"):
         build_pretraining_data_loader(valid, 0, 4)
 
 

@@ -24,7 +24,13 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
     names: dict[str, Any] = {"binidx": binidx, "config": config(), "train_of": train_of, "train": train_of(), **sources}
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(examples) == 4
+    assert len(examples) == 5
+    exec(examples.pop(0), names)
+    code = re.search(r"^    config = .*?\n\n", PAGE, re.S | re.M)
+    assert code is not None
+    shown = re.sub(r"s3://corpus", str(tmp_path), code[0].strip().replace("\n    ", "\n"))
+    assert names["short"].as_code() == shown
+    assert names["batch"]["tokens"].shape == (8, 64)
     exec(examples[0], names)
     assert names["state"]["consumed_samples"] == 8
     assert (names["second"]["tokens"] == names["again"]["tokens"]).all()

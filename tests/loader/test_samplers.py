@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from binidx.errors import ConfigError
-from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from binidx.loader.samplers import (
+    HybridCPMegatronPretrainingSampler,
+    MegatronFullValidationSampler,
+    MegatronPretrainingRandomSampler,
+    MegatronPretrainingSampler,
+    PretrainingSampler,
+)
+from binidx.loader.torch_loader import PretrainingLoader
 
 TOPOLOGIES = list(product([1, 2, 5], [1, 2, 3]))  # micro batch size, data parallel size
 
@@ -132,6 +139,26 @@ def test_len_is_the_samples_as_in_megatron() -> None:
     assert len(MegatronPretrainingSampler(31, 4, 2, 0, 2)) == 31
     assert len(random := MegatronPretrainingRandomSampler(range(31), 31, 4, 2, 0, 2, True)) == 31
     assert random.data_sharding
+
+
+@pytest.mark.parametrize(("m", "size"), TOPOLOGIES)
+def test_the_length_of_a_loader_is_its_batches_in_a_whole_pass_at_every_position(m: int, size: int) -> None:
+    for total, rank in product([30, 31, 47], range(size)):
+        place = (m, rank, size)
+        passes: list[tuple[PretrainingSampler, PretrainingSampler]] = [
+            (MegatronFullValidationSampler(total, rank, size), MegatronFullValidationSampler(total, rank, size))
+        ]
+        for drop_last in (True, False):
+            passes += [[MegatronPretrainingSampler(total, c, *place, drop_last) for c in (0, m * size)]]  # type: ignore[list-item]
+        for sharding, surplus in product([True, False], repeat=2):
+            kind = MegatronPretrainingRandomSampler
+            passes += [[kind(range(total), total, c, *place, sharding, surplus) for c in (0, m * size)]]  # type: ignore[list-item]
+        passes += [[HybridCPMegatronPretrainingSampler(total, c, m, 2 * m * size, rank, size) for c in (0, m * size)]]  # type: ignore[list-item]
+        for fresh, resumed in passes:
+            loader, num_batches = PretrainingLoader(range(total), batch_sampler=resumed), len([*fresh])
+            assert len(loader) == num_batches
+            loader.consumed_samples = 2 * m * size
+            assert len(loader) == num_batches
 
 
 @pytest.mark.parametrize(

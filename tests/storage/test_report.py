@@ -81,9 +81,9 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
     assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
         "file requests": 1, "file bytes_asked": 100, "file bytes_moved": 100,
         "other requests": 1, "other bytes_asked": 65536, "other bytes_moved": 65536,
-        "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25,
+        "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25, "caches added": 65536 - 25,
     }  # fmt: skip
-    assert "moved 65.5 kB for 25 bytes wanted" in stats.report_line(found)
+    assert "moved 65.5 kB for 25 bytes wanted and 65.5 kB more cached (1.00x)" in stats.report_line(found)
 
 
 def test_what_others_tell_is_counted(caplog: Any) -> None:

@@ -204,7 +204,7 @@ def test_warm_run_fetches_what_the_steps_read_and_nothing_else(
 
 def test_a_rank_that_the_run_has_not_is_refused(run: str, tmp_path: Path, capsys) -> None:
     assert main(["cache", "warm", "--run", run, "--steps", "1", "--rank", "3", "--dir", str(tmp_path)]) == 2
-    assert "--rank 3: the run has ranks 0 to 2" in capsys.readouterr().err
+    assert "--rank: found 3, the run has ranks 0 to 2" in capsys.readouterr().err
 
 
 # What is there

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import add_json, parser, run
-from binidx.tools._display import human_bytes, human_seconds
+from binidx.tools._command import add_json, num_bytes, parser, run, with_flags
+from binidx.tools._display import counts, human_bytes, human_seconds
 from conftest import Bucket
 
 import binidx
@@ -102,6 +103,7 @@ def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, cap
         ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "Could not connect to the endpoint"),
         ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://host.invalid"}, "Could not connect to the endpoint"),
         ("http://127.0.0.1:1/k", {}, "Cannot connect to host 127.0.0.1:1"),
+        ("hf://datasets/a/b/k", {"HF_ENDPOINT": "http://127.0.0.1:1"}, "Connection refused; this failed 4 times in "),
         ("foo://b/k", {}, "Protocol not known: foo"),
     ],
 )
@@ -126,6 +128,67 @@ def test_refused_credentials_are_a_wrong_call(s3: Bucket, capsys) -> None:
     options = json.dumps({"key": s3.server.key, "secret": "wrong"})
     assert main(["inspect", f"{s3.uri}/k", "--storage-options", options]) == 2
     assert "access denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_its_errors_as_json_too(name: str, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([name, "--no-such-option", "--json"])
+    assert end.value.code == 2
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert (error["kind"], error["exit_status"]) == ("UsageError", 2)
+    assert told.err.endswith(f"error: {error['message']}\n")
+
+
+def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr(tmp_path: Path, capsys) -> None:
+    assert main(["inspect", f"{tmp_path}/none", "--json"]) == 2
+    told = capsys.readouterr()
+    message = f"{tmp_path}/none.idx: no such file"
+    assert json.loads(told.out) == {"error": {"kind": "ObjectNotFoundError", "message": message, "exit_status": 2}}
+    assert told.err == f"binidx inspect: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["shuffle", "PREFIX", "--to", "OUT", "--seed", "1", "--memory", "1kB"], "--memory: 1,000 bytes, needed "),
+        (["shuffle", "PREFIX", "--to", "OUT", "--seed", "1", "--scratch", "/no/such"], "--scratch: found /no/such"),
+        (["cut", "head", "PREFIX", "--to", "OUT", "-n", "-1"], "-n: found -1, need 0 or more"),
+        (["cut", "split", "PREFIX", "--to", "OUT", "--fractions", "0.5", "0.5", "--seed", "1"],
+         "--to, --fractions: found 1 and 2, need as many of both"),
+        (["verify", "PREFIX", "--quick", "--vocab-size", "9"], "--vocab-size, --quick: found both, need one"),
+        (["pack", "PREFIX", "a", "b", "--sep", "0"], "OUTDIR | FILE: found 2 directories, needs one"),
+        (["preprocess", "TEXT", "--to", "OUT"], "--tokenizer: found none, need a tokenizer.json"),
+        (["shuffle", "--lines", "TEXT", "--to", "TEXT", "--seed", "1"], "--to: found TEXT, which is an input, too"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_errors_name_options_as_the_user_typed_them(arguments: list[str], message: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "en.jsonl").write_text('{"text": "sea"}\n')
+    places = {"PREFIX": str(GOLDEN), "OUT": f"{tmp_path}/out", "TEXT": f"{tmp_path}/en.jsonl"}
+    assert main([places.get(each, each) for each in arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"binidx {arguments[0]}: {message.replace('TEXT', places['TEXT'])}")
+
+
+def test_a_file_that_is_named_like_an_option_is_no_option() -> None:
+    flags = {"memory": "--memory", "to": "--to"}
+    assert with_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
+    assert with_flags("memory, en: both", flags) == "memory, en: both"
+    assert with_flags("memory, targets: both", flags) == "--memory, --to: both"
+    assert with_flags("no subject", flags) == "no subject"
+
+
+def test_sizes_are_decimal_or_binary_in_any_case() -> None:
+    for text, size in (("512MB", 512 * 10**6), ("512MiB", 512 << 20), ("512 mib", 512 << 20), ("1GIB", 1 << 30)):
+        assert num_bytes(text) == size
+    for text in ("-1MB", "512MX", "MB", ""):
+        with pytest.raises(ArgumentTypeError, match="such as 2GB or 512MiB"):
+            num_bytes(text)
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    assert counts(parts=1, rows=0, tokens=2034) == "1 part, 0 rows, 2,034 tokens"
 
 
 def test_an_interrupt_is_130(capsys) -> None:

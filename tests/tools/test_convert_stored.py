@@ -185,7 +185,7 @@ def test_checksums_of_a_compressed_target_are_refused_before_the_source_is_opene
 
 
 def test_a_level_without_compression_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compression level 3: needed to compress"):
+    with pytest.raises(ConfigError, match="level: found 3 without compression"):
         convert_dataset(build(tmp_path / "en", 600), tmp_path / "out", way=StorageFormat("raw", 3))
 
 

@@ -23,6 +23,6 @@ def test_head_sample_and_split_say_what_they_wrote(tmp_path: Path, capsys) -> No
     assert main(["cut", "split", source, "--to", *both, "--fractions", "0.5", "0.5", "--seed", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert main(["cut", "sample", source, "--to", f"{tmp_path}/s", "--fraction", "2", "--seed", "1"]) == 2
-    assert "needed shares of 0 to 1" in capsys.readouterr().err
+    assert "need shares of 0 to 1" in capsys.readouterr().err
     Path(f"{source}.idx").write_bytes(b"nonsense")
     assert main(["cut", "head", source, "--to", f"{tmp_path}/x", "-n", "3"]) == 1

@@ -39,7 +39,7 @@ def test_it_takes_the_tokenizers_that_preprocess_takes(tmp_path: Path, capsys) -
         told.append(json.loads(capsys.readouterr().out)["tokens"])
     assert told[0] == told[1]
     assert main(call) == 2
-    assert "needed --tokenizer" in capsys.readouterr().err
+    assert "--tokenizer: found none" in capsys.readouterr().err
 
 
 def test_rows_of_which_none_is_a_document_are_1(tmp_path: Path, capsys) -> None:

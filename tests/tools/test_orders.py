@@ -209,6 +209,9 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
     for shard in ("0/2", "1/2"):
         assert main(["bake", str(run_file), f"{tmp_path}/baked", "--shard", shard]) == 0
     assert "120 samples in 1 part, 1 written now" in capsys.readouterr().out
+    assert main(["bake", str(run_file), f"{tmp_path}/baked", "--json"]) == 0
+    sizes = {"samples": 120, "parts": 1, "written": 0, "num_bytes": 6000}
+    assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/baked", **sizes}
     train = binidx.Run.load(str(run_file)).build()[0]
     baked = binidx.BakedDataset(f"{tmp_path}/baked", train.config)
     for number in (0, 7, 119):
@@ -218,13 +221,13 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trace", "{run}", "--step", "15"], "steps 15 to 16: the run has 15"),
-        (["trace", "{run}", "--step", "0", "--rank", "2"], "rank 2: the run has 2"),
+        (["trace", "{run}", "--step", "15"], "--step: found 15; steps 15 to 16: the run has 15"),
+        (["trace", "{run}", "--step", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
-        (["order", "{run}"], "needs --to URI"),
-        (["bake", "{run}", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
-        (["order", "{run}", "--to", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
+        (["order", "{run}"], "--to, --check-nesting: found none, need one"),
+        (["bake", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15"),
+        (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
         (["order", "{tokenizer}", "--to", "x"], "tokenizer.json: $: missing required field config"),
     ],
@@ -252,7 +255,13 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert "2, 4 ranks read the same set of blocks every 288 tokens (8 files)" in out
     assert "proved for 4 sync points in a pass, the last after 1,152 tokens" in out
     assert "2 ranks: 4 files after it are not in step, 1 are never read" in out
-    assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out", "--steps", ":50", "--tokens"]) == 0
+    assert main(["order", f"{tmp_path}/run.json", "--check-nesting", "2,4", "--json"]) == 0
+    [nested] = json.loads(capsys.readouterr().out)
+    assert (nested["sync_tokens"], nested["sync_files"], nested["syncs"]) == (288, 8, 4)
+    assert nested["ranks"][0] == {"ranks": 2, "files_behind": 4, "files_dropped": 1}
+    order = ["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out", "--steps", ":50", "--tokens", "--json"]
+    assert main(order) == 0
+    assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/out", "files": 2, "written": 2, "rows": 200}
     found = parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet")
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
@@ -284,9 +293,8 @@ def test_trace_and_where_say_which_file_a_document_came_from(
     prefix = run_file.parent / "en"
     writer = LineageWriter(f"{prefix}.lineage.parquet", None)
     ids = [f"id-{number}" for number in range(60)]
-    writer.write(
-        build_lineage_table(["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None, ids, None)
-    )
+    places = ["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None
+    writer.write(build_lineage_table(*places, ids, None))
     writer.publish()
     try:
         found = rows(capsys, "trace", str(run_file), "--step", "3")
@@ -303,9 +311,15 @@ def test_trace_and_where_say_which_file_a_document_came_from(
             assert out == said
             assert f"{name}: document 7 of {prefix}" in err
         assert main(["where", str(run_file), "--document", "id=other"]) == 2
-        assert "id=other not found in 2 sources, 1 have no lineage" in capsys.readouterr().err
+        assert "id=other not found in 2 sources, 1 have no lineage or no ids in it" in capsys.readouterr().err
         assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
         assert "from " not in capsys.readouterr().out
+        writer = LineageWriter(f"{prefix}.lineage.parquet", None)
+        writer.write(build_lineage_table(*places, None, None))
+        writer.publish()
+        for source in (["--source", str(prefix)], []):
+            assert main(["where", str(run_file), "--document", "id=id-7", *source]) == 2
+        assert "has no ids, which binidx preprocess stores with --id-key; name the document" in capsys.readouterr().err
     finally:
         Path(f"{prefix}.lineage.parquet").unlink()
     for source in (["--source", str(prefix)], []):

@@ -241,7 +241,7 @@ def test_a_person_sees_all_of_it(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--nodes", "-1"], "needs numbers above 0"), (["--tokens-per-second", "0"], "needs numbers above 0")],
+    [(["--nodes", "-1"], "need numbers above 0"), (["--tokens-per-second", "0"], "need numbers above 0")],
 )
 def test_a_call_that_cannot_be_is_an_error(
     arguments: list[str], message: str, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

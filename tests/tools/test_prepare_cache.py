@@ -174,7 +174,7 @@ def test_a_person_sees_numbers_names_and_sums(
     [
         (["--eval-iters", "3"], "need --train-iters or --train-samples"),
         (["--micro-batch-size", "5"], "needs a multiple of 10"),
-        (["--world", "0"], "data_parallel_size: found 0"),
+        (["--world", "0"], "--world: found 0"),
     ],
 )
 def test_a_call_that_cannot_be_is_an_error(

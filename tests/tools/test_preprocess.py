@@ -65,16 +65,16 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
     cases = {
         "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
         "none.jsonl: matches no object": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
-        "needed --tokenizer": (2, [bad, *target]),
+        "--tokenizer: found none": (2, [bad, *target]),
         "no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
         "found none, need at least one": (2, [*target, *CALL]),
-        "found --tokenizer and --vocab-file": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
+        "--tokenizer, --vocab-file: found both": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
         "is of kind json, --tokenizer-type says TikTokenizer": (
             2,
             [bad, *target, *CALL, "--tokenizer-type", "TikTokenizer"],
         ),
-        "id_key: ids are stored in the lineage": (2, [bad, *target, *CALL, "--id-key", "id", "--no-lineage"]),
+        "--id-key: ids are stored in the lineage": (2, [bad, *target, *CALL, "--id-key", "id", "--no-lineage"]),
     }
     for message, (status, arguments) in cases.items():
         assert main(["preprocess", *arguments]) == status

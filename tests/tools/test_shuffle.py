@@ -41,4 +41,4 @@ def test_a_call_that_is_wrong_is_one_line(tmp_path: Path, capsys) -> None:
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--memory", "1MB"]) == 2
     assert "memory: 1,000,000 bytes, needed 536,870,912 or more" in capsys.readouterr().err
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--scratch", f"{tmp_path}/none"]) == 2
-    assert f"scratch {tmp_path}/none: No such file or directory, needed a folder to" in capsys.readouterr().err
+    assert f"--scratch: found {tmp_path}/none (No such file or directory), need a folder to" in capsys.readouterr().err

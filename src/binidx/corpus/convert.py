@@ -260,7 +260,7 @@ class _Convert:
     ) -> None:
         from_prefix, to_prefix = os.fspath(source), os.fspath(target)
         if way.level is not None and way.codec != "zstd":
-            raise ConfigError(f"compression level {way.level}: needed to compress, or no level")
+            raise ConfigError(f"level: found {way.level} without compression; compress, or give none")
         if way.level is not None:
             check_level(way.level)
         if way.checksums and way.codec == "zstd":

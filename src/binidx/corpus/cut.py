@@ -78,7 +78,7 @@ def head_dataset(
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
     if num_documents < 0:
-        raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
+        raise ConfigError(f"num_documents: found {num_documents}, need 0 or more")
     return _cut(source, [target], None, num_documents, lineage, overwrite, source_options, target_options, watch)
 
 
@@ -109,11 +109,13 @@ def split_dataset(
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
     if len(targets) != len(fractions) or not targets:
-        raise ConfigError(f"split: {len(targets)} targets, needed one for each of {len(fractions)} fractions")
+        raise ConfigError(f"targets, fractions: found {len(targets)} and {len(fractions)}, need as many of both")
     if not all(0 <= each <= 1 for each in fractions) or math.fsum(fractions) > 1 + 1e-9:
-        raise ConfigError(f"fractions {', '.join(map(str, fractions))}: needed shares of 0 to 1, together at most 1")
+        raise ConfigError(
+            f"fractions: found {', '.join(map(str, fractions))}, need shares of 0 to 1, together at most 1"
+        )
     if len(set(map(str, targets))) < len(targets):
-        raise ConfigError("split: two targets are equal, needed one for each fraction")
+        raise ConfigError("targets: two are equal, need another one for each fraction")
     assign = partial(assign_by_hash, seed, np.cumsum(fractions))
     return _cut(source, targets, assign, None, lineage, overwrite, source_options, target_options, watch)
 

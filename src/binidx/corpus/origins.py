@@ -77,10 +77,23 @@ def documents_with_id(prefix: str, wanted: str, options: Options = None) -> list
     """Return the numbers of the documents whose id is `wanted`, ascending.
 
     Raises:
-        ObjectNotFoundError: the dataset has no lineage.
+        ObjectNotFoundError: the dataset has no lineage, or it has no ids.
         FormatError: the lineage is not valid.
     """
-    return _search(prefix, ["id"], lambda table: _equal(table["id"], wanted), options)
+    found = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted), options)
+    if not found and not _has_ids(uri := prefix + LINEAGE, options):
+        raise ObjectNotFoundError(
+            f"{uri}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
+        )
+    return found
+
+
+def _has_ids(uri: str, options: Options) -> bool:
+    """Return whether a document has an id, by the statistics of the lineage; True if it has no statistics."""
+    with _opened_lineage(uri, options) as (file, schema):
+        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+        ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
+        return any(not (each and each.has_null_count) or each.null_count < rows for each, rows in ids)
 
 
 def documents_at(prefix: str, file: str, row: int, options: Options = None) -> list[int]:

@@ -89,7 +89,9 @@ def verify_dataset(
     began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(prefix, storage_options)
     index = dataset.index
     if quick and (lineage or vocab_size is not None):
-        raise ConfigError(f"verify: {'lineage' if lineage else 'a vocabulary'}, and quick; needed to read the tokens")
+        raise ConfigError(
+            f"{'lineage' if lineage else 'vocab_size'}, quick: found both, need one; quick reads no tokens"
+        )
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
     plain = dataset.source.open_plain()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.torch_bridge import Sample, Samples
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.index.gpt_indices import ARRAYS
@@ -126,6 +126,10 @@ class BakedDataset:
 
     def __len__(self) -> int:
         return self.baked.stop
+
+    def __repr__(self) -> str:
+        positions = f"positions {self.baked.first:,} to {self.baked.stop:,}"
+        return f"BakedDataset({redacted(self.directory)}, {positions} x {self.config.sequence_length:,})"
 
     def __getitem__(self, idx: int) -> Sample:
         return self.__getitems__([idx])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
 from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
 from binidx.dataset.torch_bridge import Sample, Samples
-from binidx.errors import BlendError, ConfigError
+from binidx.errors import BlendError, ConfigError, redacted
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import Access, IndexCache
@@ -21,6 +22,8 @@ from binidx.index.cache.index_files import Arrays
 ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
 COUNTED_AT_ONCE = 1 << 20
+SHOWN = 3
+"""Datasets that a `repr` names."""
 
 
 class BlendedDataset(Identified):
@@ -82,6 +85,13 @@ class BlendedDataset(Identified):
 
     def __len__(self) -> int:
         return len(self.dataset_index)
+
+    def __repr__(self) -> str:
+        shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
+        parts = [f"{redacted(each.dataset_path or '')} {share:.1%}" for each, share in islice(shares, SHOWN)]
+        parts += [f"{len(self.datasets) - SHOWN:,} more"] if len(self.datasets) > SHOWN else []
+        samples = f"{len(self):,} samples x {self.config.sequence_length:,}"
+        return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"
 
     def __getitem__(self, idx: int) -> Sample:
         dataset_id = self.dataset_index[idx]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import get_annotations
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
+from binidx.dataset.blend_arguments import Blend, is_sequence_of
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import (
-    Blend,
     BlendedMegatronDatasetConfig,
     Split,
     SplitMatrix,
@@ -115,6 +115,8 @@ class BlendedMegatronDatasetBuilder:
     ) -> None:
         self.cls = cls
         self.access, self.splits = access, splits
+        if not is_sequence_of(sizes, (SupportsIndex, type(None))):
+            raise ConfigError(f"sizes: found {sizes!r}, needs numbers of train, valid and test, as [1_000_000, 0, 0]")
         self.sizes = [None if size is None else operator.index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config

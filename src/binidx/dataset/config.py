@@ -1,12 +1,6 @@
-"""Config of a run's datasets: options, splits and blends.
+"""Config of a run's datasets: options and splits. Names and order of the fields are Megatron Core's.
 
-Names, defaults and order of the fields are Megatron Core's. A blend can also be read from a script's arguments:
-
-    a b c                    three prefixes, in proportion to their sizes
-    0.7 a 0.3 b              weights and prefixes in turn
-
-Source: Megatron Core, `BlendedMegatronDatasetConfig` and `get_blend_from_list`; Megatron-LM,
-`get_blend_and_blend_per_split`.
+Source: Megatron Core, `BlendedMegatronDatasetConfig` and `GPTDatasetConfig`.
 """
 
 from __future__ import annotations
@@ -14,20 +8,19 @@ from __future__ import annotations
 import operator
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, pairwise
-from math import inf
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.errors import ConfigError
-from binidx.format.virtual import check_named
-from binidx.json_models import JsonFile
-from binidx.storage.open import open_object, read_document, read_whole
 
 Bookends = tuple[float, float]
 SplitMatrix = list[Bookends | None]
@@ -62,7 +55,7 @@ def parse_and_normalize_split(split: str) -> list[float]:
 
     Source: Megatron Core: every run of digits and dots is a number, missing ones are 0.
     """
-    if re.search(r"[^\d\s.,:;/|]|\.\d*\.|(?<!\d)\.(?!\d)", split):
+    if not isinstance(split, str) or re.search(r"[^\d\s.,:;/|]|\.\d*\.|(?<!\d)\.(?!\d)", split):
         raise ConfigError(f"split: found {split!r}, need plain numbers such as '969, 30, 1'")
     shares = [float(number) for number in re.findall(r"[.0-9]+", split)]
     shares += [0.0] * (len(Split) - len(shares))
@@ -100,10 +93,6 @@ def split_range(bookends: Bookends, num_elements: int) -> range:
     return range(begin, end)
 
 
-Blend = tuple[Sequence[str], Sequence[float] | None]
-"""Prefixes, and their weights or None (then each dataset is served whole, once)."""
-
-
 @dataclass
 class BlendedMegatronDatasetConfig:
     """Options of every kind of dataset.
@@ -111,11 +100,11 @@ class BlendedMegatronDatasetConfig:
     Args:
         random_seed: seed of the order of documents and samples, 0 to 2^32 - 1.
         sequence_length: S, tokens fed per sample.
-        blend: prefixes and weights of one distribution; needs `split`.
+        blend: prefixes and weights of one distribution, in any form of `parse_blend`; needs `split`.
         blend_per_split: one blend or None for each of train, valid, test; replaces `blend` and `split`.
         multiple_validation_sets: with `blend_per_split`, the valid split is a list of one dataset per prefix.
         full_validation: each validation set of such a list is one whole epoch; its size must be None.
-        split: shares of train, valid, test, such as "969, 30, 1".
+        split: shares of train, valid, test, such as "969, 30, 1"; also as numbers.
         num_dataset_builder_threads: number of threads of the build: prefixes that are built at the same time share
             them; then the parts of a blend use them.
         path_to_cache: URI of the index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
@@ -165,7 +154,8 @@ class BlendedMegatronDatasetConfig:
     cache_small_indices: bool = False
 
     def __post_init__(self) -> None:
-        self.random_seed, self.sequence_length = operator.index(self.random_seed), operator.index(self.sequence_length)
+        for name in ("random_seed", "sequence_length"):
+            setattr(self, name, _whole_number(name, getattr(self, name)))
         self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, need at least 1")
@@ -188,11 +178,14 @@ class BlendedMegatronDatasetConfig:
     def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
         if self.blend is not None or self.split is not None:
             raise ConfigError("blend_per_split: excludes blend and split; give one or the other")
-        if len(blends) != len(Split):
-            raise ConfigError(f"blend_per_split: found {len(blends)} blends, needs {len(Split)} (None for no split)")
-        for split, blend in zip(Split, blends, strict=True):
-            if blend is not None:
-                check_blend(f"blend_per_split[{split.name}]", blend)
+        if isinstance(blends, str | Mapping) or len(blends) != len(Split):
+            raise ConfigError(
+                f"blend_per_split: found {blends!r}, needs a list of {len(Split)} blends (None for no split)"
+            )
+        self.blend_per_split = [
+            None if blend is None else parse_blend(f"blend_per_split[{split.name}]", blend)
+            for split, blend in zip(Split, blends, strict=True)
+        ]
 
     def _check_blend(self) -> None:
         if self.blend is None:
@@ -200,19 +193,42 @@ class BlendedMegatronDatasetConfig:
         elif self.split is None:
             raise ConfigError("split: found none, blend needs one such as '969, 30, 1'")
         else:
-            check_blend("blend", self.blend)
+            self.blend = parse_blend("blend", self.blend)
+            self.split = ",".join(map(str, self.split)) if is_sequence_of(self.split, Real) else self.split
         self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split))
 
 
-def check_blend(name: str, blend: Blend) -> None:
-    """Raise ConfigError unless a blend has prefixes, and either no weights or a positive weight for each."""
-    prefixes, weights = blend
-    if not prefixes:
-        raise ConfigError(f"{name}: found no prefix, needs at least one")
-    if isinstance(prefixes, str) or not all(isinstance(prefix, str) for prefix in prefixes):
-        raise ConfigError(f"{name}: found prefixes {prefixes!r}, need a list of strings (names of caches contain them)")
-    if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
-        raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
+def _whole_number(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name}: found {value!r}, needs a whole number") from None
+
+
+HOW = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Stand-in for a tokenizer: the ids of the two tokens on which GPT samples depend.
+
+    Args:
+        eod: token that ends a document; `eod_mask_loss`, `reset_position_ids` and `reset_attention_mask` need it.
+        pad: token without loss, which also fills a partial last sample.
+
+    Example:
+        >>> binidx.load_dataset("s3://corpus/en", 4096, tokenizer=binidx.SpecialTokens(eod=50256), eod_mask_loss=True)
+
+    Source: ours.
+    """
+
+    eod: int | None = None
+    pad: int | None = None
+
+    @property
+    def unique_identifiers(self) -> OrderedDict[str, Any]:
+        """Part of the names of index caches; in Megatron's form."""
+        return OrderedDict([("class", "binidx.SpecialTokens"), ("eod", self.eod), ("pad", self.pad)])
 
 
 @dataclass
@@ -220,9 +236,10 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """Options of GPT datasets, besides those of every kind.
 
     Args:
-        reset_position_ids: restart positions after each end-of-document token; must be given.
-        reset_attention_mask: forbid attention beyond an end-of-document token; must be given.
-        eod_mask_loss: no loss on end-of-document tokens; must be given.
+        reset_position_ids: restart positions after each end-of-document token. This and the next two are off by
+            default, as in Megatron-LM's arguments (Megatron Core's config requires a value).
+        reset_attention_mask: forbid attention beyond an end-of-document token.
+        eod_mask_loss: no loss on end-of-document tokens.
         create_attention_mask: serve a mask (1, S, S) with each sample. Megatron's default is True, here it is False:
             attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
         drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
@@ -247,15 +264,14 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     Example:
         >>> config = binidx.GPTDatasetConfig(
         ...     random_seed=1234, sequence_length=4096, blend=(["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]),
-        ...     split="99,1,0", tokenizer=binidx.describe_tokenizer("tokenizer.json"),
-        ...     reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False)
+        ...     split="99,1,0", tokenizer=binidx.describe_tokenizer("tokenizer.json"))
 
     Source: Megatron Core, `GPTDatasetConfig`.
     """
 
-    reset_position_ids: bool | None = None
-    reset_attention_mask: bool | None = None
-    eod_mask_loss: bool | None = None
+    reset_position_ids: bool | None = False
+    reset_attention_mask: bool | None = False
+    eod_mask_loss: bool | None = False
     create_attention_mask: bool = False
     drop_last_partial_validation_sequence: bool = True
     add_extra_token_to_sequence: bool = True
@@ -275,7 +291,9 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         super().__post_init__()
         for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             if getattr(self, name) is None:
-                raise ConfigError(f"{name}: must be given for a GPT dataset")
+                raise ConfigError(f"{name}: must be given for a GPT dataset{HOW.get(name, '')}")
+        if isinstance(self.tokenizer, str | os.PathLike):
+            raise ConfigError(f"tokenizer: found {self.tokenizer!r}, needs binidx.describe_tokenizer of it")
         for name in ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name}: mock chats are not supported; give a file of chats")
@@ -295,111 +313,3 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         context = self.context_parallel_size or 1
         ranks = self.data_parallel_size * context if self.hybrid_context_parallel else context
         return (2 * ranks if ranks > 1 or self.hybrid_context_parallel else 1) * (self.sequence_parallel_size or 1)
-
-
-WHOLE = ("data_path", "data_args_path")
-PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path")
-Arguments = list[str | int | float] | str | None
-
-
-@dataclass(frozen=True)
-class PerSplitArguments:
-    """Contents of the file of `--per-split-data-args-path`: a list of arguments, a string of them, or null."""
-
-    train: Arguments
-    valid: Arguments
-    test: Arguments
-
-
-PER_SPLIT_FILE = JsonFile(PerSplitArguments, error=ConfigError, hint="needs an object with train, valid and test")
-
-
-def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
-    """Return the prefixes of a list of arguments, and their weights or None; None if there is no list.
-
-    If every other argument, from the first on, is a number, these are the weights.
-
-    Raises:
-        ConfigError: there is no prefix, or weights for some prefixes only (Megatron takes the weights for prefixes).
-    """
-    if blend is None:
-        return None
-    if not blend:
-        raise ConfigError("data path: found none, need prefixes, or weights and prefixes in turn")
-    weights = [] if len(blend) % 2 else [_as_number(each) for each in blend[::2]]
-    numbers = [weight for weight in weights if weight is not None]
-    if not numbers:
-        return [prefix.strip() for prefix in blend], None
-    if len(numbers) < len(weights):
-        bad = blend[2 * weights.index(None)]
-        raise ConfigError(f"data path: found {bad!r} in the place of a weight; need one before each prefix, or none")
-    return [prefix.strip() for prefix in blend[1::2]], numbers
-
-
-def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> Blend | None:
-    """Read the blend in the file of `--data-args-path`: arguments separated by white space.
-
-    Raises:
-        ConfigError: as for `get_blend_from_list`, or the file is not UTF-8.
-        ObjectNotFoundError: there is no such file.
-    """
-    data = read_whole(open_object(uri, storage_options=storage_options, cache=False))
-    try:
-        blend = _parse_arguments(uri, str(bytes(data), "utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{uri}: not UTF-8 text: {error}") from error
-    check_named(blend[0] if blend else (), uri, storage_options)
-    return blend
-
-
-def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> list[Blend | None]:
-    """Read the blends of train, valid and test from the JSON file of `--per-split-data-args-path`.
-
-    Raises:
-        ConfigError: the file is no object with train, valid and test; or as for `get_blend_from_list`.
-        ObjectNotFoundError: there is no such file.
-    """
-    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, uri, storage_options), uri)
-    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
-    check_named([prefix for blend in blends if blend for prefix in blend[0]], uri, storage_options)
-    return blends
-
-
-def get_blend_and_blend_per_split(
-    args: Any, storage_options: Mapping[str, Any] | None = None
-) -> tuple[Blend | None, list[Blend | None] | None]:
-    """Return `blend` and `blend_per_split` of a config from a script's arguments.
-
-    Args:
-        args: namespace with some of `data_path`, `data_args_path`; or of `train_data_path`, `valid_data_path`,
-            `test_data_path`, `per_split_data_args_path`. Missing ones are None.
-
-    Raises:
-        ConfigError: several of these options are given (Megatron takes the first); or as for the functions above.
-    """
-    given = {name: value for name in (*WHOLE, *PER_SPLIT) if (value := getattr(args, name, None)) is not None}
-    if len(given) > 1 and not set(given) <= set(PER_SPLIT[:3]):
-        raise ConfigError(f"data path: found {', '.join(given)}, need only one of them")
-    if "data_path" in given:
-        return get_blend_from_list(given["data_path"]), None
-    if "data_args_path" in given:
-        return read_data_args(given["data_args_path"], storage_options), None
-    if "per_split_data_args_path" in given:
-        return None, read_per_split_data_args(given["per_split_data_args_path"], storage_options)
-    return None, [get_blend_from_list(given.get(name)) for name in PER_SPLIT[:3]] if given else None
-
-
-def _as_number(argument: Any) -> float | None:
-    try:
-        return float(argument)
-    except ValueError:
-        return None
-
-
-def _parse_arguments(subject: str, arguments: Arguments) -> Blend | None:
-    try:
-        return get_blend_from_list(arguments.split() if isinstance(arguments, str) else arguments)  # type: ignore[arg-type]
-    except ConfigError as error:
-        raise ConfigError(f"{subject}: {error}") from error
-    except AttributeError as error:
-        raise ConfigError(f"{subject}: found {arguments!r}, need strings, and numbers for weights") from error

@@ -59,7 +59,7 @@ class GPTDataset(GPTIndices):
     Example:
         >>> config = binidx.GPTDatasetConfig(
         ...     random_seed=1234, sequence_length=4096, blend=(["s3://corpus/en"], None), split="1,0,0",
-        ...     tokenizer=tokenizer, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False)
+        ...     tokenizer=tokenizer)
         >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [1000, 0, 0], lambda: True, config)
         >>> train, _, _ = builder.build()
         >>> train[0]["tokens"].shape

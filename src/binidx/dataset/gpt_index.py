@@ -111,6 +111,10 @@ class GPTIndices(MegatronDataset):
                 raise AttributeError(f"{type(self).__name__} has no {name}")
             return vars(self)[name]
 
+    def _describe_samples(self) -> str:
+        # After `open_later`, the number of samples would be a request.
+        return super()._describe_samples() if "sample_index" in vars(self) else "not open"
+
     def _open(self) -> None:
         """Open the index files, or load or build the index whole; does nothing if that is done."""
         with self._opening:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 from binidx.index.cache.index_cache import BuildContext
 
@@ -283,6 +283,16 @@ class MegatronDataset(Identified, ABC):
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
         return number % len(self)
+
+    def __repr__(self) -> str:
+        path = redacted(self.dataset_path or "made-up tokens")
+        return f"{type(self).__name__}({path}, {self.index_split.name}, {self._describe_samples()})"
+
+    def _describe_samples(self) -> str:
+        try:
+            return f"{len(self):,} samples x {self.config.sequence_length:,}"
+        except AttributeError:  # within its constructor
+            return "not built"
 
     def __getitem__(self, idx: int | None) -> Sample:
         return self.read_sample(idx)

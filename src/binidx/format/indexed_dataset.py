@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, redacted
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
 from binidx.format.pair import open_bin, open_pair
@@ -100,7 +100,14 @@ class IndexedDataset:
     def _open(self, path_prefix: str) -> None:
         """Open the files; after unpickling, they must be those of the pickled dataset."""
         if self.checked is None:
-            pair = open_pair(path_prefix, self.multimodal, self.mmap, storage_options=self.storage_options)
+            try:
+                pair = open_pair(path_prefix, self.multimodal, self.mmap, storage_options=self.storage_options)
+            except ObjectNotFoundError as error:
+                if path_prefix.endswith((".bin", ".idx")):
+                    raise ObjectNotFoundError(
+                        f"{error}; a dataset is named without .bin and .idx: {path_prefix[:-4]}"
+                    ) from error
+                raise
             index, opened = pair.index, pair.identities
             made: dict[str, Any] = {"bin_reader": pair.bin_reader}
         else:
@@ -133,6 +140,14 @@ class IndexedDataset:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __repr__(self) -> str:
+        """Return prefix, counts and dtype; an unpickled dataset is not opened for it."""
+        counts = "not open"
+        if "index" in vars(self):
+            index = self.index
+            counts = f"{len(index):,} sequences, {index.num_tokens:,} tokens, {index.dtype.__name__}"
+        return f"{type(self).__name__}({redacted(self.path_prefix)}, {counts})"
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Any:
         """Return one sequence, or the sequences of a slice; in a multimodal dataset a pair with their modes.

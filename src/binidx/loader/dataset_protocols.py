@@ -58,6 +58,30 @@ class Buffer(Protocol):
     nbytes: int
 
 
+class DatasetView:
+    """Base of a dataset that serves the samples of another one unchanged: loaders read that one.
+
+    Args:
+        wrapped: a `GPTDataset`, or a `BlendedDataset` of several.
+    """
+
+    def __init__(self, wrapped: BlendedDataset | MegatronDataset) -> None:
+        self.wrapped = wrapped
+
+    def __len__(self) -> int:
+        return len(self.wrapped)
+
+    def __getitem__(self, idx: int) -> Any:
+        return self.wrapped[idx]
+
+    def __getitems__(self, idxs: Sequence[int]) -> Any:
+        """Return the samples of a batch, whose tokens are read at once."""
+        return self.wrapped.__getitems__(idxs)
+
+    def __repr__(self) -> str:
+        return repr(self.wrapped)
+
+
 def batch_reader(dataset: Any) -> ReadBatch:
     """Return the function with which torch reads a batch of a dataset."""
     if isinstance(dataset, BatchedDataset):

@@ -31,6 +31,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import functools
 import os
 import queue
 import threading
@@ -47,7 +48,7 @@ from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
-from binidx.storage.stats import NAMES, since, usage
+from binidx.storage.stats import NAMES, add_usage, since, usage
 
 BUDGET_BYTES = 128 << 20
 GROUPS_IN_FLIGHT = 4
@@ -141,7 +142,8 @@ class ReadAheadQueue:
 
     def __init__(self, read: ReadBatch, prediction: Prediction, window: Window, *, in_groups: bool) -> None:
         self.pid = os.getpid()
-        self._read, self._prediction, self._window, self._in_groups = read, prediction, window, in_groups
+        self._read = functools.partial(_read_counted, read)
+        self._prediction, self._window, self._in_groups = prediction, window, in_groups
         self._groups: deque[BatchGroup] = deque()
         self._next_size, self._batch_size = 1, 1
         self._num_misses = 0
@@ -447,6 +449,13 @@ class BatchGroup:
             return self._samples
         stop = len(self._all) - sum(map(len, self._left))
         return self._samples[stop - len(batch) : stop]
+
+
+def _read_counted(read: ReadBatch, batch: Batch) -> Any:
+    """Read samples, and count them as read ahead: the loader subtracts those that it serves."""
+    samples = read(batch)
+    add_usage({"samples_ahead": len(batch)})
+    return samples
 
 
 def _work(groups: queue.SimpleQueue[BatchGroup | None], read: ReadBatch) -> None:

@@ -79,6 +79,11 @@ class PretrainingSampler(ABC):
         """Number of samples of a step over all ranks, m * P."""
         return self.micro_batch_size * self.data_parallel_size
 
+    @property
+    def num_batches(self) -> int:
+        """Micro-batches of this rank in a whole pass over the dataset, whatever `consumed_samples` is."""
+        return self.total_samples // self.samples_per_step
+
     def __len__(self) -> int:
         """Return the number of samples of the dataset, T: Megatron's convention, not the number of batches."""
         return self.total_samples
@@ -161,6 +166,11 @@ class MegatronPretrainingSampler(PretrainingSampler):
             raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 to {total_samples - 1}")
         self.drop_last = drop_last
 
+    @property
+    def num_batches(self) -> int:
+        short = 0 if self.drop_last else self.samples_per_step - 1
+        return (self.total_samples + short) // self.samples_per_step
+
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         for start in range(consumed_samples, self.total_samples, self.samples_per_step):
             if start + self.samples_per_step <= self.total_samples or not self.drop_last:
@@ -234,6 +244,13 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         self.dataset = dataset
         self.data_sharding = data_sharding
         self.surplus_batches = surplus_batches
+
+    @property
+    def num_batches(self) -> int:
+        if self.data_sharding or not self.surplus_batches:
+            return super().num_batches
+        whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
+        return len(range(self.data_parallel_rank, whole, self.data_parallel_size)) // self.micro_batch_size
 
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         """Yield the micro-batches after `consumed_samples`, up to the end of the epoch.
@@ -326,6 +343,10 @@ class MegatronFullValidationSampler(MegatronPretrainingSampler):
 
     def __len__(self) -> int:
         return len(range(self.data_parallel_rank, self.total_samples, self.data_parallel_size))
+
+    @property
+    def num_batches(self) -> int:
+        return len(self)
 
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         return filter(None, super()._draw(consumed_samples))

@@ -40,6 +40,7 @@ from binidx.dataset.rank_agreement import compare_with_ranks
 from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
+    DatasetView,
     batch_reader,
     digest_tokens,
     get_sequence_length,
@@ -57,7 +58,8 @@ from binidx.loader.samplers import (
     PretrainingSampler,
     build_sampler,
 )
-from binidx.storage.stats import add_usage, log_report, since, usage
+from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage
+from binidx.storage.stats import since as usage_since
 
 try:
     import torch
@@ -68,6 +70,14 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
+INSTEAD = {
+    "batch_size": "micro_batch_size=",
+    "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
+    "sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
+    "batch_sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
+    "drop_last": "a last batch that is not full is left out",
+}
+"""Options of torch's DataLoader that cannot be given here, and what to give instead."""
 
 
 _loader_numbers: defaultdict[Split | None, Iterator[int]] = defaultdict(itertools.count)
@@ -113,7 +123,8 @@ def build_pretraining_data_loader(
 
     Returns:
         A DataLoader of dicts of tensors, (B, S) each, that saves and loads its state and gives any step by its number.
-        Its `len()` is Megatron-LM's: samples, not batches.
+        Its `len()` is the micro-batches of this rank in a whole pass over the dataset, as of any DataLoader. (Those of
+        the samplers are samples, as in Megatron-LM.)
 
     Raises:
         ConfigError: a list of validation sets, a rank missing where several processes run, or arguments that the
@@ -128,8 +139,12 @@ def build_pretraining_data_loader(
     """
     if dataset is None:
         return None
-    if isinstance(dataset, list):
-        raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
+    if isinstance(dataset, DatasetView):
+        dataset = dataset.wrapped
+    if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
+        raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")
+    if isinstance(dataset, list | tuple) and any(get_split(each) for each in dataset):
+        raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
     topology = micro_batch_size, rank, size
     sampler: PretrainingSampler = (
@@ -174,6 +189,7 @@ class PretrainingLoader(DataLoader[Any]):
         loader.consumed_samples     samples served so far over all ranks, without the batches that workers hold
         loader.state_dict()         state for a checkpoint; equal on every rank, so one of them may save it
         loader.load_state_dict(s)   the next iteration continues at state s, on any number of ranks
+        len(loader)                 micro-batches of this rank in a whole pass; the same at every `consumed_samples`
 
     Args:
         dataset: a map-style dataset.
@@ -208,6 +224,17 @@ class PretrainingLoader(DataLoader[Any]):
         self._sampler = batch_sampler
         self._consumed_samples = batch_sampler.consumed_samples
         self._name, self._num_positions, self._is_compared = "", 0, False
+        self._usage_before = usage()
+
+    def __len__(self) -> int:
+        return self._sampler.num_batches
+
+    def __repr__(self) -> str:
+        own = type(self.dataset).__module__.startswith("binidx.")
+        dataset = repr(self.dataset) if own else type(self.dataset).__name__
+        sampler, batches = self._sampler, f"{len(self):,} batches of {self._sampler.micro_batch_size}"
+        rank = f"rank {sampler.data_parallel_rank} of {sampler.data_parallel_size}"
+        return f"PretrainingLoader({dataset}, {batches}, {rank}, {self._consumed_samples:,} samples consumed)"
 
     def __iter__(self) -> Any:
         self._compare_with_ranks()
@@ -216,6 +243,7 @@ class PretrainingLoader(DataLoader[Any]):
         self._consumed_samples = self._sampler.consumed_samples
         samples = self._sampler.micro_batch_size
         counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
+        counts |= {"samples_ahead": -samples} if self._reads_ahead else {}
         batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
         return Batches(batches, counts, self._count_batch)
 
@@ -233,6 +261,30 @@ class PretrainingLoader(DataLoader[Any]):
         """
         assert self.collate_fn is not None
         return self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
+
+    def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return what this process has served, read and paid since the loader was made, for dashboards.
+
+        Reads are counted by process, so those of other loaders in it, and of its workers, are included.
+
+        Args:
+            since: earlier metrics of this loader: the result is then of the time since them.
+
+        Returns:
+            Sums: samples, tokens, samples_ahead (read and not served), seconds, wait_seconds (of the trainer),
+            requests, retries, hedges, bytes_moved, bytes_wanted (of stores), bytes_local, memory_hits, memory_misses,
+            disk_hits, disk_misses (chunks of caches), dollars (list price of the requests). Ratios, 0 if nothing
+            happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate.
+
+        Example:
+            >>> loader.metrics()["tokens_per_second"]
+
+        Source: ours.
+        """
+        sums = sum_usage(usage_since(self._usage_before))
+        if since is not None:
+            sums = {name: count - since[name] for name, count in sums.items()}
+        return sums | rates(sums)
 
     @property
     def consumed_samples(self) -> int:
@@ -303,7 +355,7 @@ class PretrainingLoader(DataLoader[Any]):
             fields = {"consumed_samples": self._consumed_samples, "samples_per_step": sampler.samples_per_step}
             fields |= {"data_parallel_size": sampler.data_parallel_size, "walk": _walk(sampler)}
             name = f"{self._name}/{self._num_positions}"
-            compare_with_ranks(f"loader of {len(self)} samples", name, fields, {"dataset": self.dataset})
+            compare_with_ranks(f"loader of {sampler.total_samples} samples", name, fields, {"dataset": self.dataset})
             self._is_compared = True
 
     def _count_batch(self) -> None:
@@ -361,7 +413,7 @@ class Batches(Iterator[Any]):
 def _log_usage(before: dict[str, float], pid: int) -> None:
     """Log the usage since `before`, in the process that counted."""
     if os.getpid() == pid:
-        log_report(since(before))
+        log_report(usage_since(before))
 
 
 def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.dataset.torch_bridge import Tensor, as_tensor
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError, FormatError, redacted
 from binidx.packed.packed_order import PackedRun
 from binidx.storage.interfaces import Range, RangeReader, Writer
 from binidx.storage.open import open_object
@@ -122,6 +122,11 @@ class PackedFiles:
         if not self.num_blocks:
             raise ConfigError(f"{uris[0]}: has {self.header.chunk_size} tokens, blocks of {block_size} need more")
 
+    def __repr__(self) -> str:
+        files = "1 file" if len(self.uris) == 1 else f"{len(self.uris):,} files"
+        blocks = f"{self.num_blocks:,} blocks x {self.block_size:,}"
+        return f"PackedFiles({redacted(self.uris[0])}, {files} of {blocks}, {self.header.dtype.name})"
+
     def _open(self, uri: str) -> tuple[RangeReader, PackedHeader]:
         reader = open_object(uri, storage_options=self.storage_options, cache="disk")
         header = parse_packed_header(reader.read([(0, min(HEADER.size, reader.size))])[0], uri=uri)
@@ -208,6 +213,9 @@ class PackedDataset:
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def __repr__(self) -> str:
+        return f"PackedDataset({', '.join(map(repr, self.files))}, {self.num_samples:,} samples)"
 
     def __getitem__(self, idx: int) -> Tensor:
         return self.__getitems__([idx])[0]

@@ -39,6 +39,9 @@ class InMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         return InMemory, (self.uri, bytes(self.data))
 
+    def __repr__(self) -> str:
+        return f"InMemory({redacted(self.uri)}, {self.size:,} bytes)"
+
 
 class LazyReader:
     """Reader that opens its object at the first read.
@@ -70,6 +73,9 @@ class LazyReader:
 
     def component_readers(self) -> Sequence[RangeReader]:
         return ()
+
+    def __repr__(self) -> str:
+        return f"LazyReader({redacted(self.uri)}, {self.size:,} bytes)"
 
 
 class JoinedReader:
@@ -127,7 +133,8 @@ class JoinedReader:
         return JoinedReader, (self.uri, self.parts, self.sizes, self.identity, self.starts)
 
     def __repr__(self) -> str:
-        return f"JoinedReader({redacted(self.uri)!r}, {len(self.parts)} parts)"
+        parts = "1 part" if len(self.parts) == 1 else f"{len(self.parts):,} parts"
+        return f"JoinedReader({redacted(self.uri)}, {parts}, {self.size:,} bytes)"
 
 
 class WritableFile(io.RawIOBase):

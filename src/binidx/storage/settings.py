@@ -135,7 +135,7 @@ def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def parse_bytes(text: str) -> int:
     """Return `"500GB"`, `"64MiB"`, `"1.5T"` or digits in bytes; units without an i are powers of 1000."""
-    number = text.strip().rstrip("iBbKMGTPkmgtp ")
+    number = text.strip().rstrip("iIBbKMGTPkmgtp ")
     unit = text.strip()[len(number) :].strip().lower().removesuffix("b")
     power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}[unit.removesuffix("i")]
     return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)

@@ -10,7 +10,8 @@
     819,200 tokens in 4.10 s, waited 0.02 s (0.5%); 1,412 requests (2 retries, 1 hedge) moved 1.78 MB for 1.64 MB wanted
     (1.09x); chunk cache 12% hits; requests $0.00056 at list price, $689.45 for 1e+12 tokens
 
-`usage` returns all counters as one flat table, name -> number, which processes can add, subtract and send.
+`usage` returns all counters as one flat table, name -> number, which processes can add, subtract and send. Bytes that
+are read before they are requested are no overhead: samples read ahead, and the rest of chunks that a cache keeps.
 """
 
 from __future__ import annotations
@@ -116,8 +117,10 @@ class LayerStats(ReadStats):
         return answers
 
     def _add_to_usage(self, counts: Usage) -> None:
-        _usage["layers added"] += counts.get("bytes_moved", 0) - counts.get("bytes_asked", 0)
+        added = counts.get("bytes_moved", 0) - counts.get("bytes_asked", 0)
+        _usage["layers added"] += added
         if self.cache:
+            _usage["caches added"] += added
             _usage[f"{self.cache} hits"] += counts.get("hits", 0)
             _usage[f"{self.cache} misses"] += counts.get("misses", 0)
 
@@ -130,11 +133,12 @@ NAMES = [
     *(f"{cache} {count}" for cache in CACHES for count in ("hits", "misses")),
     "dollars",
     "layers added",
-    *("samples", "tokens", "seconds", "wait_seconds"),
+    "caches added",
+    *("samples", "samples_ahead", "tokens", "seconds", "wait_seconds"),
 ]
 """Counters of a process. "dollars": list price of the requests. "layers added": bytes that layers moved beyond those
-asked of them. The last four are of loaders: samples and tokens served, seconds since the first batch, seconds that the
-trainer waited."""
+asked of them; "caches added": those of caches, which keep them. The last ones are of loaders: samples served, samples
+read ahead and not served, tokens served, seconds since the first batch, seconds that the trainer waited."""
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.Lock()
@@ -209,19 +213,25 @@ def served_part(used: Usage) -> str:
     what = "tokens" if used["tokens"] else "samples"
     share = used["wait_seconds"] / used["seconds"] if used["seconds"] else 0.0
     waited = f"waited {used['wait_seconds']:,.2f} s ({share:.1%})"
-    return f"{used[what]:,.0f} {what} in {used['seconds']:,.2f} s, {waited}"
+    ahead = f", {used['samples_ahead']:,.0f} samples read ahead" if used["samples_ahead"] > 0 else ""
+    return f"{used[what]:,.0f} {what} in {used['seconds']:,.2f} s, {waited}{ahead}"
 
 
 def reads_part(used: Usage) -> str:
-    """Return requests, moved bytes, and bytes requested of the topmost readers, some of which came from caches."""
+    """Return requests, moved bytes, and bytes requested of the topmost readers, some of which came from caches.
+
+    The ratio is overhead: gaps between ranges and repeated requests, but not the rest of chunks that a cache keeps.
+    """
     requests, moved = remote(used, "requests"), remote(used, "bytes_moved")
     if not requests:
         return f"{bytes_text(used['file bytes_asked'])} from local files" if used["file bytes_asked"] else ""
     again = ", ".join(counted(remote(used, name), one, name) for name, one in AGAIN.items() if remote(used, name))
     wanted = remote(used, "bytes_asked") - used["layers added"]
     sent = counted(requests, "request", "requests") + (f" ({again})" if again else "")
-    ratio = f" ({moved / wanted:.2f}x)" if wanted > 0 else ""
-    return f"{sent} moved {bytes_text(moved)} for {bytes_text(wanted)} wanted{ratio}"
+    kept = max(0.0, used["caches added"])
+    ratio = f" ({moved / (wanted + kept):.2f}x)" if wanted > 0 else ""
+    cached = f" and {bytes_text(kept)} more cached" if kept else ""
+    return f"{sent} moved {bytes_text(moved)} for {bytes_text(wanted)} wanted{cached}{ratio}"
 
 
 def caches_parts(used: Usage) -> list[str]:
@@ -235,7 +245,10 @@ def cost_part(used: Usage, run_tokens: float) -> str:
     dollars = used["dollars"]
     if not dollars:
         return ""
-    of_run = f", ${dollars / used['tokens'] * run_tokens:,.2f} for {run_tokens:.3g} tokens" if used["tokens"] else ""
+    of_run = ""
+    if used["tokens"]:
+        read = used["tokens"] * (1 + max(0.0, used["samples_ahead"]) / used["samples"])
+        of_run = f", ${dollars / read * run_tokens:,.2f} for {run_tokens:.3g} tokens"
     return f"requests ${dollars:.2g} at list price{of_run}"
 
 
@@ -255,3 +268,33 @@ def bytes_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
+
+
+def sum_usage(used: Usage) -> dict[str, float]:
+    """Return the counters of a process that dashboards show, by names without blanks; see `metrics`."""
+    loaders = {name: used[name] for name in ("samples", "tokens", "samples_ahead", "seconds", "wait_seconds")}
+    stores = {name: remote(used, name) for name in ("requests", "retries", "hedges", "bytes_moved")}
+    caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
+    wanted = remote(used, "bytes_asked") - used["layers added"]
+    return {
+        **loaders,
+        **stores,
+        "bytes_wanted": max(0.0, wanted),
+        "bytes_local": used["file bytes_asked"],
+        **caches,
+        "dollars": used["dollars"],
+    }
+
+
+def rates(sums: Usage) -> dict[str, float]:
+    """Return the ratios of the counters of `sum_usage`; 0 where nothing happened."""
+
+    def ratio(part: float, whole: float) -> float:
+        return part / whole if whole else 0.0
+
+    hits = {
+        f"{cache}_hit_rate": ratio(sums[f"{cache}_hits"], sums[f"{cache}_hits"] + sums[f"{cache}_misses"])
+        for cache in CACHES
+    }
+    speed = ratio(sums["tokens"], sums["seconds"])
+    return {"tokens_per_second": speed, "wait_share": ratio(sums["wait_seconds"], sums["seconds"]), **hits}

@@ -122,5 +122,5 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by"
     ):
         BakedDataset(where, order.dataset.config)
-    with pytest.raises(IndexError, match="steps 0 to 9999"):
+    with pytest.raises(IndexError, match="steps: found 0 to 9999"):
         plan_bake(order, range(9999))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import READ_AT_ONCE, LocalFile
@@ -169,3 +169,22 @@ def test_a_name_with_strange_characters_is_a_path(tmp_path: Path) -> None:
         assert bytes(open_object(path).read([(1, 2)])[0]) == b"b"
         assert bytes(open_object(path, mmap=False).read([(1, 2)])[0]) == b"b"
         assert bytes(open_object(f"file://{path}").read([(1, 2)])[0]) == b"b"
+
+
+def test_a_file_of_another_user_is_no_matter_of_cloud_credentials(tmp_path: Path) -> None:
+    from binidx.storage.stores.driver_errors import translated
+
+    denied = PermissionError(13, "Permission denied")
+    for name in (f"{tmp_path}/en.bin", f"file://{tmp_path}/en.bin"):
+        error = translated(name, denied)
+        assert isinstance(error, AccessError)
+        assert str(error) == f"{name}: Permission denied; check owner and mode of the file and its folders (ls -ld)"
+    assert "AWS_ACCESS_KEY_ID" in str(translated("s3://corpus/en.bin", denied))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused_with_its_owner_and_mode_to_check(tmp_path: Path) -> None:
+    (tmp_path / "en.bin").write_bytes(b"x")
+    (tmp_path / "en.bin").chmod(0)
+    with pytest.raises(AccessError, match="check owner and mode"):
+        LocalFile(tmp_path / "en.bin")

@@ -32,13 +32,17 @@ MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
-    """binidx's config with Megatron's defaults: each sample has an attention mask unless the script disables it.
+    """binidx's config with Megatron's defaults: each sample has an attention mask unless the script disables it, and
+    three flags must be given.
 
     Args:
         s3_cache_path, dynamic_context_parallel: names of `object_storage_cache_path` and `hybrid_context_parallel` in
             older and newer versions of Megatron.
     """
 
+    reset_position_ids: bool | None = None
+    reset_attention_mask: bool | None = None
+    eod_mask_loss: bool | None = None
     create_attention_mask: bool = True
     s3_cache_path: str | None = None
     dynamic_context_parallel: bool = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from binidx.dataset.blend_arguments import get_blend_from_list as get_blend_from_list
 from binidx.dataset.config import Split as Split
-from binidx.dataset.config import get_blend_from_list as get_blend_from_list
 from binidx.dataset.config import normalize as normalize
 
 

@@ -34,9 +34,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.blended import BlendedDataset, row_blocks, samples_per_dataset
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
-from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
@@ -77,7 +78,7 @@ class Stage:
     planned_samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_blend("stage", self.blend)
+        object.__setattr__(self, "blend", parse_blend("stage", self.blend))
         if self.blend[1] is None and len(self.blend[0]) > 1:
             raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, need one per prefix")
         if len(set(self.blend[0])) < len(self.blend[0]):

@@ -92,7 +92,7 @@ def shuffle_lines(
     began, watch, name = time.monotonic(), watch or SilentWatcher(), os.fspath(target)
     found = [each for one in inputs for each in _find_text(os.fspath(one), source_options)]
     if any(absolute_uri(each.uri) == absolute_uri(name) for each in found):
-        raise ConfigError(f"{name}: both an input and the target; give another target")
+        raise ConfigError(f"target: found {name}, which is an input, too; give another")
     plan = _plan_buckets(found, memory_bytes, source_options)
     pieces, count, size = plan_slices(found, WHOLE), 0, 0
     with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:

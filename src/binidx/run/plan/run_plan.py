@@ -170,7 +170,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
     """
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
-        raise ConfigError(f"plan: found {nodes} nodes, {tokens_per_second} tokens/s, needs numbers above 0")
+        raise ConfigError(f"nodes, tokens_per_second: found {nodes}, {tokens_per_second}, need numbers above 0")
     inventory = take_inventory(run)
     order = None
     if inventory.num_samples >= run.schedule.block:

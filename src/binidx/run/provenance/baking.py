@@ -48,7 +48,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
     """
     count = order.num_steps()
     if steps.start < 0 or not len(steps) or (count is not None and steps.stop > count):
-        raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {count}, counted from 0")
+        raise IndexError(f"steps: found {steps.start} to {steps.stop}, the run has {count}, counted from 0")
     config, schedule = order.dataset.config, order.reading.schedule
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(

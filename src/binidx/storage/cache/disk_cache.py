@@ -222,7 +222,7 @@ class DiskCache:
         return make, (self.reader, self.directory, self.limit)
 
     def __repr__(self) -> str:
-        return f"DiskCache({self.reader!r}, {self.directory!r})"
+        return f"DiskCache({self.reader!r}, {self.directory})"
 
 
 class UncacheableError(ConfigError):

@@ -39,7 +39,7 @@ from binidx.storage.interfaces import Range
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.retries import retried
-from binidx.storage.requests.scheduler import ReadRequests, scheduler
+from binidx.storage.requests.scheduler import ANSWERED, ReadRequests, scheduler, store_of
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import (
@@ -158,7 +158,10 @@ def _look_up(
                 return Found(store.head_now(uri))
             return None
 
-        return retried(uri, ask, deadline_seconds=settings.deadline_seconds)
+        place = store_of(uri)
+        found = retried(uri, ask, deadline_seconds=settings.deadline_seconds, opening=place not in ANSWERED)
+        ANSWERED.add(place)
+        return found
 
     async def request() -> Found | None:
         with absence():
@@ -446,7 +449,7 @@ class RemoteObject:
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
-        return f"FsspecObject({redacted(self.uri)!r})"
+        return f"RemoteObject({redacted(self.uri)}, {self.size:,} bytes)"
 
 
 def suggests_change(error: StorageError) -> bool:

@@ -189,17 +189,23 @@ def out_of_time(
 
 
 def retried(
-    uri: str, ask: Callable[[], Found], *, deadline_seconds: float, patient: ReadSettings | None = None
+    uri: str,
+    ask: Callable[[], Found],
+    *,
+    deadline_seconds: float,
+    patient: ReadSettings | None = None,
+    opening: bool = False,
 ) -> Found:
     """Return `ask()`, called again in this thread after transient failures.
 
     Args:
+        opening: whether it may be the first request to a store, which may not exist.
         patient: settings whose `outage_seconds` hold for outages; None: the deadline holds for these, too.
 
     Raises:
         BinidxError: it failed for good; with the history if there was more than one try.
     """
-    history = History(time.monotonic())
+    history = History(time.monotonic(), opening=opening)
     while True:
         try:
             return ask()

@@ -60,7 +60,7 @@ class ReadRequests:
         opening: bool = False,
     ) -> None:
         self.uri = uri
-        self.store = "/".join(uri.split("/", 3)[:3])  # s3://bucket, https://host
+        self.store = store_of(uri)
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
@@ -127,6 +127,11 @@ class ReadRequests:
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:
             self.timer.cancel()
+
+
+def store_of(uri: str) -> str:
+    """Return the store of a URI: s3://bucket, https://host."""
+    return "/".join(uri.split("/", 3)[:3])
 
 
 ANSWERED: set[str] = set()

@@ -8,6 +8,8 @@ secret is replaced.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +22,7 @@ from binidx.errors import (
     UnreachableError,
     redacted_text,
 )
-from binidx.storage.stores.registry import PROVIDERS, protocols
+from binidx.storage.stores.registry import PROVIDERS, local_path, protocols
 
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}
 """HTTP statuses after which the same request may succeed."""
@@ -29,13 +31,14 @@ NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCrede
 BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
 UNREACHABLE = {
     "ClientConnectorError",
+    "ConnectError",
     "ConnectTimeoutError",
     "ConnectionRefusedError",
     "EndpointConnectionError",
     "ProxyConnectionError",
     "gaierror",
 }
-"""Names of classes, or of their bases: botocore's, Google's, aiohttp's, builtin."""
+"""Names of classes, or of their bases: botocore's, Google's, aiohttp's, httpx's, builtin."""
 
 
 class HTTPStatusError(OSError):
@@ -90,12 +93,21 @@ def translated(uri: str, error: Exception) -> BinidxError:
     forbidden = http_status(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
     names = class_names(error)
     if isinstance(error, PermissionError) or forbidden:
+        if local_path(uri) is not None:
+            return access_denied(uri)
         return AccessError(f"{uri}: access denied ({driver_text(error)}); check the credentials, {_credentials(uri)}")
     if names & NO_CREDENTIALS:
         return AccessError(f"{uri}: no credentials found; set {_credentials(uri)}")
     if names & BAD_CREDENTIALS:
         return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_credentials(uri)}")
     return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
+
+
+def access_denied(path: str) -> AccessError:
+    """Return the error for a local file that this user may not read or write."""
+    return AccessError(
+        f"{path}: {os.strerror(errno.EACCES)}; check owner and mode of the file and its folders (ls -ld)"
+    )
 
 
 def missing_driver(uri: str, error: ImportError) -> MissingDriverError:

@@ -133,7 +133,7 @@ class FsspecStore:
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
-        return f"{type(self).__name__}({redacted(self.uri)!r})"
+        return f"{type(self).__name__}({redacted(self.uri)})"
 
 
 class FsspecWrites(FsspecStore):

@@ -26,6 +26,7 @@ from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import Prices
+from binidx.storage.stores.driver_errors import access_denied
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
@@ -87,6 +88,8 @@ class LocalFile:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except ValueError as error:  # a null byte, or half of a surrogate pair
             raise StorageError(f"{self.uri!r}: not a file name ({error}); correct it") from error
+        except PermissionError as error:
+            raise access_denied(self.uri) from error
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
@@ -155,7 +158,7 @@ class LocalFile:
         return LocalFile, (self.uri, self.identity)
 
     def __repr__(self) -> str:
-        return f"LocalFile({self.uri!r})"
+        return f"LocalFile({self.uri}, {self.size:,} bytes)"
 
 
 def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:

@@ -1,0 +1,74 @@
+"""Metrics of a loader in a dashboard: TensorBoard, Weights & Biases, Prometheus and OpenTelemetry.
+
+show = to_tensorboard(loader, SummaryWriter("runs/1"))      # or to_wandb(loader, wandb.init(project="tokens"))
+for step, batch in enumerate(loader):
+    ...
+    if step % 100 == 0:
+        show(step)
+
+to_prometheus(loader, prometheus_client.REGISTRY)           # scraped at any time, after start_http_server(9100)
+to_opentelemetry(loader, opentelemetry.metrics.get_meter("binidx"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+RATIOS = ("tokens_per_second", "wait_share", "memory_hit_rate", "disk_hit_rate", "samples_ahead")
+"""Metrics that go up and down; the others are sums."""
+
+
+def since_the_last_call(loader: Any) -> Callable[[], dict[str, float]]:
+    """Return a function that returns the metrics of the time since it was called last."""
+    last = loader.metrics()
+
+    def interval() -> dict[str, float]:
+        nonlocal last
+        before, last = last, loader.metrics()
+        return loader.metrics(since=before)  # type: ignore[no-any-return]
+
+    return interval
+
+
+def to_tensorboard(loader: Any, writer: Any) -> Callable[[int], None]:
+    """Return a function that writes the metrics at a step to a `torch.utils.tensorboard.SummaryWriter`."""
+    interval = since_the_last_call(loader)
+
+    def show(step: int) -> None:
+        for name, value in interval().items():
+            writer.add_scalar(f"data/{name}", value, step)
+
+    return show
+
+
+def to_wandb(loader: Any, run: Any) -> Callable[[int], None]:
+    """Return a function that logs the metrics at a step to the run that `wandb.init` returned."""
+    interval = since_the_last_call(loader)
+
+    def show(step: int) -> None:
+        run.log({f"data/{name}": value for name, value in interval().items()}, step=step)
+
+    return show
+
+
+def to_prometheus(loader: Any, registry: Any) -> None:
+    """Register sums as counters and the rest as gauges in a `prometheus_client` registry; read when it is scraped."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            for name, value in loader.metrics().items():
+                kind = GaugeMetricFamily if name in RATIOS else CounterMetricFamily
+                yield kind(f"binidx_{name}", f"{name} of the loader", value=value)
+
+    registry.register(Collector())
+
+
+def to_opentelemetry(loader: Any, meter: Any) -> None:
+    """Make observable counters and gauges in a meter of OpenTelemetry; read when they are exported."""
+    from opentelemetry.metrics import Observation
+
+    for name in loader.metrics():
+        make = meter.create_observable_gauge if name in RATIOS else meter.create_observable_counter
+        make(f"binidx.{name}", callbacks=[lambda _, name=name: [Observation(loader.metrics()[name])]])

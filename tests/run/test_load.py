@@ -1,0 +1,150 @@
+"""A dataset in one line is the one that the whole config builds."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from helpers import trained_tokenizers
+from helpers.gpt_data import assert_same_sample
+from helpers.traceable_runs import write_source
+
+import binidx
+from binidx.corpus.convert import convert_dataset
+from binidx.errors import ConfigError, ObjectNotFoundError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("load")
+    for name in ("en", "code"):
+        write_source(folder / name, random.Random(name), False)
+    return folder
+
+
+def built_by(dataset: Any, **known: Any) -> Any:
+    """The dataset that its code makes."""
+    names: dict[str, Any] = {"binidx": binidx, **known}
+    exec(dataset.as_code(), names)
+    return names[dataset.split.name]
+
+
+FORMS: dict[str, Any] = {
+    "text": "{}/en",
+    "path": Path("{}/en"),
+    "list": ["{}/en", "{}/code"],
+    "dict": {"{}/en": 0.7, "{}/code": 0.3},
+    "pairs": [("{}/en", 0.7), (Path("{}/code"), 0.3)],
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_samples": 200}, {"split": "6,3,1"}, {"random_seed": 7}], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_line_gives_the_samples_of_the_code_it_stands_for(form: str, options: dict[str, Any], folder: Path) -> None:
+    def placed(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {placed(prefix): weight for prefix, weight in each.items()}
+        if isinstance(each, str | Path):
+            return type(each)(str(each).format(folder))
+        return type(each)(map(placed, each)) if isinstance(each, list | tuple) else each
+
+    for which in ("train", "valid") if "split" in options else ("train",):
+        short = binidx.load_dataset(placed(FORMS[form]), sequence_length=16, which=which, **options)
+        long = built_by(short)
+        assert len(short) == len(long) > 0
+        for number in range(len(long)):
+            assert_same_sample(short[number], long[number])
+        assert (short.read_tokens([0]) == long.read_tokens([0])).all()
+        assert repr(short) == repr(long)
+
+
+def test_a_whole_epoch_of_a_weighted_blend_has_as_many_samples_as_its_tokens_fill(folder: Path) -> None:
+    prefixes = [f"{folder}/en", f"{folder}/code"]
+    tokens = sum(binidx.IndexedDataset(each).index.num_tokens for each in prefixes)
+    assert len(binidx.load_dataset({prefixes[0]: 1, prefixes[1]: 3}, 16)) in (tokens // 16, tokens // 16 + 1)
+
+
+def test_its_loader_is_that_of_the_dataset_within_and_goes_on_from_its_state(folder: Path) -> None:
+    dataset = binidx.load_dataset(folder / "en", 16, num_samples=40)
+    loader = dataset.loader(batch_size=8)
+    assert len(loader) == 5
+    batches = [*loader]
+    for batch, (first, stop) in zip(batches, pairwise(range(0, 41, 8)), strict=True):
+        assert (batch["tokens"] == np.stack([dataset[number]["tokens"] for number in range(first, stop)])).all()
+    given = binidx.build_pretraining_data_loader(dataset, 0, 8)  # type: ignore[arg-type]
+    assert given is not None
+    assert given.state_dict() == dataset.loader(8).state_dict()
+    given.load_state_dict({**loader.state_dict(), "consumed_samples": 16})
+    assert (next(iter(given))["tokens"] == batches[2]["tokens"]).all()
+    assert (next(iter(dataset.loader(8, consumed_samples=16)))["tokens"] == batches[2]["tokens"]).all()
+
+
+def test_the_tokens_of_a_tokenizer_are_found_by_its_name(folder: Path) -> None:
+    trained_tokenizers.save("gpt2", folder)
+    described = binidx.describe_tokenizer(f"{folder}/tokenizer.json", eod="<|endoftext|>")
+    by_object = binidx.load_dataset(f"{folder}/en", 16, tokenizer=described, eod_mask_loss=True)
+    assert built_by(by_object, tokenizer=described)[0]["tokens"].shape == (16,)
+    by_ids = binidx.load_dataset(f"{folder}/en", 16, tokenizer=binidx.SpecialTokens(eod=0), eod_mask_loss=True)
+    assert "tokenizer=binidx.SpecialTokens(eod=0, pad=None)," in by_ids.as_code()
+    assert 0 in [mask for sample in by_ids for mask in sample["loss_mask"].tolist()]  # every document has a token 0
+    by_name = binidx.load_dataset(f"{folder}/en", 16, tokenizer=folder / "tokenizer.json")
+    assert f"tokenizer=binidx.describe_tokenizer('{folder}/tokenizer.json')," in by_name.as_code()
+    assert_same_sample(by_name[3], built_by(by_name)[3])
+    with pytest.raises(ConfigError, match="has no eod, which eod_mask_loss"):
+        _ = binidx.load_dataset(f"{folder}/en", 16, eod_mask_loss=True)[0]
+
+
+def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = f"{s3.fresh()}/en"
+    convert_dataset(f"{folder}/en", prefix)
+    for name in s3.server.environment:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    options = s3.server.storage_options
+    dataset = binidx.load_dataset(prefix, 16, storage_options=options)
+    assert_same_sample(dataset[3], binidx.load_dataset(folder / "en", 16)[3])
+    assert options["secret"] not in dataset.as_code() + repr(dataset)
+    assert len(built_by(dataset, storage_options=options)) == len(dataset)
+    assert "RemoteObject(s3://" in repr(dataset.wrapped.dataset.bin_reader)
+
+
+def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
+    for wrong, needed in (
+        ({"which": "validation"}, "which: found 'validation', needs 'train', 'valid' or 'test'"),
+        ({"which": "valid"}, "split: '1,0,0' has no valid; give one such as split='99,1,0'"),
+        ({"seq_length": 16}, "unknown option seq_length"),
+        ({"blend": None}, "blend: found None; needs"),
+    ):
+        with pytest.raises(ConfigError, match=needed):
+            binidx.load_dataset(**{"blend": f"{folder}/en", "sequence_length": 16, **wrong})
+    with pytest.raises(ObjectNotFoundError, match=rf"a dataset is named without .bin and .idx: {folder}/en$"):
+        binidx.load_dataset(f"{folder}/en.bin", 16)
+    dataset = binidx.load_dataset(f"{folder}/en", 16)
+    for wrong in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
+        with pytest.raises(ConfigError, match=rf"build_pretraining_data_loader: found {wrong} \("):
+            binidx.build_pretraining_data_loader(dataset, 0, 8, **{wrong: True})
+
+
+def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
+    prefixes = {f"{folder}/en": 0.75, f"{folder}/code": 0.25}
+    one, two = binidx.load_dataset(f"{folder}/en", 16, num_samples=1_000), binidx.load_dataset(prefixes, 16)
+    assert repr(one) == f"GPTDataset({folder}/en, train, {len(one):,} samples x 16)"
+    shares = f"{folder}/en 75.0%, {folder}/code 25.0%"
+    assert repr(two) == f"BlendedDataset({shares}, train, {len(two):,} samples x 16)"
+    many = binidx.BlendedDataset([one.wrapped] * 5, [1.0] * 5, 40, one.config)
+    assert repr(many).startswith(f"BlendedDataset({', '.join([f'{folder}/en 20.0%'] * 3)}, 2 more, train, 40 samples x")
+    place = f"{len(two) // 4:,} batches of 4, rank 0 of 1, 0 samples consumed"
+    assert repr(two.loader(4)) == f"PretrainingLoader({two!r}, {place})"
+    own = binidx.build_pretraining_data_loader([*range(40)], 8, 4)
+    assert repr(own) == "PretrainingLoader(list, 10 batches of 4, rank 0 of 1, 8 samples consumed)"
+    stored = binidx.IndexedDataset(f"{folder}/en")
+    counts = f"{len(stored):,} sequences, {stored.index.num_tokens:,} tokens, int32"
+    assert repr(stored) == f"IndexedDataset({folder}/en, {counts})"
+    assert repr(stored.bin_reader) == f"LocalFile({folder}/en.bin, {stored.index.num_bytes:,} bytes)"
+    later = binidx.GPTDataset.open_later(f"{folder}/none", (0.0, 1.0), None, binidx.Split.train, one.config)
+    assert repr(later) == f"GPTDataset({folder}/none, train, not open)"
