@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from binidx.tools import main
 from servers.http_objects import Server
 
 from binidx.errors import (
@@ -32,6 +31,7 @@ from binidx.storage.open import open_object
 from binidx.storage.requests.retries import History, is_transient, out_of_time
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 from binidx.storage.stores.registry import open_store
+from binidx.tools import main
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
 AZURE = "abfs://web@acct.dfs.core.windows.net/en.jsonl"

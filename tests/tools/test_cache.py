@@ -17,8 +17,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from binidx.tools import main
-from binidx.tools.cache import age, belongs, sample_ranges
 from conftest import Bucket
 from helpers.conversion import build
 from helpers.gpt_data import TOKENIZER
@@ -30,6 +28,8 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.requests.remote_object import object_identity
 from binidx.testing import ended_well, forked
+from binidx.tools import main
+from binidx.tools.cache import age, belongs, sample_ranges
 
 TOKENS = 400_000
 

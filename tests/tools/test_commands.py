@@ -11,13 +11,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from binidx.tools import COMMANDS, main
-from binidx.tools._command import add_json, num_bytes, parser, run, with_flags
-from binidx.tools._display import counts, human_bytes, human_seconds
 from conftest import Bucket
 
 import binidx
 from binidx import errors
+from binidx.tools import COMMANDS, main
+from binidx.tools._command import add_json, num_bytes, parser, run, with_flags
+from binidx.tools._display import counts, human_bytes, human_seconds
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "int32"

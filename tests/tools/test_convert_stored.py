@@ -11,7 +11,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
@@ -20,6 +19,7 @@ from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.writing.copy import CorruptCopyError
+from binidx.tools import main
 
 COMPRESSED = StorageFormat("zstd")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from binidx.tools import main
 from helpers.conversion import build, pair
+
+from binidx.tools import main
 
 
 def test_head_sample_and_split_say_what_they_wrote(tmp_path: Path, capsys) -> None:

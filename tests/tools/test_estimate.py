@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from binidx.tools import main
 from helpers.conversion import build
 from helpers.preprocess_jobs import corpus, tokenizer_path
 from tokenizers import Tokenizer
 
 from binidx.corpus.merge import merge_virtually
+from binidx.tools import main
 
 
 def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
-from binidx.tools.account import short_names
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import binidx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_files import PackedDatasetBuilder
 from binidx.run.provenance.export import parquet
+from binidx.tools import main
+from binidx.tools.account import short_names
 
 WORDS = [f"w{number}" for number in range(500)]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER
 from helpers.random_datasets import Document, build_ours
@@ -22,6 +21,7 @@ from binidx.corpus.merge import merge_virtually
 from binidx.dataset.staged.staged_blend import Stage
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
+from binidx.tools import main
 
 COUNTS = {"en": 20_000, "code": 9_000, "tiny": 40}
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
 from binidx.corpus.convert import convert_dataset
+from binidx.tools import main
 
 COUNTS = (12_000, 9_000)
 

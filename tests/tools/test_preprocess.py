@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
-from binidx.tools.preprocess import PreprocessBar
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
 from binidx.prepare.preprocess.record import Progress
+from binidx.tools import main
+from binidx.tools.preprocess import PreprocessBar
 
 CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
 

@@ -88,10 +88,14 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
             "found 67,108,865 bytes at byte 0, need at most 67,108,864",
             {"inputs": [tmp_path / "long.jsonl"]},
         ),
-        (ConfigError, "both an input and the target", {"target": tmp_path / "in.jsonl"}),
+        (ConfigError, "which is an input, too; give another", {"target": tmp_path / "in.jsonl"}),
         (ObjectExistsError, "new.jsonl: exists", {"overwrite": False}),
         (ConfigError, "needed 536,870,912 or more", {"memory_bytes": 1 << 20}),
-        (ConfigError, "No such file or directory, needed a folder", {"scratch": str(tmp_path / "nowhere")}),
+        (
+            ConfigError,
+            r"No such file or directory\), need a folder to write to",
+            {"scratch": str(tmp_path / "nowhere")},
+        ),
     ]
     for kind, message, options in cases:
         given: Any = {"inputs": [tmp_path / "in.jsonl"], "target": tmp_path / "new.jsonl", "overwrite": True, **options}
