@@ -93,7 +93,7 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
         (ConfigError, "needed 536,870,912 or more", {"memory_bytes": 1 << 20}),
         (
             ConfigError,
-            r"No such file or directory\), need a folder to write to",
+            r"No such file or directory\), need a folder",
             {"scratch": str(tmp_path / "nowhere")},
         ),
     ]
