@@ -60,6 +60,9 @@ def test_pandas_stays_away() -> None:
     program = """if True:
         import sys
         import numpy as np, pyarrow as pa
+        pa.int64().to_pandas_dtype()
+        if "pandas" in sys.modules:
+            sys.exit(print("old"))
         from binidx.format.sidecars.lineage import to_bitmap, to_arrow_strings, to_arrow, to_numpy
         to_numpy(pa.chunked_array([to_arrow(np.arange(3), pa.int64())]))
         to_numpy(to_arrow_strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
@@ -68,4 +71,6 @@ def test_pandas_stays_away() -> None:
         print(before, "pandas" in sys.modules)
     """
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    if told == "old\n":
+        pytest.skip("this pyarrow imports pandas for the name of a type")
     assert told.split() == ["False", "True"]

@@ -197,7 +197,8 @@ def deadly(path: Path) -> Path:
 
 def test_a_footer_that_kills_pyarrow_is_an_error_or_a_problem_of_its_file(tmp_path: Path) -> None:
     good, bad = write(tmp_path / "a.parquet", {"text": ["a"]}), deadly(tmp_path / "b.parquet")
-    with pytest.raises(FormatError, match=rf"{bad}: not a Parquet file, or damaged .pyarrow died of it, Aborted.; "):
+    how = r"pyarrow died of it, Aborted" if int(pa.__version__.split(".")[0]) >= 20 else ".*"  # older ones raise
+    with pytest.raises(FormatError, match=rf"{bad}: not a Parquet file, or damaged .{how}.; "):
         find_inputs(str(bad))
     found = find_inputs([str(bad), str(good)], damaged_too=True)
     assert [len(each.blocks) for each in found] == [0, 1]
