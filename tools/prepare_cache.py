@@ -143,7 +143,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
 
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as text: a table of counts, then the locations of the files, then sums."""
+    """Return the indices as text: a table of counts, then the locations of the files, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
     shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
     lines = [table(head, [_cells(row) for row in shown])]

@@ -152,7 +152,13 @@ def _short(value: Any) -> str:
 
 
 def _unknown(value: Any, made: Any) -> str:
-    """Return path and names of the first fields of `value` that the model made of it lacks; "" if there are none."""
+    """Return, for a message, the first object in `value` with fields that its class lacks; "" if there is none.
+
+    Its path, those fields, and the fields that the class has.
+
+    Args:
+        made: `value`, decoded.
+    """
     inside: Iterable[tuple[Any, Any, Any]]
     if made is value:  # of type Any
         return ""

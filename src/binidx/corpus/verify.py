@@ -189,7 +189,7 @@ def _stream(dataset: WholeDataset, plain: RangeReader) -> Iterator[tuple[int, me
 
 
 def _first_damage(plain: RangeReader, around: Range) -> int:
-    """Return the start of the first block of `DAMAGE_BYTES` in a range that cannot be read; of the range if all can."""
+    """Return the start of the first block of `DAMAGE_BYTES` in a range that cannot be read; else of the range."""
     for block in cut(around, DAMAGE_BYTES):
         try:
             plain.read([block])

@@ -76,7 +76,7 @@ def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | No
 
 
 def is_sequence_of(values: Any, kind: Any) -> bool:
-    """Return whether this is a sequence of such values, and not a text."""
+    """Return whether `values` is a sequence of values of type `kind`, and not a text."""
     is_sequence = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     return is_sequence and all(isinstance(each, kind) for each in values)
 

@@ -367,9 +367,12 @@ def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> li
 def sizes_per_dataset(
     num_datasets: int, weights: Sequence[float] | None, sizes: Sizes, surplus: float
 ) -> Sequence[Sizes]:
-    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
+    """Return, for each dataset, the number of samples to build of each split.
 
-    Source: Megatron Core; both roundings are part of the result.
+    That is its share by weight, rounded up, plus `surplus`, a fraction of it, rounded up again. A size of None is one
+    epoch; without weights all are None.
+
+    Source: Megatron Core, which also rounds twice.
     """
     if weights is None:
         return [[None] * len(Split)] * num_datasets

@@ -173,9 +173,11 @@ def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
 def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> VirtualParts | None:
     """Read the list of parts under a prefix; None if there is none.
 
+    It does not check where the parts are: `VirtualParts.options_of` raises ConfigError for a part on a host or in a
+    bucket that the user has not allowed.
+
     Raises:
         FormatError: the file is not valid, or of another version.
-        ConfigError: on use, a part is elsewhere: `VirtualParts.options_of`.
         StorageError: the store cannot be reached.
     """
     uri = get_parts_path(path_prefix)

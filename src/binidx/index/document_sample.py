@@ -140,8 +140,9 @@ def build_sample_index(
     Raises:
         IndexBuildError: document_index names a missing sequence, or its documents do not hold num_tokens.
 
-    Source: Megatron Core, build_sample_idx, row for row. Where it stores an offset of -1 (a last sample cut short, an
-    empty document after its end, an extra token) the row here is the end of the last document that has tokens.
+    Source: Megatron Core, build_sample_idx, row for row, but one: where the last sample is cut short, its stream ends
+    in an empty document and there is an extra token, Megatron stores an offset of -1, and the last row here is the end
+    of the last document that has tokens.
     """
     num_samples = count_samples(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial

@@ -199,7 +199,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
 
 
 def pad_tokens(tokens: Sequence[int], length: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens padded with 0 to `length`, and their mask: 1 at tokens other than the pad id."""
+    """Return the tokens, filled up to `length`, and their mask: both 0 in the filling and where a token is `pad`."""
     row = np.full(length, pad, np.int64)
     row[: len(tokens)] = tokens
     mask = (row != pad).astype(np.int64)

@@ -207,7 +207,10 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
 
 
 def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
-    """Return the index arrays of a cut dataset: the starts of its samples, and 0, 1, 2, ... as their order."""
+    """Load or build the arrays of `cut`, the stream of `windows` in shorter samples.
+
+    These are the start of each sample, and 0, 1, 2, ... as shuffle_index, the order of the stream.
+    """
     config = cut.config
 
     def build(writer: ArrayWriter) -> None:

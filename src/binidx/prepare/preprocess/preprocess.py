@@ -213,7 +213,7 @@ def unique_parts(parts: Sequence[Part]) -> list[Part]:
 
 
 def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """Return key -> manifest if this very job is finished; {} otherwise."""
+    """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
     manifests = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
     found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())

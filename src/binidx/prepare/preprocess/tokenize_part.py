@@ -158,7 +158,7 @@ def split_specials(
 
 
 def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
-    """Return the problem for a document, with its texts as the line."""
+    """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys."""
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
     where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
     line = b"\n".join(each.document_bytes(number) for each in batches)

@@ -73,7 +73,7 @@ def bake(
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_samples: None,
 ) -> int:
-    """Write the missing parts of a bake.
+    """Write the samples of a run again in the order in which it reads them; keep the parts that exist.
 
     Args:
         order: the order of the run.
