@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from binidx.tools.seaweed import s3_server
 
 import binidx
+from binidx.tools.seaweed import s3_server
 
 PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 LIMITS = {"dataset[i]": 12, "batch of 8": 12, "build with cached index": 35, "cold build": 60}

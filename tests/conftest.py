@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from binidx.tools import seaweed
-from binidx.tools.seaweed import S3Server, s3_server
 from hypothesis import HealthCheck, settings
 from servers.azurite import AzureServer, azurite
 from servers.ceph import ceph_server
@@ -20,6 +18,8 @@ from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
 
 from binidx.storage.requests.scheduler import ANSWERED
+from binidx.tools import seaweed
+from binidx.tools.seaweed import S3Server, s3_server
 
 # No test depends on the speed of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])

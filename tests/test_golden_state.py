@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
 from binidx.format.prefix_listing import IdxBundle
+from binidx.tools import main
 
 EXPECTED = json.loads((golden.STATE / "expected.json").read_text())
 STORE = f"s3://{golden.BUCKET}"

@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
 from binidx.corpus.convert import convert_dataset
 from binidx.corpus.merge import merge_datasets
 from binidx.format.idx import format_idx_header
+from binidx.tools.seaweed import s3_server
 from tests.bench.table import Row
 
 NUM_SOURCES = 4

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Logged
 
 import binidx
 from binidx.storage.writing.publish import create_object
+from binidx.tools.seaweed import s3_server
 from tests.bench.table import Row
 
 SEQUENCES = int(os.environ.get("BINIDX_BENCH_SEQUENCES", 2_500_000))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
 from binidx.corpus.convert import convert_dataset
@@ -31,6 +30,7 @@ from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import open_ours, write_corpus
 from tests.bench.table import Row, seconds
 

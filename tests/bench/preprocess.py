@@ -31,9 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fsspec
-from binidx.tools.demo.corpus import build_corpus
-from binidx.tools.demo.tokenizer import EOD, train_bpe
-from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
 from binidx.jobs import LocalExecutor
@@ -43,6 +40,9 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Slice, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.tools.demo.corpus import build_corpus
+from binidx.tools.demo.tokenizer import EOD, train_bpe
+from binidx.tools.seaweed import s3_server
 from tests.bench.table import Row
 
 SIZES = {"text": 256_000_000, "few": 64_000_000, "little": 32_000_000}

@@ -23,10 +23,10 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from binidx.tools.seaweed import S3Server, s3_server
 from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.corpus.convert import convert_dataset
+from binidx.tools.seaweed import S3Server, s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, write_corpus
 
 READERS = Path(__file__).parent / "readers"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from binidx.tools.demo.corpus import build_corpus
-from binidx.tools.demo.tokenizer import EOD, train_bpe
 from numpy.typing import NDArray
 
 import binidx
+from binidx.tools.demo.corpus import build_corpus
+from binidx.tools.demo.tokenizer import EOD, train_bpe
 
 VOCAB_SIZE = 50_257
 LEAST_CHARACTERS = 4000

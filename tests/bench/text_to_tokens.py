@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from binidx.tools.demo.tokenizer import train_bpe
 
 from binidx.prepare.tokenizers.engine_choice import find_new_code_points
+from binidx.tools.demo.tokenizer import train_bpe
 from tests.bench.table import Row
 
 SLOW_BYTES = 12_000_000

@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from binidx.tools import COMMANDS
 from helpers.lineage_data import build_with_lineage, read_lineage
 from helpers.preprocess_jobs import tokenizer_path, write_lines
 from helpers.shuffle_oracle import new_order
+
+from binidx.tools import COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shuffle.md").read_text()
 

@@ -11,7 +11,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.conversion import AtEvent, names_beside
 from helpers.lineage_data import END, build_with_lineage, read_lineage
@@ -30,6 +29,7 @@ from binidx.format.source import ShiftedReader, open_source
 from binidx.packed.packed_convert import indexed_to_packed
 from binidx.storage.open import read_whole
 from binidx.testing import MemoryObject
+from binidx.tools import main
 
 STORED = {"plain": StorageFormat(), "compressed": StorageFormat("zstd"), "checked": StorageFormat(checksums=True)}
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample
 from helpers.random_datasets import Document, build_ours, random_documents
@@ -31,6 +30,7 @@ from binidx.storage.ranges import read_many
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import place_of
 from binidx.testing import MemoryObject, check_range_reader
+from binidx.tools import main
 
 NUM_PARTS = 5
 

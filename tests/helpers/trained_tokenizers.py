@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from binidx.tools.demo.corpus import build_corpus
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from binidx.prepare.tokenizers.engine import CL100K, O200K, QWEN2, Encoded
+from binidx.tools.demo.corpus import build_corpus
 
 EOT = "<|endoftext|>"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools import main
 from helpers import trained_tokenizers
 
 import binidx
+from binidx.tools import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "before-a-run.md").read_text()
 

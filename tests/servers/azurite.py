@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from binidx.tools.seaweed import LAUNCH, free_ports
 
 ACCOUNT = "binidx"

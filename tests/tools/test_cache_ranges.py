@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools.cache import merge_ranges, sample_ranges
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
+from binidx.tools.cache import merge_ranges, sample_ranges
 
 
 @pytest.fixture(scope="module")

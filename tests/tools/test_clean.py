@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from binidx.tools import main
-
 from binidx.storage.stores.local import node_id
 from binidx.storage.writing.publish import create_object
+from binidx.tools import main
 
 
 def test_it_lists_and_then_removes_all_but_files_in_use(tmp_path: Path, capsys) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
 from helpers.random_datasets import Document, build_ours
@@ -22,6 +21,7 @@ from helpers.random_datasets import Document, build_ours
 from binidx.corpus.convert import convert_dataset, plan_samples
 from binidx.errors import ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.tools import main
 
 
 def test_local_to_bucket_to_local_is_byte_for_byte(s3: Bucket, tmp_path: Path, capsys) -> None:

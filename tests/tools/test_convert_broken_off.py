@@ -16,7 +16,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
@@ -26,6 +25,7 @@ from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.json_models import JsonFile
 from binidx.storage.writing.copy import CopyState, CorruptCopyError, plan_copy
+from binidx.tools import main
 
 
 def test_killed_at_any_event_it_goes_on_and_is_never_half_a_dataset(tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import binidx.tools.demo
 import pytest
 import torch
+
+import binidx
+import binidx.tools.demo
+from binidx.errors import BinidxError, ConfigError
 from binidx.tools.demo import main
 from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
 from binidx.tools.demo.model import GPT
@@ -22,9 +25,6 @@ from binidx.tools.demo.report import Screen, build_figures, describe_steps, show
 from binidx.tools.demo.stages import check_step
 from binidx.tools.demo.tokenizer import EOD, train_bpe, write_dataset
 from binidx.tools.demo.train import BATCH_SIZE, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
-
-import binidx
-from binidx.errors import BinidxError, ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binidx.tools import main
-from binidx.tools.inspect_dataset import PERCENTILES, bins, draw, percentiles
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
 from helpers.shuffle_oracle import read_documents
@@ -21,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.tools import main
+from binidx.tools.inspect_dataset import PERCENTILES, bins, draw, percentiles
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LENGTHS = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), min_size=1, max_size=60)

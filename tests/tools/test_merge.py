@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from binidx.tools import main
 from helpers.conversion import build, pair
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.tools import main
 
 
 def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:

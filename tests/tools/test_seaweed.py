@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from binidx.tools import seaweed
 from conftest import Bucket
 from servers.processes import wait_until_gone
 
 from binidx.errors import MissingDriverError, StorageError
+from binidx.tools import seaweed
 
 
 def listening(pid: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from binidx.tools._display import MOST_ROWS, shortened, table
 
 HEAD = ["source", "documents", "tokens"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from binidx.tools import main
 from helpers.conversion import build
+
+from binidx.tools import main
 
 
 def test_sound_is_0_and_unsound_1(tmp_path: Path, capsys) -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import zstandard
-from binidx.tools.demo.tokenizer import EOD
 from conftest import Bucket
 from helpers.preprocess_jobs import job_of, run, tokenizer_path
 from hypothesis import given, settings
@@ -35,6 +34,7 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.writing.publish import create_object
+from binidx.tools.demo.tokenizer import EOD
 
 SPEC = describe_tokenizer(tokenizer_path(), eod=EOD)
 

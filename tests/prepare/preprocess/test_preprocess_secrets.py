@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import zstandard
-from binidx.tools import main
 from conftest import Bucket
 from helpers.preprocess_jobs import EOD, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
 from helpers.signed_urls import put_signed, secrets_in, signed, with_user
@@ -34,6 +33,7 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.requests.retries import is_transient
+from binidx.tools import main
 
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(40))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from binidx.tools import main
 from conftest import Bucket
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
 from helpers.signed_urls import put_signed, secrets_in, signed
@@ -18,6 +17,7 @@ from helpers.signed_urls import put_signed, secrets_in, signed
 from binidx.errors import FormatError
 from binidx.prepare.preprocess.preprocess import Report, Shard, preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.tools import main
 
 
 class Held(ThreadPoolExecutor):

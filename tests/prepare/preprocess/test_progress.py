@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from binidx.tools import main
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
 
 from binidx.errors import ObjectExistsError
@@ -30,6 +29,7 @@ from binidx.prepare.preprocess.record import (
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
 from binidx.storage.writing.publish import create_object
+from binidx.tools import main
 
 HERE = socket.gethostname()
 

@@ -12,7 +12,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from binidx.tools import main
 from helpers.gpt_data import TOKENIZER, assert_same_sample
 from helpers.preprocess_jobs import EOD, corpus, tokenizer_path
 from servers.azurite import ACCOUNT, AzureServer
@@ -26,6 +25,7 @@ from binidx.storage.store_protocols import Store
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
 from binidx.testing import check_object_store, check_range_reader
+from binidx.tools import main
 
 HOST = f"{ACCOUNT}.dfs.core.windows.net"
 

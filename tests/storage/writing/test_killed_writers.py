@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from binidx.tools import main
 from helpers.conversion import build, pair
 
 from binidx.storage.stores.local import node_id
 from binidx.storage.writing import staging
 from binidx.storage.writing.publish import create_file, create_object, put_if_absent
+from binidx.tools import main
 
 WRITER = """
 import sys
