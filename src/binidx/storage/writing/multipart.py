@@ -63,9 +63,8 @@ class PartUpload:
     def __init__(self, store: MultipartStore, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self._settings = uri, ReadSettings.of(storage_options)
         # A store that never answered may not exist: its outage ends at the deadline.
-        self._answered = False
-        self._upload = self._retried(lambda: store.upload(uri, token))
-        self._answered, self.token = True, self._upload.token
+        self._upload = self._retried(lambda: store.upload(uri, token), outlasts_outages=False)
+        self.token = self._upload.token
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         """Return whether this part, written earlier with this digest and tag, still exists."""
@@ -109,9 +108,9 @@ class PartUpload:
         with contextlib.suppress(Exception):
             self._retried(self._upload.abort)
 
-    def _retried(self, request: Callable[[], Result]) -> Result:
+    def _retried(self, request: Callable[[], Result], *, outlasts_outages: bool = True) -> Result:
         with storage_errors(self.uri):
-            patient = self._settings if self._answered else None
+            patient = self._settings if outlasts_outages else None
             return retried(self.uri, request, deadline_seconds=self._settings.deadline_seconds, patient=patient)
 
 
