@@ -16,6 +16,7 @@ from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, split_
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.document_sample import count_tokens
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.threads import OPENS
@@ -159,7 +160,6 @@ def samples_of_epoch(config: GPTDatasetConfig, split: Split) -> int:
 
     def count(prefix: str) -> int:
         opened = IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
-        inside = split_range(matrix[split.value] or (0.0, 0.0), len(opened))
-        return int(opened.sequence_lengths[inside.start : inside.stop].sum(dtype=np.int64))
+        return count_tokens(opened.sequence_lengths, split_range(matrix[split.value] or (0.0, 0.0), len(opened)))
 
     return max(1, sum(OPENS.map(count, config.blend[0] if config.blend else [])) // config.sequence_length)
