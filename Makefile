@@ -5,9 +5,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # setuptools warns at length that an editable install is one.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Material for MkDocs announces its successor at length at every start.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test arm test-ceph test-oldest test-versions test-install wheels arm-wheel bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install wheels arm-wheel bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -22,6 +24,10 @@ lint: $(VENV)/.test
 	touch build/package/binidx/_native.py
 	PYTHONPATH=build/package $(BIN)/lint-imports
 	$(BIN)/python tests/structure.py
+	$(SITE) build --quiet
+
+docs: $(VENV)/.test             ## build the documentation site, and serve it on http://127.0.0.1:8000
+	$(SITE) serve
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

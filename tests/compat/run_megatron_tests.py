@@ -39,7 +39,7 @@ ALLOWED = {
     "test_prepare_cache.py::test_prepare_cache_builds_and_hits_per_split_dataset_cache": "deferred indices: asserts "
     "that an index is None before the first sample",
 }
-"""Tests that fail here on purpose; docs/megatron.md has the same list."""
+"""Tests that fail here on purpose; docs/moving/megatron.md has the same list."""
 
 TREE, OURS = "MEGATRON_TESTS_TREE", "MEGATRON_TESTS_OURS"
 """Environment variables: the tree; "1" with binidx in the place of Megatron's datasets."""

@@ -1,4 +1,4 @@
-"""What docs/megatron.md says can be done as it says."""
+"""What docs/moving/megatron.md says can be done as it says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compat.running import start
 
 from binidx.compat.megatron import __main__ as command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "moving" / "megatron.md").read_text()
 
 
 def test_its_two_lines_put_ours_in_place(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What docs/shuffle.md shows runs."""
+"""What docs/how-to/shuffle.md shows runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.shuffle_oracle import new_order
 
 from binidx.tools import COMMANDS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "shuffle.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "shuffle.md").read_text()
 
 
 def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What docs/loader.md shows runs, and does what it says."""
+"""What docs/how-to/use-the-loader.md shows runs, and does what it says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 
-PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "use-the-loader.md").read_text()
 
 
 def test_the_examples_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What docs/packed.md shows runs, and its tables name what there is."""
+"""What docs/moving/lit-gpt.md shows runs, and its tables name what there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import binidx
 from binidx.packed.packed_run import FORKS, PackedDescription
 
-PAGE = (Path(__file__).parents[2] / "docs" / "packed.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "moving" / "lit-gpt.md").read_text()
 DESCRIBED = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
 
 

@@ -1,4 +1,4 @@
-"""The file of a run is made as docs/before-a-run.md shows it, and the tools take it."""
+"""The file of a run is made as docs/how-to/plan-a-run.md shows it, and the tools take it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers import trained_tokenizers
 import binidx
 from binidx.tools import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "before-a-run.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "plan-a-run.md").read_text()
 
 
 def test_the_file_that_the_example_saves_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from helpers.gpt_data import Tokenizer
 
 import binidx
 
-PAGE = (Path(__file__).parents[3] / "docs" / "kinds.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "datasets.md").read_text()
 
 
 class WithText(Tokenizer):

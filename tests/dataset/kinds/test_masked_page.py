@@ -1,4 +1,4 @@
-"""What docs/masked.md shows runs, and does what it says."""
+"""What docs/reference/masked-datasets.md shows runs, and does what it says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.masked_datasets import TOKENIZER, write_sentences
 
 import binidx
 
-PAGE = (Path(__file__).parents[3] / "docs" / "masked.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "masked-datasets.md").read_text()
 IMAGE = np.array([2, 10, 20], np.int32)  # six bytes of a file and two of padding
 
 

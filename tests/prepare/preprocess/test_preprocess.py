@@ -307,7 +307,7 @@ def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: P
         run(job_of([str(tmp_path)], tmp_path / "out" / "en", part_bytes=64 << 20), watch=watch)
     assert watch.said == [
         f"{tmp_path}/a.jsonl.gz: 600 MiB that cannot be cut, the largest of 1 such inputs: one worker reads each; "
-        "docs/text.md lists the formats that can be cut"
+        "docs/reference/text-inputs.md lists the formats that can be cut"
     ]
 
 
@@ -327,7 +327,7 @@ def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeyp
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "prepare.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "tokenize-text.md").read_text()
     code = page.split("```python\n")[1].split("```")[0].replace("workers=2", "executor=executor")
     inputs = corpus(tmp_path / "in")
     with ThreadPoolExecutor(2) as executor:

@@ -1,4 +1,4 @@
-"""What docs/text.md shows runs, and its table names every kind of problem."""
+"""What docs/reference/text-inputs.md shows runs, and its table names every kind of problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.read import FORMATS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "text.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "text-inputs.md").read_text()
 
 LINES = """{"text": "one", "id": 1, "lang": "en"}
 {"text": "two", "id": "b", "lang": "de"}

@@ -1,4 +1,4 @@
-"""The example of docs/tokenizers.md runs, and its table of engines is the table."""
+"""The example of docs/reference/tokenizers.md runs, and its table of engines is the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.trained_tokenizers import save
 
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tokenizers.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "tokenizers.md").read_text()
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

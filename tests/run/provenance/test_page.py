@@ -14,7 +14,7 @@ import binidx
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import SavedTokenizer
 
-PAGE = (Path(__file__).parents[3] / "docs" / "order.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "find-documents.md").read_text()
 
 
 def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

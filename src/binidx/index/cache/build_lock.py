@@ -13,7 +13,7 @@ Published arrays appear whole or not at all and are the same for every builder, 
 was lost, in a store without put-if-absent, without file locks. In a store that cannot be written to there is no lease,
 and every process builds for itself.
 
-Price: while 1,000 nodes wait, 500 requests a second for one small object: see docs/many-nodes.md.
+Price: while 1,000 nodes wait, 500 requests a second for one small object: see docs/explanation/many-nodes.md.
 """
 
 from __future__ import annotations
