@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.kill_rounds import JOBS
 
-ON_S3 = ["merge", "cut split", "convert", "preprocess", "pack", "bake"]
+ON_S3 = ["merge", "cut split", "convert", "preprocess", "pack", "bake", "index cache"]
 
 
 def kill(job: str, folder: Path, *how: str) -> dict[str, Any]:
@@ -44,6 +44,8 @@ def test_killed_at_any_moment_a_job_resumes(
         print(f"\n{job} on {where}: {rounds} kills, {found['ends']} runs to the end; staging files left: {dict(left)}")
 
 
-@pytest.mark.parametrize("job", ["merge", "merge --virtual", "cut split", "shuffle compressed", "pack --back", "order"])
+@pytest.mark.parametrize(
+    "job", ["merge", "merge --virtual", "cut split", "shuffle compressed", "pack --back", "order", "index cache"]
+)
 def test_killed_after_each_step_of_its_publication_a_job_resumes(job: str, tmp_path: Path) -> None:
     assert kill(job, tmp_path, "steps")["kills"] > 0

@@ -153,6 +153,7 @@ def broken(prefixes: list[str], **changes: Any) -> bytes:
         ),
         ({"config__storage_options": {"key": "k"}}, r"\$\.config: unknown field storage_options"),
         ({"sizes": ...}, r"\$: missing required field sizes"),
+        ({"config__tokenizer": ...}, "tokenizer: "),
         ({"config__random_seed": ...}, r"\$\.config: missing required field random_seed"),
         ({"config__blend": [["a"]]}, r"\$\.config\.blend: expected array of length 2 \(found \[\['a'\]\]\)"),
         ({"config__blend_per_split": [3]}, r"\$\.config\.blend_per_split\[0\]: expected array \| null \(found 3\)"),
@@ -219,6 +220,7 @@ def test_a_staged_run_is_saved_read_and_traced(prefixes: list[str]) -> None:
     ("changes", "needed"),
     [
         ({"sizes": [5, 4, 0]}, "stages have sizes of their own; needs 0"),
+        ({"sizes": []}, "sizes: "),
         ({"stages": [5]}, r"\$\.stages\[0\]: expected object \(found 5\)"),
         ({"stages": 7}, r"\$\.stages: expected array \| null \(found 7\)"),
     ],

@@ -216,7 +216,7 @@ def _current_identity(uri: str, options: Options) -> Any:
         if path is None:
             return object_identity(uri, options)
         found = os.stat(path)
-    except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError):
+    except (ObjectNotFoundError, OSError):  # opening it says more
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 

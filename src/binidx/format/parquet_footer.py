@@ -128,6 +128,9 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
         group = file.metadata.row_group(number)
         columns_of(group, ["a"])  # the reader gets their paths, too
         ranges = [column_range(column) for column in columns_of(group)]
+        for at, column in enumerate(columns_of(group)):
+            if (needed := file.schema.column(at).physical_type) != column.physical_type:  # reading it would kill
+                raise ValueError(f"row group {number} has a column of {column.physical_type}, the schema {needed}")
         if group.num_rows < 0 or any(not 0 <= first <= stop <= file_bytes for first, stop in ranges):
             raise ValueError(f"row group {number} has {group.num_rows} rows in {ranges} of {file_bytes} bytes")
         found.append((min(ranges, default=(0, 0))[0], sum(stop - first for first, stop in ranges), group.num_rows))

@@ -104,9 +104,9 @@ class Run:
             value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
+        self._builder()  # checks the sizes
         if self.stages is not None and self.sizes[0] != 0:
             raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
-        self._builder()  # checks the sizes
         self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
@@ -252,7 +252,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     blends = {"blend": _pair(config.get("blend"))}
     if config.get("blend_per_split") is not None:
         blends["blend_per_split"] = [_pair(each) for each in config["blend_per_split"]]
-    tokenizer = SavedTokenizer(**config["tokenizer"])
+    tokenizer = SavedTokenizer(**config["tokenizer"]) if "tokenizer" in config else None
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**each, "blend": _pair(each["blend"])}) for each in found.get("stages") or []]
     return Run(**{**found, "config": built, "stages": stages if found.get("stages") is not None else None})

@@ -143,3 +143,19 @@ def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path
     for directory in (web.endpoint, f"{tmp_path}/file"):
         with pytest.raises(StorageError):
             Lease(f"{directory}/claim").acquire()
+
+
+def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = lease.acquire()
+    assert dead is not None
+    with monkeypatch.context() as killed:
+        killed.setattr(Lease, "remove_marker", lambda self, ended: None)
+        second = lease.take_over(dead.record)
+    assert second is not None
+    assert object_exists(lease._marker(dead.record.holder), None)
+    held = lease.take_over(second.record)
+    assert held is not None
+    for holder in (dead.record.holder, second.record.holder):
+        assert not object_exists(lease._marker(holder), None)

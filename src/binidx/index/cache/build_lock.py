@@ -18,6 +18,7 @@ Price: while 1,000 nodes wait, 500 requests a second for one small object: see d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -115,6 +116,24 @@ class BuildLock:
             if alone:
                 return self.build()[0]
 
+    def remove_lease_of_killed_process(self) -> None:
+        """Remove the lease of a process of this node that was killed after it had published the arrays.
+
+        Such a process leaves the file of its node lock, too, so without that file there is nothing to do.
+        """
+        path = lock_path(self.uri, self.storage_options)
+        if path is None or not os.path.exists(path):
+            return
+        lease = self._lease
+        with contextlib.suppress(StorageError), acquire_node_lock(path, wait=False) as lock:
+            if lock.node and (record := lease.read()) is not None and record.node == lock.node:
+                lease.remove_marker(record)
+                lease.remove()
+
+    @property
+    def _lease(self) -> Lease:
+        return Lease(f"{self.uri}-claim", self.storage_options)
+
     def _attempt(self) -> tuple[Arrays | None, bool]:
         """Return the arrays or None, and whether this process must build them by itself; (None, False): try again."""
         with acquire_node_lock(lock_path(self.uri, self.storage_options), lambda: run_checks(self.checks)) as lock:
@@ -143,7 +162,7 @@ class BuildLock:
         return found
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
-        lease = Lease(f"{self.uri}-claim", self.storage_options)
+        lease = self._lease
         _leases_waited_for.append(lease)
         try:
             found = lease.acquire(lock.node) or self._wait(lease, lock.node)

@@ -1,6 +1,7 @@
 """Lease: an object in a store that gives one of many nodes the right to build, and shows by its changes that it lives.
 
-    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": ""}
+    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": "",
+     "after": "77ab..."}
 
     acquire      put-if-absent: one of many succeeds. A store without conditional writes lets two succeed
     renew        rewritten every BEAT_SECONDS by a thread of the holder
@@ -67,6 +68,7 @@ class LeaseRecord:
         where: machine and process, for people.
         node: name of the node lock that the holder has; empty: none. See `node_lock`.
         error: traceback of a failed build.
+        after: holder from which the lease was taken over; empty: none.
     """
 
     holder: str
@@ -75,9 +77,10 @@ class LeaseRecord:
     where: str = ""
     node: str = ""
     error: str = ""
+    after: str = ""
 
     def __post_init__(self) -> None:
-        if "/" in self.holder:
+        if "/" in self.holder + self.after:
             raise ValueError("holder: found a path, needs a name, as it becomes part of one")
 
     def format(self) -> bytes:
@@ -129,8 +132,8 @@ class Lease:
         Raises:
             StorageError: the store refuses to write.
         """
-        record = new_lease_record(node)
-        if not self._put(self._marker(ended), record):
+        record = replace(new_lease_record(node), after=ended.holder)
+        if not self._put(self._marker(ended.holder), record):
             return None
         try:
             # A process that took over before, and has removed its marker already, is the holder by now.
@@ -143,16 +146,24 @@ class Lease:
             self.remove_marker(ended)
 
     def remove_marker(self, ended: LeaseRecord) -> None:
-        """Remove the marker of a takeover from `ended`, so that others can take over if the marker's process died."""
-        with contextlib.suppress(StorageError):
-            delete_object(self._marker(ended), self.storage_options)
+        """Remove the marker of a takeover from `ended`, so that others can take over if the marker's process died.
+
+        Also that of the takeover by `ended`, which leaves it if it is killed right after it has rewritten the lease.
+        """
+        for holder in filter(None, (ended.after, ended.holder)):
+            with contextlib.suppress(StorageError):
+                delete_object(self._marker(holder), self.storage_options)
+
+    def remove(self) -> None:
+        """Delete the lease, of whatever holder."""
+        delete_object(self.uri, self.storage_options)
 
     def write(self, record: LeaseRecord) -> None:
         with create_object(self.uri, self.storage_options, durable=False) as out:
             out.write(record.format())
 
-    def _marker(self, ended: LeaseRecord) -> str:
-        return f"{self.uri}-after-{ended.holder}"
+    def _marker(self, holder: str) -> str:
+        return f"{self.uri}-after-{holder}"
 
     def _put(self, uri: str, record: LeaseRecord) -> bool:
         return put_if_absent(uri, record.format(), self.storage_options, durable=False)
@@ -192,7 +203,7 @@ class HeldLease:
         elif error is None and not self.published:
             self.lease.write(replace(self.record, state=UNPUBLISHED))
         else:
-            delete_object(self.lease.uri, self.lease.storage_options)
+            self.lease.remove()
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,9 @@ class StoredArray:
     identity: Fields | None = None
 
     def __post_init__(self) -> None:
-        np.dtype(self.dtype)
-        if not self.shape or min(self.shape) < 0:
-            raise ValueError(f"shape: found {self.shape}, need one or more sizes")
+        needed = prod(self.shape) * np.dtype(self.dtype).itemsize
+        if not self.shape or min(self.shape) < 0 or max(needed, *self.shape) > self.bytes:
+            raise ValueError(f"shape: found {self.shape} of {self.dtype}, need sizes that {self.bytes} bytes can hold")
 
 
 @dataclass(frozen=True)

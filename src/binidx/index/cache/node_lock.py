@@ -55,19 +55,22 @@ class NodeLock:
 
 
 @contextlib.contextmanager
-def acquire_node_lock(path: str | None, check: Callable[[], None] = lambda: None) -> Iterator[NodeLock]:
+def acquire_node_lock(
+    path: str | None, check: Callable[[], None] = lambda: None, *, wait: bool = True
+) -> Iterator[NodeLock]:
     """Hold the lock of this node for the block; if another process holds it, wait until it is free, without taking it.
 
     Args:
         path: path of the lock file, created if it is missing; None: no lock, and every process is first.
         check: called while this process waits; its exception ends the wait.
+        wait: with False, do not wait.
     """
     descriptor, locked = _try_lock(path)
     try:
         if path is None or descriptor is None or locked is None:
             yield NodeLock(True)
         elif not locked:
-            yield NodeLock(False, message=_wait(descriptor, check))
+            yield NodeLock(False, message=_wait(descriptor, check) if wait else b"")
         else:
             os.ftruncate(descriptor, 0)  # a message of a killed holder
             yield NodeLock(True, _node_name(descriptor), descriptor=descriptor)

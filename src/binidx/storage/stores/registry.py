@@ -11,11 +11,13 @@ decided by the driver (`storage_options`, FSSPEC_* and AWS_* variables, its conf
 from __future__ import annotations
 
 import importlib
+import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from binidx.errors import ObjectNotFoundError
 from binidx.storage.store_protocols import Prices
 
 
@@ -151,7 +153,17 @@ def is_url(uri: str) -> bool:
 
 
 def local_path(uri: str) -> str | None:
-    """Return the path of a file of this machine, named without a scheme or by file://; None for other URIs."""
+    """Return the path of a file of this machine, named without a scheme or by file://; None for other URIs.
+
+    Raises:
+        ObjectNotFoundError: the name has a NUL or half of a surrogate pair, which no name of a file can have.
+    """
+    try:
+        valid = b"\0" not in os.fsencode(uri)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise ObjectNotFoundError(f"{uri!r}: not found; no name can have a NUL or half of a surrogate pair")
     if "://" not in uri:
         return uri
     # Nothing is chained behind a file: :: in its name is part of the name.
