@@ -160,10 +160,16 @@ class TokenizerModel:
     unk_token: str | None = None
     unk_id: TokenId | None = None
     dropout: float | None = None
+    continuing_subword_prefix: str | None = None
 
     def __post_init__(self) -> None:
         if not self.vocab:
             raise ValueError("vocab: found no entry")
+        if prefix := self.continuing_subword_prefix:
+            # The library cuts these bytes off whatever they are; half a character left over ends the process.
+            seconds = [pair.partition(" ")[2] if isinstance(pair, str) else pair[1] for pair in self.merges or []]
+            if wrong := [each for each in seconds if not each.startswith(prefix)]:
+                raise ValueError(f"merges: found {wrong[0]!r}, needs continuing_subword_prefix {prefix!r} at its start")
 
 
 @dataclass
