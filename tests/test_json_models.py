@@ -213,7 +213,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("tokenizer.json", "model.vocab.a", "0", "x: $.model.vocab[...]: expected int (found str); "),
     ("tokenizer.json", "model.vocab", [["a"]], "x: $.model.vocab[0]: expected array of length 2 (found ['a']); "),
     ("tokenizer.json", "model.merges.0", 5, "x: $.model.merges[0]: expected str | array (found 5); "),
-    ("tokenizer.json", "model.continuing_subword_prefix", "##", "merges: found 'b', needs continuing_subword_prefix '##' "),
+    ("tokenizer.json", "model.continuing_subword_prefix", "##", "merges: found 'b', needs continuing_subword"),
     ("tokenizer.json", "added_tokens.0.content", ..., "x: $.added_tokens[0]: missing required field content; "),
     ("tokenizer.json", "post_processor.processors.0.special_tokens", {},
      "x: $.post_processor.processors[0]: single: found '<s>', needs one of special_tokens; "),
