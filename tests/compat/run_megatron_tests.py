@@ -41,6 +41,12 @@ ALLOWED = {
 }
 """Tests that fail here on purpose; docs/moving/megatron.md has the same list."""
 
+LEFT_OUT = {
+    "test_preprocess_data.py::test_preprocess_data_bert": "needs punkt models of NLTK as pickles, which NLTK no longer "
+    "opens; Megatron's tool then starts its workers again for ever",
+}
+"""Tests that run for neither."""
+
 TREE, OURS = "MEGATRON_TESTS_TREE", "MEGATRON_TESTS_OURS"
 """Environment variables: the tree; "1" with binidx in the place of Megatron's datasets."""
 
@@ -75,6 +81,8 @@ def compare(theirs: dict[str, str], ours: dict[str, str]) -> int:
     for name, outcome in theirs.items():
         if outcome == "failed":
             print(f"{name}: fails for Megatron on this machine")
+    for name, reason in LEFT_OUT.items():
+        print(f"{name}: left out, {reason}")
     print(f"output: {ROOT / 'build'}/megatron-tests-*.log")
     allowed = sum(name in ALLOWED for name in different)
     print(f"{len(theirs)} tests, {len(passed)} pass for Megatron, {len(passed) - len(different)} of them for binidx, "
@@ -92,6 +100,7 @@ def run(tree: Path, files: list[Path], scratch: str, with_ours: bool) -> dict[st
     command = [
         "-m", "pytest", "-q", "--rootdir", str(tree), "--basetemp", f"{scratch}/pytest/of", "-o", "addopts=",
         "--continue-on-collection-errors", "-p", "no:cacheprovider", "-p", "run_megatron_tests", *map(str, files),
+        *(f"--deselect=tests/unit_tests/data/{name}" for name in LEFT_OUT),
     ]  # fmt: skip
     log = ROOT / "build" / f"megatron-tests-{tree.name}-{'binidx' if with_ours else 'megatron'}.log"
     log.parent.mkdir(exist_ok=True)
