@@ -89,3 +89,14 @@ def test_the_pictures_show_the_numbers_of_the_examples(names: dict[str, Any]) ->
     for rank in range(2):
         sampler = binidx.MegatronPretrainingSampler(12, 0, 2, data_parallel_rank=rank, data_parallel_size=2)
         assert numbers_in("blend.svg", f"rank{rank}") == flat([*sampler])
+
+
+def test_every_test_that_the_page_of_correctness_names_is_there() -> None:
+    page, root = (EXPLANATION / "correctness.md").read_text(), EXPLANATION.parents[1]
+    paths = {*re.findall(r"`((?:tests|native)/[\w/.]+)", page)}
+    assert len(paths) > 15
+    assert [each for each in paths if not (root / each).exists()] == []
+    sources = "".join(each.read_text() for each in (root / "tests").rglob("test_*.py"))
+    assert [name for name in re.findall(r"`(test_\w+)`", page) if f"def {name}(" not in sources] == []
+    makefile = (root / "Makefile").read_text()
+    assert [target for target in re.findall(r"(?:^    |`)make ([\w-]+)", page, re.M) if f"\n{target}:" not in makefile] == []
