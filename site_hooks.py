@@ -13,6 +13,7 @@ from typing import Any
 
 from griffe import Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
@@ -43,11 +44,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the table of commands, and give error headings the identifiers of their classes."""
+    """Fill in the table of commands; give errors and settings identifiers, to which `on_page_content` links."""
     rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
     markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | |", "|---|---|", *rows]))
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
+        markdown = markdown.replace("```text", "```{ .text .wrap }")
     if page.file.src_uri == "reference/settings.md":
         markdown = re.sub(r"^\| `(BINIDX_[A-Z_]+)`", r"| `\1`{ #\1 }", markdown, flags=re.M)
     return markdown
@@ -194,6 +196,18 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         return inner if page.url == url else f'<a href="{target}{fragment and "#"}{fragment}">{inner}</a>'
 
     return CODE.sub(link, content)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that would load anything from another host: the site is read offline, too."""
+    if found := EXTERNAL.search(output):
+        raise PluginError(f"{page.file.src_uri}: loads from another host ({found[0]}); put the file into docs/")
+    return output
+
+
+EXTERNAL = re.compile(
+    r"""<(?:script|img|iframe|source|video|link(?![^>]*rel="?canonical))[^>]*?\b(?:src|href|srcset)=["']?(?:https?:)?//[^>]*"""
+)
 
 
 class Sections(Extension):
