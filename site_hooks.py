@@ -220,9 +220,13 @@ class Sections(Extension):
 
 
 def rewritten(text: str) -> str:
-    """Return a docstring with fenced examples, one argument an item, and a marked source."""
+    """Return a docstring with fenced examples, one argument an item, results without types, and a marked source."""
     text = re.sub(r"^Source: ", "**Source:** ", text, flags=re.M)
     text = re.sub(r"^( +)(\w+(?:, \w+)+)(: .*(?:\n\1 .*)*)", split_names, text, flags=re.M)
+    # Griffe takes the words before ": " for a type.
+    text = re.sub(
+        r"^(?:Returns|Yields):\n(?:    .*\n?)+", lambda found: found[0].replace(": ", ":\u200b "), text, flags=re.M
+    )
     return re.sub(r"^Example:\n((?:    .*\n?|\n)+)", fenced, text, flags=re.M)
 
 

@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import binidx
@@ -28,7 +30,19 @@ def name_of(page: Path) -> str:
 def test_a_test_reads_every_page_that_has_an_example_in_python() -> None:
     read = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py")).replace('" / "', "/")
     shown = [name_of(page) for page in PAGES if re.search(r"^ *```python", page.read_text(), re.M)]
-    assert [name for name in shown if name.removeprefix("docs/").removesuffix(".md") not in read] == []
+    named = {name: name.removesuffix(".md").removeprefix("docs/" if name.count("/") > 1 else "") for name in shown}
+    assert [name for name, short in named.items() if short not in read] == []
+
+
+def test_the_example_of_the_home_page_runs(tmp_path: Path) -> None:
+    for name in ("en", "code"):
+        builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
+        builder.add_document(np.arange(50_000), [50_000])
+        builder.finalize(f"{tmp_path}/{name}.idx")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    shapes = list[Any]()
+    exec(example.replace("s3://corpus", str(tmp_path)), {"model": lambda *tensors: shapes.append(tensors[0].shape)})
+    assert {tuple(each) for each in shapes} == {(8, 4096)}
 
 
 def code_of(page: Path) -> Iterator[str]:
