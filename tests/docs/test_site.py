@@ -14,7 +14,7 @@ import pytest
 
 import binidx
 import binidx.order
-from binidx.tools import COMMANDS
+from binidx.tools import COMMANDS, main
 from binidx.tools._command import UsageError, json_object, parser
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def code_of(page: Path) -> Iterator[str]:
 def calls(line: str) -> Iterator[list[str]]:
     """The arguments of each `binidx` in a line of a shell, without variables, pipes and comments."""
     line = re.sub(r"^\s*(\$ )?", "", line)
-    if not re.match(r"(\w+=\S* )*(python3? -m )?binidx [a-z-]+( |$)", line):
+    if not re.match(r"(\w+=\S* )*(python3? -m )?binidx [a-z][a-z-]*( |$)", line):
         return
     for part in re.split(r" (?:&&|\|) |; ", re.sub(r"\s#.*", "", line)):
         words = [each for each in shlex.split(part) if each != "..."]
@@ -99,6 +99,15 @@ def test_examples_of_the_commands_parse() -> None:
         doc = import_module(f"binidx.tools.{module}").__doc__ or ""
         for line in doc.partition("\nexample:\n")[2].splitlines():
             assert [problem_of(each) for each in calls(line)] == [None], f"{name}: {line}"
+
+
+def test_the_error_of_the_page_of_commands_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "data/none", "--json"]) == 2
+    (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs/reference/commands/index.md").read_text(), re.S)
+    assert capsys.readouterr().out == shown
 
 
 def test_every_public_name_is_on_one_page_of_the_reference() -> None:
