@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from textwrap import dedent
 from typing import Any
+from unittest.mock import patch
 
 from griffe import Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
@@ -37,10 +38,21 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each command."""
+    """Add a page for each command, with links to the pages that use it."""
+    pages = {each.src_uri: each.content_string for each in files.documentation_pages()}
+    users = {uri: text for uri, text in pages.items() if not uri.startswith(("reference/", "index.md"))}
     for name in COMMANDS:
-        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=command_page(name)))
+        content = "\n".join([command_page(name), *links_to(name, users)])
+        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=content))
     return files
+
+
+def links_to(command: str, pages: dict[str, str]) -> list[str]:
+    """Return lines with links to the pages that mention a command, by their titles."""
+    mention = re.compile(rf"\bbinidx {command}(?![\w-])")
+    titles = {uri: re.search(r"^# (.*)", text, re.M) for uri, text in pages.items() if mention.search(text)}
+    links = [f"- [{title[1]}](../../{uri})" for uri, title in titles.items() if title]
+    return ["", "## Pages that use it", "", *links] if links else []
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -58,10 +70,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command, without defaults from this process's environment."""
     module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
-    for variable in [each for each in os.environ if each.startswith("BINIDX_")]:
-        del os.environ[variable]
     found = parser(name, module.__doc__)
-    module.add_options(found)
+    ours = [each for each in os.environ if each.startswith("BINIDX_")]
+    with patch.dict(os.environ):
+        for variable in ours:
+            del os.environ[variable]
+        module.add_options(found)
     return found
 
 

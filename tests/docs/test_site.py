@@ -128,6 +128,11 @@ def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) ->
         assert "\nexample:" not in page
 
 
+def test_pages_of_commands_link_to_the_pages_that_use_them() -> None:
+    pages = {"how-to/x.md": "# Copy\n\n    binidx convert a b\n", "how-to/y.md": "# Other\n`binidx convert-x`\n"}
+    assert import_module("site_hooks").links_to("convert", pages)[-1] == "- [Copy](../../how-to/x.md)"
+
+
 def test_docstrings_of_ours_are_sections_that_griffe_reads() -> None:
     hooks = import_module("site_hooks")
     text = "Read.\n\nArgs:\n    a, b: two\n        numbers.\n\nExample:\n    x = 1\n\nSource: ours."
