@@ -168,14 +168,16 @@ def code(text: Any) -> str:
 
 
 def marked(text: str) -> str:
-    """Return plain text as Markdown: words that look like options, files or URIs become code."""
+    """Return plain text as Markdown: commands, and words that look like options, files or URIs, become code."""
 
     def word(found: re.Match[str]) -> str:
-        bare = found[0].rstrip(".:")
-        special = re.search(r"^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare)
-        return f"{code(bare)}{found[0][len(bare) :]}" if special else found[0]
+        bare = " ".join(found[0].split()).rstrip(".:")
+        special = not bare.startswith("`") and re.search(
+            r"^binidx |^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
+        )
+        return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
 
-    return re.sub(r"[^\s,;()]+", word, text)
+    return re.sub(rf"binidx\s(?:{'|'.join(COMMANDS)})\b|`[^`]*`|[^\s,;()`]+", word, text)
 
 
 # Links to the reference from inline code of any page: public names, commands, settings.
