@@ -29,9 +29,9 @@ def name_of(page: Path) -> str:
 
 def test_a_test_reads_every_page_that_has_an_example_in_python() -> None:
     read = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py")).replace('" / "', "/")
-    shown = [name_of(page) for page in PAGES if re.search(r"^ *```python", page.read_text(), re.M)]
-    named = {name: name.removesuffix(".md").removeprefix("docs/" if name.count("/") > 1 else "") for name in shown}
-    assert [name for name, short in named.items() if short not in read] == []
+    shown = [page for page in PAGES if re.search(r"^ *```python", page.read_text(), re.M)]
+    named = {page: f'"{page.parent.name}/{page.stem}' in read or f'{page.name}"' in read for page in shown}
+    assert [name_of(page) for page, found in named.items() if not found] == []
 
 
 def test_the_example_of_the_home_page_runs(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def code_of(page: Path) -> Iterator[str]:
     """Lines in the code blocks of a page that may be typed in a shell; those that continue are joined."""
     text = page.read_text()
     blocks = [match[3] for match in FENCE.finditer(text) if match[2] in SHELL]
-    blocks += re.findall(r"(?:^ {4}\S.*\n)+", FENCE.sub("", text), re.M)
+    blocks += re.findall(r"(?:^ {4}.*\S.*\n)+", FENCE.sub("", text), re.M)
     for block in blocks:
         yield from block.replace("\\\n", " ").splitlines()
 
