@@ -24,7 +24,7 @@ lint: $(VENV)/.test
 	touch build/package/binidx/_native.py
 	PYTHONPATH=build/package $(BIN)/lint-imports
 	$(BIN)/python tests/structure.py
-	$(SITE) build --quiet
+	$(SITE) build  # with --quiet no warning would fail it
 
 docs: $(VENV)/.test             ## build the documentation site, and serve it on http://127.0.0.1:8000
 	$(SITE) serve

@@ -1,0 +1,260 @@
+"""Hooks of the documentation site (mkdocs.yml): command pages from the parsers, links to names, docstring sections."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from textwrap import dedent
+from typing import Any
+from unittest.mock import patch
+
+from griffe import Extension, Object
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+import binidx
+import binidx.errors
+import binidx.order
+from binidx.tools import COMMANDS
+from binidx.tools._command import parser
+
+FOLDER = "reference/commands"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages of the commands to the navigation."""
+    for section in config.nav or []:
+        for pages in section.get("Reference", []):
+            if "Commands" in pages:
+                pages["Commands"] += [f"{FOLDER}/{name}.md" for name in COMMANDS]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each command, with links to the pages that use it."""
+    pages = {each.src_uri: each.content_string for each in files.documentation_pages()}
+    users = {uri: text for uri, text in pages.items() if not uri.startswith(("reference/", "index.md"))}
+    for name in COMMANDS:
+        content = "\n".join([command_page(name), *links_to(name, users)])
+        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=content))
+    return files
+
+
+def links_to(command: str, pages: dict[str, str]) -> list[str]:
+    """Return lines with links to the pages that mention a command, by their titles."""
+    mention = re.compile(rf"\bbinidx {command}(?![\w-])")
+    titles = {uri: re.search(r"^# (.*)", text, re.M) for uri, text in pages.items() if mention.search(text)}
+    links = [f"- [{title[1]}](../../{uri})" for uri, title in titles.items() if title]
+    return ["", "## Pages that use it", "", *links] if links else []
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in the table of commands; give errors and settings identifiers, to which `on_page_content` links."""
+    rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
+    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | |", "|---|---|", *rows]))
+    if page.file.src_uri == "reference/errors.md":
+        markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
+        markdown = markdown.replace("```text", "```{ .text .wrap }")
+    if page.file.src_uri == "reference/settings.md":
+        markdown = re.sub(r"^\| `(BINIDX_[A-Z_]+)`", r"| `\1`{ #\1 }", markdown, flags=re.M)
+    return markdown
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, without defaults from this process's environment."""
+    module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
+    found = parser(name, module.__doc__)
+    ours = [each for each in os.environ if each.startswith("BINIDX_")]
+    with patch.dict(os.environ):
+        for variable in ours:
+            del os.environ[variable]
+        module.add_options(found)
+    return found
+
+
+def command_page(name: str) -> str:
+    """Return the page of a command in Markdown: purpose, example, text, usage, options, exit status."""
+    found = command_parser(name)
+    text = sections(found.epilog or "")
+    example = [*fence("sh", text.pop("example")), ""] if "example" in text else []
+    status = ["## Exit status", "", marked(text.pop("exit status")), ""] if "exit status" in text else []
+    options = ["" if found._subparsers else "## Usage", "", *usage(found, "##"), *status]
+    return "\n".join([f"# binidx {name}", "", marked(found.description or ""), "", *example, *text.values(), *options])
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return the rest of a command's docstring: `example`, `exit status`, and the paragraphs in Markdown."""
+    found = {}
+    for number, block in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):
+        if block.startswith("example:"):
+            found["example"] = dedent(block.removeprefix("example:").strip("\n"))
+        elif block.startswith("exit status:"):
+            found["exit status"] = block.removeprefix("exit status:").strip()
+        elif block.startswith("  "):
+            found[str(number)] = "\n".join(definitions(dedent(block)))
+        else:
+            found[str(number)] = marked(block) + "\n"
+    return found
+
+
+def definitions(block: str) -> list[str]:
+    """Return the lines of a table for `name  text` with continued lines."""
+    rows: list[list[str]] = []
+    for line in block.splitlines():
+        name, text = re.fullmatch(r"(\S.*?)? {2,}(.*)", line).groups()  # type: ignore[union-attr]
+        if name:
+            rows.append([name, text])
+        else:
+            rows[-1][1] += f" {text}"
+    return ["| | |", "|---|---|", *(f"| {code(name)} | {marked(text)} |" for name, text in rows), ""]
+
+
+def fence(language: str, text: str) -> list[str]:
+    """Return the lines of a code block; a command that is too wide continues on a second line."""
+    wide = re.compile(r"^(?=.{93})(.*) (--)", re.M)
+    return [f"```{language}", *wide.sub(r"\1 \\\n    \2", text).splitlines(), "```", ""]
+
+
+def usage(found: argparse.ArgumentParser, level: str) -> Iterator[str]:
+    """Yield the usage and the tables of arguments of a parser and of its subcommands."""
+    actions = [each for each in found._actions if "-h" not in each.option_strings]
+    commands = [each for each in actions if isinstance(each, argparse._SubParsersAction)]
+    if not commands:
+        needed = [typed(each)[0] for each in actions if each.required or not each.option_strings]
+        yield from fence("text", " ".join([found.prog, *needed, "[OPTION ...]"]))
+    groups = [("", [each for group in found._action_groups[:2] for each in group._group_actions])]
+    groups += [(str(each.title), each._group_actions) for each in found._action_groups[2:]]
+    for title, members in groups:
+        if rows := [row(each) for each in members if each in actions and each not in commands]:
+            yield from ((f"{level}# {title[0].upper()}{title[1:]}", "") if title else ())
+            columns = 3 if any(each[2] for each in rows) else 2
+            head = [("argument", "meaning", "default"), ("---",) * 3]
+            yield from (" | ".join(["", *each[:columns], ""]).strip() for each in [*head, *rows])
+            yield ""
+    for each in commands:
+        for name, command in each.choices.items():
+            yield from (f"{level} {found.prog.split()[-1]} {name}", "", *usage(command, level))
+
+
+def typed(action: argparse.Action) -> list[str]:
+    """Return an argument as users type it: each of its flags with its value, or the value of a positional one."""
+    action.metavar = action.metavar or action.dest.upper()
+    value = "" if action.nargs == 0 else argparse.HelpFormatter("")._format_args(action, action.dest.upper())
+    return [f"{each} {value}".strip() for each in action.option_strings] or [value]
+
+
+def row(action: argparse.Action) -> tuple[str, ...]:
+    """Return the cells of an argument: how it is typed, its help with its choices, its default."""
+    default = " ".join(map(str, action.default)) if isinstance(action.default, list | tuple) else action.default
+    needless = default in (None, False, "", argparse.SUPPRESS) or action.nargs == 0
+    text = marked(((action.help or "") % vars(action)).removesuffix(f" ({default})"))
+    if action.choices:
+        text = f"{text}: {', '.join(map(code, action.choices))}"
+    shown = "required" if action.required and action.option_strings else "" if needless else code(default)
+    return ", ".join(map(code, typed(action))), text, shown
+
+
+def code(text: Any) -> str:
+    """Return text as code that a table takes, and in which Markdown changes nothing."""
+    kept = html.escape(str(text)).replace("|", "&#124;").replace("*", "&#42;")
+    return f"<code{' class=nowrap' if len(str(text)) < 40 else ''}>{kept}</code>"
+
+
+def marked(text: str) -> str:
+    """Return plain text as Markdown: commands, and words that look like options, files or URIs, become code."""
+
+    def word(found: re.Match[str]) -> str:
+        bare = " ".join(found[0].split()).rstrip(".:")
+        special = not bare.startswith("`") and re.search(
+            r"^binidx |^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
+        )
+        return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
+
+    return re.sub(rf"binidx\s(?:{'|'.join(COMMANDS)})\b|`[^`]*`|[^\s,;()`]+", word, text)
+
+
+# Links to the reference from inline code of any page: public names, commands, settings.
+ERRORS = {name: f"binidx.errors.{name}" for name in vars(binidx.errors) if name.endswith("Error")}
+HOMES = {name: f"binidx.{name}" for name in binidx.HOMES} | ERRORS
+HOMES |= {name: f"binidx.order.{name}" for name in binidx.order.HOMES}
+AMBIGUOUS = {"account", "bake", "preprocess", "report"}
+"""Names that in prose are commands or words; they are linked with `binidx.` before them, and on the page of names."""
+CODE = re.compile(
+    r"<strong>Source:</strong>.*?</p>|<pre.*?</pre>|<a\b.*?</a>|<h\d.*?</h\d>|<autoref.*?</autoref>|<code[^>]*>([^<]*)</code>",
+    re.S,
+)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link inline code that is a public name, an error class, a command or a setting to its reference."""
+    names_page = page.file.src_uri == "reference/names.md"
+
+    def link(found: re.Match[str]) -> str:
+        text = found[1] or ""
+        name = text.removesuffix("()").removeprefix("binidx.")
+        if re.fullmatch(r"BINIDX_[A-Z_]+(=\S*)?", text):
+            return anchor(found[0], "reference/settings.html", text.partition("=")[0])
+        if (command := text.partition(" ")[2]) in COMMANDS and text.startswith("binidx "):
+            return anchor(found[0], f"{FOLDER}/{command}.html", "")
+        if name in HOMES and (name not in AMBIGUOUS or "." in text or names_page):
+            return f'<autoref identifier="{HOMES[name]}">{found[0]}</autoref>'
+        return found[0]
+
+    def anchor(inner: str, url: str, fragment: str) -> str:
+        target = get_relative_url(url, page.url)
+        return inner if page.url == url else f'<a href="{target}{fragment and "#"}{fragment}">{inner}</a>'
+
+    return CODE.sub(link, content)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that would load anything from another host: the site is read offline, too."""
+    if found := EXTERNAL.search(output):
+        raise PluginError(f"{page.file.src_uri}: loads from another host ({found[0]}); put the file into docs/")
+    return output
+
+
+EXTERNAL = re.compile(
+    r"""<(?:script|img|iframe|source|video|link(?![^>]*rel="?canonical))[^>]*?\b(?:src|href|srcset)=["']?(?:https?:)?//[^>]*"""
+)
+
+
+class Sections(Extension):
+    """Write sections of our docstrings as Griffe reads them."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Rewrite the docstring of an object."""
+        if obj.docstring is not None:
+            obj.docstring.value = rewritten(obj.docstring.value)
+
+
+def rewritten(text: str) -> str:
+    """Return a docstring with fenced examples, one argument an item, results without types, and a marked source."""
+    text = re.sub(r"^Source: ", "**Source:** ", text, flags=re.M)
+    text = re.sub(r"^( +)(\w+(?:, \w+)+)(: .*(?:\n\1 .*)*)", split_names, text, flags=re.M)
+    # Griffe takes the words before ": " for a type.
+    text = re.sub(
+        r"^(?:Returns|Yields):\n(?:    .*\n?)+", lambda found: found[0].replace(": ", ":\u200b "), text, flags=re.M
+    )
+    return re.sub(r"^Example:\n((?:    .*\n?|\n)+)", fenced, text, flags=re.M)
+
+
+def split_names(found: re.Match[str]) -> str:
+    """Return `a, b: text` as two items."""
+    indent, names, described = found.groups()
+    return "\n".join(f"{indent}{name}{described}" for name in names.split(", "))
+
+
+def fenced(found: re.Match[str]) -> str:
+    """Return an example in the form of Griffe: doctests as they are, other code in a fence."""
+    code = found[1].rstrip()
+    if ">>>" in code:
+        return f"Examples:\n{code}\n\n"
+    return f"Examples:\n    ```python\n{code}\n    ```\n\n"

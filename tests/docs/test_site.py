@@ -1,0 +1,156 @@
+"""The documentation is complete, its commands parse and its examples run. `make lint` builds it with --strict."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import binidx
+import binidx.order
+from binidx.tools import COMMANDS, main
+from binidx.tools._command import UsageError, json_object, parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.M | re.S)
+SHELL = ("", "sh", "bash", "console", "text")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_a_test_reads_every_page_that_has_an_example_in_python() -> None:
+    read = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py")).replace('" / "', "/")
+    shown = [page for page in PAGES if re.search(r"^ *```python", page.read_text(), re.M)]
+    named = {page: f'"{page.parent.name}/{page.stem}' in read or f'{page.name}"' in read for page in shown}
+    assert [name_of(page) for page, found in named.items() if not found] == []
+
+
+def test_the_example_of_the_home_page_runs(tmp_path: Path) -> None:
+    for name in ("en", "code"):
+        builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
+        builder.add_document(np.arange(50_000), [50_000])
+        builder.finalize(f"{tmp_path}/{name}.idx")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    shapes = list[Any]()
+    exec(example.replace("s3://corpus", str(tmp_path)), {"model": lambda *tensors: shapes.append(tensors[0].shape)})
+    assert {tuple(each) for each in shapes} == {(8, 4096)}
+
+
+def code_of(page: Path) -> Iterator[str]:
+    """Lines in the code blocks of a page that may be typed in a shell; those that continue are joined."""
+    text = page.read_text()
+    blocks = [match[3] for match in FENCE.finditer(text) if match[2] in SHELL]
+    blocks += re.findall(r"(?:^ {4}.*\S.*\n)+", FENCE.sub("", text), re.M)
+    for block in blocks:
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def calls(line: str) -> Iterator[list[str]]:
+    """The arguments of each `binidx` in a line of a shell, without variables, pipes and comments."""
+    line = re.sub(r"^\s*(\$ )?", "", line)
+    if not re.match(r"(\w+=\S* )*(python3? -m )?binidx [a-z][a-z-]*( |$)", line):
+        return
+    for part in re.split(r" (?:&&|\|) |; ", re.sub(r"\s#.*", "", line)):
+        words = [each for each in shlex.split(part) if each != "..."]
+        if "binidx" in words:
+            redirected = [at for at, word in enumerate(words) if re.fullmatch(r"\d?>{1,2}|&", word)]
+            yield words[words.index("binidx") + 1 : min(redirected, default=None)]
+
+
+def commands_of_pages() -> list[tuple[str, list[str]]]:
+    pages = [*PAGES, *ROOT.glob("*.md")]
+    return [(name_of(page), each) for page in pages for line in code_of(page) for each in calls(line)]
+
+
+def problem_of(arguments: list[str]) -> str | None:
+    """What the command's parser says against the arguments."""
+    name, *rest = arguments
+    if name not in COMMANDS:
+        return f"no command {name}"
+    module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
+    options = parser(name, module.__doc__)
+    module.add_options(options)
+    options.register("type", json_object, str)  # no file is read
+    try:
+        options.parse_args([each for each in rest if each not in ("[...]", "…")])
+    except UsageError as error:
+        return error.message
+    return None
+
+
+def test_every_command_of_a_page_parses() -> None:
+    found = commands_of_pages()
+    assert len(found) > 20
+    wrong = {f"{page}: binidx {shlex.join(each)}": problem for page, each in found if (problem := problem_of(each))}
+    assert wrong == {}
+
+
+def test_examples_of_the_commands_parse() -> None:
+    for name, (module, _) in COMMANDS.items():
+        doc = import_module(f"binidx.tools.{module}").__doc__ or ""
+        for line in doc.partition("\nexample:\n")[2].splitlines():
+            assert [problem_of(each) for each in calls(line)] == [None], f"{name}: {line}"
+
+
+def test_the_error_of_the_page_of_commands_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "data/none", "--json"]) == 2
+    (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs/reference/commands/index.md").read_text(), re.S)
+    assert capsys.readouterr().out == shown
+
+
+def test_every_public_name_is_on_one_page_of_the_reference() -> None:
+    pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/python/*.md"))
+    documented = sorted(re.findall(r"^::: binidx\.((?:order\.)?\w+)$", pages, re.M))
+    assert documented == sorted([*binidx.__all__, *(f"order.{name}" for name in binidx.order.__all__)])
+
+
+def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BINIDX_STORAGE_OPTIONS", '{"secret": "5ec4e7"}')
+    hooks = import_module("site_hooks")
+    for name in COMMANDS:
+        page = hooks.command_page(name)
+        options = hooks.command_parser(name)
+        flags = [flag for action in options._actions for flag in action.option_strings if flag not in ("-h", "--help")]
+        assert [flag for flag in flags if flag not in page] == []
+        assert "5ec4e7" not in page
+        assert "\nexample:" not in page
+
+
+def test_pages_of_commands_link_to_the_pages_that_use_them() -> None:
+    pages = {"how-to/x.md": "# Copy\n\n    binidx convert a b\n", "how-to/y.md": "# Other\n`binidx convert-x`\n"}
+    assert import_module("site_hooks").links_to("convert", pages)[-1] == "- [Copy](../../how-to/x.md)"
+
+
+def test_docstrings_of_ours_are_sections_that_griffe_reads() -> None:
+    hooks = import_module("site_hooks")
+    text = "Read.\n\nArgs:\n    a, b: two\n        numbers.\n\nExample:\n    x = 1\n\nSource: ours."
+    assert hooks.rewritten(text) == (
+        "Read.\n\nArgs:\n    a: two\n        numbers.\n    b: two\n        numbers.\n\n"
+        "Examples:\n    ```python\n    x = 1\n    ```\n\n**Source:** ours."
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "refused"),
+    [
+        ('<script src="https://cdn.example/x.js">', True),
+        ('<link rel="stylesheet" href="//fonts.example/a.css">', True),
+        ("<img src=http://h/x.png>", True),
+        ('<a href="https://example.org">', False),
+        ('<script src="assets/x.js">', False),
+    ],
+)
+def test_a_page_may_link_to_other_hosts_but_load_nothing_from_them(html: str, refused: bool) -> None:
+    assert bool(import_module("site_hooks").EXTERNAL.search(html)) is refused
