@@ -76,6 +76,13 @@ def test_another_content_under_the_name_is_an_error(tmp_path: Path) -> None:
         read_content(spec)
 
 
+def test_a_sentencepiece_model_with_an_entry_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = Path(train_sentencepiece(tmp_path / "t.model", model_type="unigram"))
+    path.write_bytes(path.read_bytes().replace("▁".encode(), b"\xe2\x96\xff"))
+    with pytest.raises(FormatError, match=r"t.model: not a SentencePiece model, or damaged; "):
+        describe_tokenizer(str(path))
+
+
 def test_a_sentencepiece_model_tells_its_size_and_eos(tmp_path: Path) -> None:
     spec = describe_tokenizer(train_sentencepiece(tmp_path / "t.model", model_type="unigram"))
     assert (spec.kind, spec.vocab_size, spec.eod, spec.special_tokens) == ("sentencepiece", 1000, 2, ())

@@ -300,9 +300,9 @@ def _describe_sentencepiece(uri: str, storage_options: Options) -> Description:
     content = fetch_object(uri, storage_options)
     try:
         model = SentencePieceProcessor(model_proto=content)
-    except RuntimeError as error:
-        raise FormatError(f"{uri}: not a SentencePiece model; correct the name") from error
-    entries = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
+        entries = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
+    except (RuntimeError, UnicodeDecodeError) as error:  # the latter: a message, or an entry
+        raise FormatError(f"{uri}: not a SentencePiece model, or damaged; correct the name or restore it") from error
     eod = model.eos_id()
     spec = TokenizerSpec(uri, "sentencepiece", content_digest(content), len(entries), eod=eod if eod >= 0 else None)
     return spec, entries
