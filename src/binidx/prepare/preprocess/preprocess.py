@@ -203,7 +203,8 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWa
         largest = max(slices, key=lambda each: each.num_bytes)
         watch.say(
             f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of "
-            f"{len(slices)} such inputs: one worker reads each; docs/reference/text-inputs.md lists the formats that can be cut"
+            f"{len(slices)} such inputs: one worker reads each; docs/reference/text-inputs.md lists the formats "
+            "that can be cut"
         )
 
 
