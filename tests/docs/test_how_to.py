@@ -273,7 +273,7 @@ def test_debug_slow_reads(
 
 def test_the_page_of_trainers_shows_every_example() -> None:
     page = read_page("how-to/train-with")
-    shown = re.findall(r'^```python title="(.*)"\n--8<-- "(.*)"\n```', page, re.M)
+    shown = re.findall(r'^``` { .python title="(.*)" }\n--8<-- "(.*)"\n```', page, re.M)
     assert sorted(shown) == sorted((f"examples/{path.name}",) * 2 for path in EXAMPLES.glob("*.py"))
 
 

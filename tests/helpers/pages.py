@@ -15,9 +15,8 @@ def read_page(name: str) -> str:
 
 
 def python_blocks(page: str) -> list[str]:
-    """Blocks of Python in their order, without those that show a file of the repository."""
-    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    return [block for block in blocks if not block.startswith("--8<--")]
+    """Blocks of Python in their order."""
+    return re.findall(r"^```python[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
 def run_blocks(name: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +29,8 @@ def run_blocks(name: str, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def commands(page: str) -> list[str]:
-    """Commands in blocks and in backticks: `binidx verify PREFIX --lineage`, without comments."""
+    """Commands in blocks and in backticks, `binidx verify PREFIX --lineage`, without comments."""
+    page = page.replace("\\\n", " ")
     inline = re.findall(r"`(binidx [a-z][^`]*)`", page)
-    lines = re.findall(r"^(?:    +)?(?:\$ )?(?:BINIDX_\S+ )?(binidx [a-z].*)$", page, re.MULTILINE)
+    lines = re.findall(r"^(?:    +)?(?:BINIDX_\S+ )?(binidx [a-z].*)$", page, re.MULTILINE)
     return [re.sub(r"\s+#.*", "", command) for command in (*inline, *lines)]
