@@ -132,9 +132,3 @@ def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
     argued = [corpus, *OPTIONS, "--steps", "3", "--save", str(tmp_path)]
     (lines,) = run(trainers, "lightning_trainer", [argued], [{}], change="start_two_ranks")
     assert sorted(line["read"] for line in lines) == sorted(expected)
-
-
-def test_the_readme_names_every_example() -> None:
-    text = (EXAMPLES / "README.md").read_text()
-    assert all(f"({script}.py)" in text for script in SCRIPTS)
-    assert len(SCRIPTS) == 5

@@ -137,8 +137,12 @@ class LoadedDataset(DatasetView):
         """
         lines = [f"    {name}={text}," for name, text in self._fields().items()]
         build = f"binidx.GPTDataset, {self.sizes}, lambda: True, config"
-        built = f"{self.split.name} = binidx.BlendedMegatronDatasetBuilder({build}).build()[{self.split.value}]"
-        return redacted_text("\n".join(["config = binidx.GPTDatasetConfig(", *lines, ")", built]))
+        built = [
+            f"{self.split.name} = binidx.BlendedMegatronDatasetBuilder(",
+            f"    {build}",
+            f").build()[{self.split.value}]",
+        ]
+        return redacted_text("\n".join(["config = binidx.GPTDatasetConfig(", *lines, ")", *built]))
 
     def _fields(self) -> dict[str, str]:
         """Return the fields of the config that matter, as code."""

@@ -326,15 +326,6 @@ def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeyp
     assert files_of(tmp_path / "en_text_sentence") == theirs(sentences, tmp_path / "theirs")
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "tokenize-text.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0].replace("workers=2", "executor=executor")
-    inputs = corpus(tmp_path / "in")
-    with ThreadPoolExecutor(2) as executor:
-        exec(code, {"base": f"{tmp_path}/in", "tokenizer": tokenizer_path(), "executor": executor})
-    assert files_of(tmp_path / "in" / "out_text_document") == theirs(inputs, tmp_path / "theirs")
-
-
 def test_gcs_composes_the_parts(gs: str, tmp_path: Path) -> None:
     inputs, target = corpus(tmp_path / "in"), f"{gs}/{tmp_path.name}/en"
     run(job_of(inputs, target, part_bytes=1000))  # more than the 32 that one compose takes

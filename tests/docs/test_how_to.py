@@ -1,0 +1,308 @@
+"""What the pages of docs/how-to and docs/tutorials show runs, and does what they say.
+
+A page with blocks of Python has a test with its name; all commands are there, with their options.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import re
+import shlex
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from helpers import trained_tokenizers
+from helpers.gpt_data import Tokenizer, assert_same_sample
+from helpers.gpt_samples import config
+from helpers.lineage_data import build_with_lineage, read_lineage
+from helpers.pages import DOCS, commands, python_blocks, read_page, run_blocks
+from helpers.preprocess_jobs import corpus, files_of, theirs, tokenizer_path, write_lines
+from helpers.shuffle_oracle import new_order
+from helpers.traceable_runs import write_source
+
+import binidx
+from binidx.corpus.shuffle import shuffle_datasets
+from binidx.run.run_file import SavedTokenizer
+from binidx.tools import COMMANDS, main
+
+PAGES = sorted(
+    str(path.relative_to(DOCS).with_suffix(""))
+    for part in ("how-to", "tutorials")
+    for path in (DOCS / part).glob("*.md")
+)
+EXAMPLES = DOCS.parent / "examples"
+ELSEWHERE = {"tutorials/text-to-step"}
+"""Pages with a test module of their own."""
+
+
+def test_every_page_with_python_is_run() -> None:
+    shown = {page for page in PAGES if python_blocks(read_page(page))} - ELSEWHERE
+    assert {f"test_{page.partition('/')[2].replace('-', '_')}" for page in shown} <= globals().keys()
+
+
+def test_every_command_and_option_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    helps: dict[tuple[str, ...], str] = {}
+    for page in PAGES:
+        for command in commands(read_page(page)):
+            words = shlex.split(command.replace("|", " "))[1:]
+            if words[0].startswith("-"):
+                continue
+            assert words[0] in COMMANDS, (page, command)
+            named = tuple(words[: 2 if words[0] in ("cache", "cut") and len(words) > 1 and words[1].isalpha() else 1])
+            if named not in helps:
+                with pytest.raises(SystemExit):
+                    main([*named, "--help"])
+                helps[named] = capsys.readouterr().out
+            for option in (word for word in words if word.startswith("--")):
+                assert re.search(rf"{option}\b", helps[named]), (page, command, option)
+
+
+# Data in memory of the loaders' pages
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("sources")
+    return {name: write_source(folder / name, random.Random(name), False) for name in ("en", "code", "math")}
+
+
+def train_of(source: str, **options: Any) -> Any:
+    made = config(([source], None), split="1,0,0", **options)
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [300, 0, 0], lambda: True, made).build()[0]
+
+
+@pytest.fixture
+def names(sources: dict[str, str]) -> dict[str, Any]:
+    train = train_of(sources["en"])
+    return {"binidx": binidx, "config": config(([sources["en"]], None)), "train": train, **sources}
+
+
+def test_load_data(sources: dict[str, str]) -> None:
+    names = run_blocks("how-to/load-data", dict(sources))
+    shown = re.search(r"^    config = .*?\n\n", page := read_page("how-to/load-data"), re.S | re.M)
+    assert shown is not None, page
+    folder = str(Path(sources["en"]).parent)
+    code = shown[0].strip().replace("\n    ", "\n").replace("s3://corpus", folder)
+    assert names["short"].as_code() == code
+    assert {each: tuple(names["batch"][each].shape) for each in ("tokens", "labels", "loss_mask", "position_ids")} == (
+        dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"), (8, 64))
+    )
+    assert names["short"].read_tokens([0, 1, 2]).shape == (3, 65)
+
+
+def test_resume(names: dict[str, Any]) -> None:
+    run_blocks("how-to/resume", names)
+    assert names["state"]["consumed_samples"] == 8
+    assert (names["second"]["tokens"] == names["again"]["tokens"]).all()
+    assert not (names["first"]["tokens"] == names["again"]["tokens"]).all()
+    other = binidx.build_pretraining_data_loader(train_of(names["en"], random_seed=4), 0, 8)
+    with pytest.raises(binidx.errors.ConfigError, match="resume: state is for fingerprint"):
+        other.load_state_dict(names["state"])
+
+
+def test_many_nodes(names: dict[str, Any]) -> None:
+    run_blocks("how-to/many-nodes", names)
+    assert (names["rank"], names["size"]) == (0, 1)
+    assert (next(iter(names["loader"]))["tokens"][0] == names["train"][0]["tokens"]).all()
+
+
+def test_change_the_blend(names: dict[str, Any]) -> None:
+    run_blocks("how-to/change-the-blend", names)
+    page, lines = read_page("how-to/change-the-blend"), names["train"].proof.splitlines()
+    shown = re.findall(r"^    (.*)$", page[page.index("print(train.proof)") :], re.M)
+    shape, expected = (
+        [re.sub(r"\S*/(\w+)  from its sample (\d+) of .*", r"\1 from \2", line) for line in each]
+        for each in (lines, shown)
+    )
+    assert shape[:-1] == expected[:-1]
+    assert shape[-1].startswith(expected[-1].removesuffix(" ..."))  # the page shortens it
+
+
+def test_change_the_length(names: dict[str, Any]) -> None:
+    names["train_of"] = lambda **options: train_of(names["en"], **options)
+    train = run_blocks("how-to/change-the-length", names)["train"]
+    assert [len(train[number]["tokens"]) for number in (0, 159, 160)] == [16, 16, 64]
+    with pytest.raises(binidx.errors.ConfigError):
+        binidx.LengthStagedDataset(names["windows"], [binidx.LengthStage(16, 161)])
+    loader = binidx.build_pretraining_data_loader(train, 158, 4)
+    with pytest.raises(RuntimeError, match="size"):
+        next(iter(loader))
+
+
+def test_pack_documents(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks("how-to/pack-documents", names)
+    assert capsys.readouterr().out.startswith("torch.Size([8]) tensor(")
+
+
+def test_cyclic(names: dict[str, Any]) -> None:
+    names = run_blocks("how-to/cyclic", names)
+    first, again = (next(iter(names["loader"]))["tokens"] for _ in range(2))
+    assert first.shape == again.shape == (8, 8)
+    assert len(names["epochs"][0]) == len(names["train"])
+
+
+# Runs
+
+
+def test_plan_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained_tokenizers.save("gpt2", tmp_path)
+    for name in ("en", "code"):
+        with binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16) as builder:
+            for number in range(120):
+                builder.add_document([number] * 200, [200])
+            builder.finalize(f"{tmp_path}/{name}.idx")
+    names = run_blocks("how-to/plan-a-run", {"folder": str(tmp_path)})
+    assert [len(names[split]) for split in ("train", "valid", "test")] == [1000, 40, 10]
+    assert main(["plan", f"{tmp_path}/run.json"]) == 0
+    out = capsys.readouterr().out
+    assert "15 steps of 64 samples on 4 ranks, 2 at a time" in out
+    page = read_page("how-to/plan-a-run")
+    for label in ("steps", "may grow", "index", "first batch"):
+        assert f"\n{label}" in out, label
+        assert f"\n    {label} " in page, label
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a run.json of two ranks."""
+    folder = tmp_path_factory.mktemp("run")
+    with binidx.IndexedDatasetBuilder(f"{folder}/en.bin", np.uint16) as builder:
+        for number in range(80):
+            builder.add_document([number] * 30, [30])
+        builder.finalize(f"{folder}/en.idx")
+    tokenizer = SavedTokenizer.of(Tokenizer(pad=-5, eod=-6))
+    described = config(([f"{folder}/en"], None), sequence_length=24, split="1,0,0", tokenizer=tokenizer)
+    binidx.Run(described, [None, None, None], 2, 2, global_batch_size=8).save(f"{folder}/run.json")
+    return str(folder)
+
+
+def test_find_documents(saved_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_blocks("how-to/find-documents", {"folder": saved_run})
+    assert found["table"].num_rows == 4
+    assert "document " in capsys.readouterr().out
+    readings, _ = found["order"].where(0, [7], found["order"].num_steps())
+    assert set(found["seen"]) >= set(zip(*(each.tolist() for each in readings[:3]), strict=True))
+
+
+def test_every_column_of_an_exported_order_has_its_row() -> None:
+    places = ["step", "rank", "slot", "sample", "source", "epoch"]
+    for name in [*places, "docs", "start", "stop", "spans", "input_ids"]:
+        assert re.search(rf"^\| .*`{name}`", read_page("how-to/find-documents"), re.MULTILINE), name
+
+
+def test_bake(saved_run: str) -> None:
+    found = run_blocks("how-to/bake", {"folder": saved_run})
+    train, order = found["run"].build()[0], found["order"]
+    assert (next(iter(found["loader"]))["tokens"][0] == train[order.trace(range(1))[0].sample[0]]["tokens"]).all()
+
+
+# Text and documents
+
+
+def test_tokenize_text(tmp_path: Path) -> None:
+    [code] = python_blocks(read_page("how-to/tokenize-text"))
+    inputs = corpus(tmp_path / "in")
+    with ThreadPoolExecutor(2) as executor:  # worker processes would import this module
+        known = {"base": f"{tmp_path}/in", "tokenizer": tokenizer_path(), "executor": executor}
+        exec(code.replace("workers=2", "executor=executor"), known)
+    assert files_of(tmp_path / "in" / "out_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_shuffle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(("en", "code")):
+        build_with_lineage(tmp_path / name, 30, seed)
+    run_blocks("how-to/shuffle", {"base": str(tmp_path)})
+    assert capsys.readouterr().out == "60 1\n"
+
+
+def test_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [build_with_lineage(tmp_path / name, 30, seed) for seed, name in enumerate(("en", "code"))]
+    shuffle_datasets(sources, f"{tmp_path}/all", seed=1, memory_bytes=512 << 20)
+    run_blocks("how-to/lineage", {"base": str(tmp_path)})
+    rows = [row for source in sources for row in read_lineage(source)]
+    assert capsys.readouterr().out.strip() == str({n: rows[m] for n, m in enumerate(new_order(1, 60)[:2])})
+
+
+def test_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "the sea"}] * 5)
+    shutil.copy(tokenizer_path(), tmp_path / "tokenizer.json")
+    run_blocks("how-to/estimate", {"base": str(tmp_path)})
+    assert re.fullmatch(r"(\d+) to \1 tokens, \d+ bytes\n", capsys.readouterr().out)
+
+
+# Stores
+
+
+def test_credentials(s3: Bucket, sources: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = f"{s3.fresh()}/en"
+    assert main(["convert", sources["en"], prefix]) == 0
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    server = {"key": s3.server.key, "secret": s3.server.secret, "endpoint": s3.server.endpoint}
+    found = run_blocks("how-to/credentials", {"binidx": binidx, "prefix": prefix, **server})
+    assert len(found["dataset"]) == len(binidx.IndexedDataset(sources["en"]))
+    assert len(found["train"]) > 0
+
+
+def test_debug_slow_reads(
+    s3: Bucket,
+    sources: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("binidx"), "level", logging.INFO)
+    prefix = f"{s3.fresh()}/en"
+    assert main(["convert", sources["en"], prefix]) == 0
+    loader = binidx.load_dataset(prefix, 4).loader(2)
+    stepped: list[Any] = []
+    names = {"binidx": binidx, "itertools": itertools, "loader": loader, "train_step": stepped.append}
+    found = run_blocks("how-to/debug-slow-reads", names)
+    assert len(stepped) == 20
+    assert re.search(r"[\d.]+% of the time waited\n", capsys.readouterr().out)
+    next(iter(loader))
+    assert any(re.search("requests? moved", record.getMessage()) for record in caplog.records)
+    page = read_page("how-to/debug-slow-reads")
+    told = {name for row in re.findall(r"^\| .*$", page, re.M) for name in re.findall(r"`([a-z_]+)`", row)}
+    assert {"wait_seconds", "wait_share", "disk_hit_rate", "requests", "bytes_moved"} <= told & found["interval"].keys()
+
+
+def test_the_page_of_trainers_shows_every_example() -> None:
+    page = read_page("how-to/train-with")
+    shown = re.findall(r'^``` { .python title="(.*)" }\n--8<-- "(.*)"\n```', page, re.M)
+    assert sorted(shown) == sorted((f"examples/{path.name}",) * 2 for path in EXAMPLES.glob("*.py"))
+
+
+def test_move_a_megatron_run(tmp_path: Path, s3: Bucket) -> None:
+    from helpers.oracle import megatron
+
+    source, moved = write_source(tmp_path / "en", random.Random(0), False), f"{s3.fresh()}/en"
+    assert main(["convert", source, moved]) == 0
+    built = []
+    for prefix, kind, settings, builder in (
+        (
+            source,
+            megatron.gpt.GPTDataset,
+            megatron.gpt.GPTDatasetConfig,
+            megatron.builder.BlendedMegatronDatasetBuilder,
+        ),
+        (moved, binidx.GPTDataset, binidx.GPTDatasetConfig, binidx.BlendedMegatronDatasetBuilder),
+    ):
+        described = settings(
+            random_seed=1, sequence_length=16, blend=([prefix], None), split="1,0,0",
+            tokenizer=Tokenizer(pad=-5, eod=-6), reset_position_ids=False, reset_attention_mask=False,
+            eod_mask_loss=False, create_attention_mask=False, path_to_cache=str(tmp_path / "cache"),
+        )  # fmt: skip
+        os.makedirs(tmp_path / "cache", exist_ok=True)
+        built.append(builder(kind, [20, 0, 0], lambda: True, described).build()[0])
+    names = {"here": built[0], "there": built[1], "consumed_samples": 7}
+    run_blocks("tutorials/move-a-megatron-run", names)
+    assert_same_sample(names["ours"], names["theirs"])
