@@ -135,7 +135,9 @@ def test_checksums_of_a_dataset_where_it_stands(place: str, tmp_path: Path, caps
     whole = stored(f"{place}.bin.xxh3")
     with fsspec.open(f"{place}.bin.xxh3", "wb") as file:
         file.write(b"stale" * 9)
-    assert main(["convert", place, place, "--checksums"]) == 0
+    assert main(["convert", place, place, "--checksums"]) == 1
+    assert "starts with b'stalesta', a checksum file needs" in capsys.readouterr().err
+    assert main(["convert", place, place, "--checksums", "--overwrite"]) == 0
     assert stored(f"{place}.bin.xxh3") == whole
     assert main(["convert", place, place, "--compress"]) == 2
     assert "source and target, needed two places to store it in another way" in capsys.readouterr().err
@@ -152,6 +154,12 @@ def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys
         assert main(["convert", source, str(tmp_path / "out"), *way]) == 1
         assert "en.bin: block 6, bytes 98304-114688, is not what" in capsys.readouterr().err
         assert not IndexedDataset.exists(tmp_path / "out")
+    refuting = stored(f"{source}.bin.xxh3")
+    assert main(["convert", source, source, "--checksums"]) == 1
+    assert "en.bin: block 6, bytes 98304-114688, is not what" in capsys.readouterr().err
+    assert stored(f"{source}.bin.xxh3") == refuting
+    assert main(["convert", source, source, "--checksums", "--overwrite"]) == 0
+    assert stored(f"{source}.bin.xxh3") != refuting
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def convert_dataset(
         way: form in which the tokens are stored; that of the source by default. If the target is the source, or equal
             to it already, only the checksums are written, if `way` has them.
         overwrite: replace another dataset. It stays until the new `.bin` is ready; then its `.idx` is removed first.
+            If the target is the source: replace checksums that disagree with the tokens.
         verify: "checksum" reads all copied bytes, "size" compares sizes only. A dataset that exists at the target is
             left alone if it is this one: "checksum" compares all of it, "size" its `.idx` and 64 samples (4 MiB) of its
             `.bin`, which can miss a few changed tokens.
@@ -144,13 +145,13 @@ def convert_dataset(
 
     Raises:
         ConfigError: the arguments contradict each other, or the source is to be stored differently in its own place.
-        FormatError: the source is not a valid dataset.
+        FormatError: the source is not a valid dataset, or disagrees with its checksums.
         ObjectExistsError: another dataset exists at the target, and `overwrite` is False.
         ObjectChangedError: the source was replaced meanwhile, or another convert to this target started after this one.
         CorruptCopyError: the copied bytes differ from the source's; the copy was removed.
     """
-    run = _Convert(source, target, way or StorageFormat(), verify, source_options, target_options, watch)
-    return run.run(overwrite, part_bytes, save_seconds)
+    run = _Convert(source, target, way or StorageFormat(), verify, source_options, target_options, watch, overwrite)
+    return run.run(part_bytes, save_seconds)
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ class _Convert:
         source_options: Options,
         target_options: Options,
         watch: ProgressWatcher | None,
+        overwrite: bool = False,
     ) -> None:
         from_prefix, to_prefix = os.fspath(source), os.fspath(target)
         if way.level is not None and way.codec != "zstd":
@@ -272,7 +274,9 @@ class _Convert:
             raise ConfigError(f"{to_prefix}: a folder, needed a prefix such as {to_prefix}{name}")
         self.began, self.way, self.verify, self.watch = time.monotonic(), way, verify, watch or SilentWatcher()
         self.in_place = absolute_uri(from_prefix) == absolute_uri(to_prefix)
-        self.dataset = WholeDataset(from_prefix, source_options, distrust_sums=self.in_place and way.checksums)
+        self.overwrite = overwrite
+        distrust_sums = self.in_place and way.checksums and overwrite
+        self.dataset = WholeDataset(from_prefix, source_options, distrust_sums=distrust_sums)
         self.source = self.dataset.source
         if self.source.num_parts and absolute_uri(to_prefix) in self.source.uris:
             raise ConfigError(
@@ -289,16 +293,21 @@ class _Convert:
         self.dataset.check_index(SilentWatcher())
         self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)
 
-    def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> ConvertResult:
+    def run(self, part_bytes: int, save_seconds: float) -> ConvertResult:
         earlier = self.journal.adopt()
         if self.in_place or self._holds_source():
             if earlier == "ours":  # a run was killed before it removed the journal
                 self.journal.forget_earlier()
                 self.journal.remove()
             if self.way.checksums:
-                self._write_sums(open_stored(self.target.bin_uri, storage_options=self.target.options))
+                options = self.target.options
+                # In place, sums that are there must agree with the data before they are written again.
+                checked = self.in_place and not self.overwrite
+                self._write_sums(
+                    self.source.open_plain() if checked else open_stored(self.target.bin_uri, storage_options=options)
+                )
             return self._report(copied=False)
-        if not overwrite:
+        if not self.overwrite:
             self.target.check_free(self.journal.published, resumed=earlier == "ours")
         if earlier == "other":
             self.watch.say(f"{self.journal.uri}: of another source, or the source has changed; beginning again")

@@ -100,7 +100,7 @@ def test_one_block_that_differs_is_damage_and_others_are_read() -> None:
 def test_sums_of_other_data_of_the_same_size_are_called_that() -> None:
     reader, _, _ = checked(CONTENT[::-1], summed(CONTENT))
     with pytest.raises(
-        FormatError, match=r"16 of 16 other blocks differ, too: en.bin.xxh3 is of other data; .*--checksums; BINIDX_VER"
+        FormatError, match=r"16 of 16 other blocks differ, too: en.bin.xxh3 is of other data; .*--overwrite; BINIDX_VER"
     ):
         reader.read([(4700, 4701)])
 

@@ -80,7 +80,7 @@ def parse_sums_header(head: memoryview, file_bytes: int, uri: str) -> Sums:
     if magic != MAGIC:
         raise FormatError(f"{uri}: starts with {magic!r}, a checksum file needs {MAGIC!r}")
     if xxhash.xxh3_64_intdigest(head[: HEADER.size - SUM_BYTES]) != digest:
-        raise FormatError(f"{uri}: its header is damaged; write it again with binidx convert --checksums")
+        raise FormatError(f"{uri}: its header is damaged; write it again with binidx convert --checksums --overwrite")
     if version != VERSION:
         raise FormatError(f"{uri}: version {version}, needed {VERSION}")
     if not LEAST_BLOCK <= block_bytes <= MOST_BLOCK:
@@ -233,5 +233,8 @@ class CheckedObject:
 
 
 def _remedy(*, stale: bool) -> str:
-    again = "if the data is right, write the sums again with binidx convert --checksums; BINIDX_VERIFY=0 ignores them"
+    again = (
+        "if the data is right, write the sums again with binidx convert --checksums --overwrite; BINIDX_VERIFY=0 "
+        "ignores them"
+    )
     return again if stale else "restore the object from its source"
