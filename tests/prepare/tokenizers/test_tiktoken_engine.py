@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import io
 import pickle
 import random
@@ -22,8 +22,13 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 
 @given(st.binary(max_size=30))
 def test_a_file_of_ranks_is_one_or_a_format_error(content: bytes) -> None:
-    with contextlib.suppress(FormatError):
-        parse_ranks("x", content)
+    try:
+        ranks = parse_ranks("x", content)
+    except FormatError as error:
+        assert str(error).startswith("x: not a file of ranks (")
+    else:
+        lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
+        assert parse_ranks("x", b"\n".join(lines)) == ranks
 
 
 def test_a_file_of_ranks_gives_the_ids_of_the_tokenizer_json_it_is_of(tmp_path: Path) -> None:
