@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.installs import EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
+from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
 
 NOT_INSTALLED = {"test"}
 Asked = dict[str, tuple[str, ...]]
@@ -64,8 +64,9 @@ def table(found: dict[str, Asked]) -> str:
         works = [name for name, asked in zip([*found][1:], others, strict=True) if asked == ()]
         extras = " or ".join(f"'binidx[{extra}]'" for extra in core or ())
         said = f"pip install {extras}" if core else "works"
-        with_extras = ", ".join(works) if core else "all"
-        lines.append(f"{command.replace('{', '').replace('}', ''):62.62}  {said:42}  {with_extras or '(a server)'}")
+        needed = ", ".join(works) or " + ".join(dict(COMMANDS)[command].split())
+        with_extras = needed if core else "all"
+        lines.append(f"{command.replace('{', '').replace('}', ''):62.62}  {said:42}  {with_extras}")
     return "\n".join(lines)
 
 
