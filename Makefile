@@ -9,7 +9,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install wheels arm-wheel bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install first-hour wheels arm-wheel bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -47,8 +47,11 @@ test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest 
 test-versions: test-oldest      ## the core of the suite with the oldest dependencies, and on each supported Python that is found
 	tests/versions.sh 3.11 3.12 3.13
 
-test-install: $(VENV)/.test     ## the wheel in fresh environments: core dependencies alone, then each extra; minutes, 6 GB
+test-install: $(VENV)/.test     ## the wheel with core dependencies alone, then each extra: a table of all commands; minutes, 6 GB
 	$(BIN)/python tests/install_matrix.py
+
+first-hour: $(VENV)/.test       ## a newcomer's first hour from the wheel alone, each step with its output; minutes, 2 GB
+	$(BIN)/python tests/first_hour.py
 
 wheels: $(VENV)/.wheels         ## sdist and wheels of Linux and macOS, x86_64 and arm64, into dist/, checked
 	$(BIN)/python native/wheels.py

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,6 +64,27 @@ fork, which takes long in a process that has grown."""
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+NEEDS_TORCH = re.compile(r"No module named '(torch|transformers|lightning)\b|pip install 'binidx\[torch\]'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Skip the modules that need torch, where it is not installed: `make test-versions`."""
+    return skipped_without_torch((yield), collector.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip the tests that need torch, where it is not installed."""
+    return skipped_without_torch((yield), item.path)
+
+
+def skipped_without_torch(report: Any, path: Path) -> Any:
+    if report.failed and find_spec("torch") is None and NEEDS_TORCH.search(str(report.longrepr)):
+        report.outcome, report.longrepr = "skipped", (str(path), 0, "Skipped: needs torch")
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.installs import EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
+from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
 
 NOT_INSTALLED = {"test"}
+Asked = dict[str, tuple[str, ...]]
 
 
 def groups() -> list[list[str]]:
@@ -38,12 +39,12 @@ def call(command: Sequence[str]) -> None:
         sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
 
 
-def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], folder: Path) -> str:
-    """Install the wheel with some extras and check it; return the row of the table."""
+def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], folder: Path) -> Asked:
+    """Install the wheel with some extras, check it and print its row; return the extras that each command names."""
     began, target = time.monotonic(), f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
     call([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", target])
     installed = time.monotonic()
-    check_commands(python, extras, data, folder)
+    asked = check_commands(python, extras, data, folder)
     check_api(python, expand(extras), data, folder)
     if "demo" in expand(extras):
         run_in(python, folder, "-m", "binidx", "demo", "--steps", "8", "--plain")
@@ -51,11 +52,27 @@ def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], fo
     size = int(subprocess.run(["du", "-sm", site], capture_output=True, text=True, check=True).stdout.split()[0])
     count = len([*site.glob("lib/python*/site-packages/*.dist-info")])
     seconds = f"{installed - began:5.0f} s {time.monotonic() - installed:5.0f} s"
-    return f"{', '.join(extras) or '(core)':30} {count:4} packages {size:6,} MB {seconds}"
+    print(f"{', '.join(extras) or 'core':30} {count:4} packages {size:6,} MB {seconds}", flush=True)
+    return asked
+
+
+def table(found: dict[str, Asked]) -> str:
+    """Return the table of commands: what each asks for with core dependencies alone, and the extras it works with."""
+    lines = [f"{'command':62}  {'core dependencies alone':42}  works with"]
+    for command in found["core"]:
+        core, *others = (each.get(command) for each in found.values())
+        works = [name for name, asked in zip([*found][1:], others, strict=True) if asked == ()]
+        extras = " or ".join(f"'binidx[{extra}]'" for extra in core or ())
+        said = f"pip install {extras}" if core else "works"
+        needed = ", ".join(works) or " + ".join(dict(COMMANDS)[command].split())
+        with_extras = needed if core else "all"
+        lines.append(f"{command.replace('{', '').replace('}', ''):62.62}  {said:42}  {with_extras}")
+    return "\n".join(lines)
 
 
 def main(only: Sequence[str]) -> int:
-    """Print a row for each environment: extras, packages, size, seconds to install and to check."""
+    """Print a row for each environment: extras, packages, size, seconds to install and to check; then the commands."""
+    found: dict[str, Asked] = {}
     with tempfile.TemporaryDirectory(prefix="binidx-install-") as text:
         folder = Path(text)
         call([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)])
@@ -63,17 +80,17 @@ def main(only: Sequence[str]) -> int:
         (folder / "data").mkdir()
         data = write_data(folder / "data")
         for group in groups():
-            if only and not {*only} & {*group}:
+            if only and group and not {*only} & {*group}:
                 continue
             venv.EnvBuilder(symlinks=True).create(folder / "venv")
             for number in range(len(group) or 1):
                 extras = group[: number + 1]
-                print(
-                    check(folder / "venv/bin/python", wheel, extras, data, folder / f"{number}-{len(group)}"),
-                    flush=True,
-                )
-                shutil.rmtree(folder / f"{number}-{len(group)}")
+                place = folder / f"{number}-{len(group)}"
+                name = extras[-1] if extras else "core"
+                found[name] = check(folder / "venv/bin/python", wheel, extras, data, place)
+                shutil.rmtree(place)
             shutil.rmtree(folder / "venv")
+    print("", table(found), sep="\n")
     return 0
 
 

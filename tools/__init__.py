@@ -84,5 +84,5 @@ def usage() -> str:
     """Return the list of commands."""
     rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
-    more = "binidx COMMAND --help says more about one; binidx --version; binidx --print-completion bash, zsh or tcsh"
+    more = "binidx COMMAND --help says more about one; binidx --version; binidx --print-completion SHELL"
     return "\n".join([*head, *rows, "", more])

@@ -28,7 +28,7 @@ from binidx.errors import (
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
-from . import closed_pipe_is_no_error
+from . import main as binidx
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -52,19 +52,18 @@ def command(
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        with closed_pipe_is_no_error():
-            options = parser(name, doc)
-            add_options(options)
-            typed = sys.argv[1:] if argv is None else argv
-            as_json = "--json" in typed
-            try:
-                arguments = options.parse_args(argv)
-            except UsageError as error:
-                print_error(error, error.message, 2, as_json)
-                raise
-            flags = flags_of(options, typed)
-            return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
-        return 0
+        if argv is None:  # `python tools/NAME.py` is `binidx NAME`
+            return binidx([name, *sys.argv[1:]])
+        options = parser(name, doc)
+        add_options(options)
+        as_json = "--json" in argv
+        try:
+            arguments = options.parse_args(argv)
+        except UsageError as error:
+            print_error(error, error.message, 2, as_json)
+            raise
+        flags = flags_of(options, argv)
+        return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
 
     return main
 

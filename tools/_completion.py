@@ -11,7 +11,7 @@ from . import COMMANDS
 
 
 def print_completion(shell: str = "bash") -> int:
-    """Print the script of a shell: bash, zsh or tcsh; return the exit status."""
+    """Print the script of a shell that shtab knows; return the exit status."""
     try:
         import shtab
     except ModuleNotFoundError:

@@ -30,10 +30,13 @@ class Bar:
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         """Start a new bar, below the previous one."""
         self._end()
+        rows = what.startswith("rows of ")
+        unit, divisor = (" rows", 1000) if rows else ("B", 1024)
         # disable=None: no bar unless it is a terminal.
         self._bar = tqdm(
-            desc=what, total=total_bytes, initial=done_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=None
-        )
+            desc=what, total=total_bytes, initial=done_bytes, unit=unit, unit_scale=True, unit_divisor=divisor,
+            disable=None,
+        )  # fmt: skip
 
     def advance(self, num_bytes: int) -> None:
         """Advance the bar by a number of bytes."""

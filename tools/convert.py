@@ -42,8 +42,8 @@ from ._display import Bar, counts, human_bytes, human_seconds
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("source", type=prefix, help=DATASET)
-    options.add_argument("target", type=prefix, help="prefix to copy it to")
+    options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
+    options.add_argument("target", type=prefix, metavar="TARGET", help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
     stored.add_argument(
         "--compress",

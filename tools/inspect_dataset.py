@@ -49,10 +49,10 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, help=DATASET)
+    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
-    options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents; needs:")
+    options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents, with:")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     add_json(options, "--storage-options", "fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print one JSON object")

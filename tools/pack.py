@@ -32,7 +32,7 @@ from ._display import counts
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, help=DATASET)
+    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
     options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")

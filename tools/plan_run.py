@@ -151,7 +151,7 @@ def _start(found: RunPlan) -> list[tuple[str, str]]:
     if link := found.link:
         speed = f"{human_bytes(link.bytes_per_second)}/s"
         way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
-        rows.append(("the way", f"{way} (measured)"))
+        rows.append(("link", f"{way} (measured)"))
     for each in found.waits:
         trips = counted(each.round_trips, "round trip", "round trips") if each.round_trips else ""
         size = human_bytes(each.num_bytes) if each.num_bytes else ""

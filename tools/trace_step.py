@@ -38,10 +38,11 @@ def trace(arguments: argparse.Namespace) -> int:
     order = open_run(arguments, in_ranges=True)
     if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
         raise ConfigError(f"rank: found {arguments.rank}, the run has {order.num_ranks}, counted from 0")
-    try:
-        readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
-    except IndexError as error:
-        raise ConfigError(f"step: found {arguments.step}; {error}") from error
+    count = order.num_steps()
+    if arguments.step < 0 or (count is not None and arguments.step >= count):
+        has = "no end" if count is None else f"{count} steps"
+        raise ConfigError(f"step: found {arguments.step}, the run has {has}, counted from 0")
+    readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
     return 0

@@ -18,6 +18,7 @@ from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset, read_spans
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.format.source import PairSource
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED = runpy.run_path(str(GOLDEN / "make.py"))["EXPECTED"]
@@ -259,3 +260,15 @@ def test_a_prefix_is_only_concatenated(dataset: IndexedDataset, tmp_path: Path) 
         shutil.copy(dataset.path_prefix + end, tmp_path / f"a.b_c{end}")
     for prefix in (f"{tmp_path}/dir/", tmp_path / "a.b_c"):
         assert IndexedDataset(prefix)[0].tolist() == [10, 11, 12]
+
+
+def test_a_prefix_without_a_dataset_names_the_datasets_that_begin_with_it(tmp_path: Path) -> None:
+    path = build_ours(tmp_path / "en_text_document", [Document(np.arange(3, dtype=np.uint8), [3], [])], np.uint8)
+    for prefix in (tmp_path / "en", tmp_path / "en_"):
+        for opened in (IndexedDataset, lambda prefix: PairSource(str(prefix), None)):
+            with pytest.raises(ObjectNotFoundError, match=f"no such file; did you mean {path}\\?$"):
+                opened(prefix)
+    (tmp_path / "en_text_document.bin").unlink()
+    for prefix in (path, str(tmp_path / "fr")):
+        with pytest.raises(ObjectNotFoundError, match=r"no such file$"):
+            IndexedDataset(prefix)

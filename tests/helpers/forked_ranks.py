@@ -13,7 +13,7 @@ Reads requests, one JSON object a line, and answers each with a line when all it
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -50,6 +50,8 @@ class ForkedRanks:
 @contextlib.contextmanager
 def forked_ranks() -> Iterator[ForkedRanks]:
     """The process, ended afterwards with all ranks that hang."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'")
     command = [sys.executable, "-m", "helpers.forked_ranks"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
     process: subprocess.Popen[str] = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]

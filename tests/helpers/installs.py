@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 import venv
@@ -63,6 +64,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("demo --steps 1", "demo torch s3 tokenizers"),
 ]
 """A command, and the extras without which it names one of them."""
+
+NAMED = re.compile(r"'binidx\[(\w+)\]'")
 
 UNTRIED = {"s3", "gcs", "azure", "ray", "demo"}
 """Extras whose commands need a server or much time: that these name them is all that is tried."""
@@ -184,28 +187,38 @@ def run_in(python: Path, folder: Path, *arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-def check_commands(python: Path, extras: Iterable[str], data: dict[str, str], folder: Path) -> None:
-    """Run all commands in one process of an environment, and compare each with what its extras let it do."""
+def check_commands(
+    python: Path, extras: Iterable[str], data: dict[str, str], folder: Path
+) -> dict[str, tuple[str, ...]]:
+    """Run all commands in one process of an environment, and compare each with what its extras let it do.
+
+    Returns:
+        By command, the extras that its error names; none if it works.
+    """
     available = expand(extras)
     calls = [text.format(**data, out=folder / "out").split() for text, _ in COMMANDS]
     tried = [
-        (call, set(needs.split()) - available)
-        for call, (_, needs) in zip(calls, COMMANDS, strict=True)
+        (call, set(needs.split()) - available, text)
+        for call, (text, needs) in zip(calls, COMMANDS, strict=True)
         if not UNTRIED.intersection(needs.split()) or UNTRIED.intersection(needs.split()) - available
     ]
     (folder / "out").mkdir(parents=True)
     found: Sequence[Any] = json.loads(
-        run_in(python, folder, "-c", CHILD, stdin=json.dumps([call for call, _ in tried]))
+        run_in(python, folder, "-c", CHILD, stdin=json.dumps([call for call, *_ in tried]))
     )
     wrong = [
         f"binidx {' '.join(call)}: {status}\n{err}"
-        for (call, missing), (status, err) in zip(tried, found, strict=True)
+        for (call, missing, _), (status, err) in zip(tried, found, strict=True)
         if (status, "Traceback" in err) != ((2 if missing else 0), False)
         or (missing and not (err.count("\n") == 1 and any(f"'binidx[{extra}]'" in err for extra in missing)))
     ]
     assert not wrong, "\n".join(wrong)
     said = [err for status, err in found if status == 0 and "origins of documents are left out" in err]
     assert len(said) == ("parquet" not in available)
+    return {
+        text: tuple(NAMED.findall(err)) if status else ()
+        for (*_, text), (status, err) in zip(tried, found, strict=True)
+    }
 
 
 API = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from conftest import Bucket
 from helpers import trained_tokenizers
 from helpers.gpt_data import assert_same_sample
 from helpers.traceable_runs import write_source
+from servers.http_objects import Server
 
 import binidx
 from binidx.corpus.convert import convert_dataset
@@ -67,6 +69,20 @@ def test_a_whole_epoch_of_a_weighted_blend_has_as_many_samples_as_its_tokens_fil
     prefixes = [f"{folder}/en", f"{folder}/code"]
     tokens = sum(binidx.IndexedDataset(each).index.num_tokens for each in prefixes)
     assert len(binidx.load_dataset({prefixes[0]: 1, prefixes[1]: 3}, 16)) in (tokens // 16, tokens // 16 + 1)
+
+
+def test_a_weighted_blend_without_a_number_of_samples_opens_each_file_once(folder: Path, web: Server) -> None:
+    web.objects |= {f"/{name}": (folder / name).read_bytes() for name in ("en.bin", "en.idx", "code.bin", "code.idx")}
+    blend = {f"{web.endpoint}/en": 0.7, f"{web.endpoint}/code": 0.3}
+    counts = []
+    for num_samples in (20, None, 20):  # the first fetches the .idx files into the directory of index files
+        web.requests.clear()
+        samples = binidx.load_dataset(blend, 16, num_samples=num_samples)
+        counts.append(Counter((method, path) for method, path, _ in web.requests))
+        local = binidx.load_dataset({f"{folder}/en": 0.7, f"{folder}/code": 0.3}, 16, num_samples=num_samples)
+        assert len(samples) == len(local)
+        assert (samples.read_tokens([0]) == local.read_tokens([0])).all()
+    assert counts[1] == counts[2] != {}
 
 
 def test_its_loader_is_that_of_the_dataset_within_and_goes_on_from_its_state(folder: Path) -> None:
@@ -125,6 +141,9 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=rf"a dataset is named without .bin and .idx: {folder}/en$"):
         binidx.load_dataset(f"{folder}/en.bin", 16)
     dataset = binidx.load_dataset(f"{folder}/en", 16)
+    for size in (0, "8"):
+        with pytest.raises(ConfigError, match=f"^batch_size: found {size!r}, need"):
+            dataset.loader(size)  # type: ignore[arg-type]
     for wrong in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
         with pytest.raises(ConfigError, match=rf"build_pretraining_data_loader: found {wrong} \("):
             binidx.build_pretraining_data_loader(dataset, 0, 8, **{wrong: True})

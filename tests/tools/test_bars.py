@@ -11,8 +11,10 @@ import sys
 import termios
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.conversion import build
+from helpers.lineage_data import build_with_lineage
 
 MAIN = "import sys; from binidx.tools import main; sys.exit(main())"
 
@@ -59,3 +61,11 @@ def test_a_bar_on_a_terminal_and_nothing_off_it(name: str, tmp_path: Path) -> No
     assert quiet.stderr == ""
     said = [line for line in lines if line and line not in bars]
     assert len(said) == len(quiet.stdout.splitlines())
+
+
+def test_the_bar_of_a_lineage_counts_rows(tmp_path: Path) -> None:
+    build_with_lineage(tmp_path / "en", 60, 1, np.uint8)
+    lines = on_terminal(["cut", "head", "en", "--to", "out", "-n", "30"], tmp_path)
+    (bar,) = (line for line in lines if "lineage" in line)
+    assert bar.startswith("rows of lineage: 100%")
+    assert bar.rstrip().endswith(" rows/s]")

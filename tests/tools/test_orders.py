@@ -221,7 +221,7 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trace", "{run}", "--step", "15"], "--step: found 15; steps 15 to 16: the run has 15"),
+        (["trace", "{run}", "--step", "15"], "--step: found 15, the run has 15 steps, counted from 0"),
         (["trace", "{run}", "--step", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),

@@ -166,6 +166,8 @@ def test_what_a_person_would_want_to_know(local: Path, tmp_path: Path, capsys: p
     assert re.search(r"tiny: read \d+\.\d times; after about 4 passes", cautions)
     assert "the batch grows from 8 to 16 samples in 2 stages, until step" in cautions
     assert re.search(r"the last \d+ samples fill no step of 16", cautions)
+    path = save(tmp_path, ([f"{local}/en"], [1.0]), (20_001, 0, 0), split="1,0,0")
+    assert "the last sample fills no step of 16, and is not read" in told(capsys, path)["cautions"]
     path = save(tmp_path, ([f"{local}/tiny"], None), (5, 5, 5), split="98,1,1")
     cautions = "\n".join(told(capsys, path)["cautions"])
     assert "one micro-batch of each rank needs" in cautions or "tiny" in cautions

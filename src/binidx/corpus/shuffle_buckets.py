@@ -199,7 +199,7 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
         ConfigError: the memory is less than any shuffle needs.
     """
     if memory_bytes < MIN_MEMORY_BYTES:
-        raise ConfigError(f"memory: {memory_bytes:,} bytes, needed {MIN_MEMORY_BYTES:,} or more")
+        raise ConfigError(f"memory: {memory_bytes:,} bytes are too few, need at least {MIN_MEMORY_BYTES >> 20} MiB")
     bucket_bytes = (memory_bytes - RESERVED_BYTES) * 3 // 4
     needed = num_bytes + num_records * (RECORD_BYTES + COLUMN_BYTES * num_columns)
     num_buckets = max(1, -(-needed * 5 // (bucket_bytes * 4)))

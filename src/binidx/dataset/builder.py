@@ -120,6 +120,7 @@ class BlendedMegatronDatasetBuilder:
         self.sizes = [None if size is None else operator.index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config
+        self._opened: dict[str, Any] = {}
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -130,6 +131,17 @@ class BlendedMegatronDatasetBuilder:
         lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
         if lists and config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
+
+    def open_all(self, prefixes: Sequence[str]) -> list[Any]:
+        """Return the low-level datasets of prefixes; `build` uses them and opens no file of theirs again."""
+        distinct = [*dict.fromkeys(prefixes)]
+        with list_pairs_with_bundle(distinct, self.config.storage_options, self._bundle()) as listed:
+
+            def open_one(prefix: str) -> Any:
+                return self.cls.build_low_level_dataset(ResolvedPrefix(prefix, listed.get(prefix)), self.config)
+
+            self._opened = dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
+        return [self._opened[prefix] for prefix in prefixes]
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """Build the datasets.
@@ -214,7 +226,8 @@ class BlendedMegatronDatasetBuilder:
         works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
+        closed = [each for each in prefixes if each not in self._opened]
+        with list_pairs_with_bundle(closed, self.config.storage_options, self._bundle()) as listed:
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
             )
@@ -242,8 +255,9 @@ class BlendedMegatronDatasetBuilder:
                 None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
                 for split, bookends, size in zip(Split, matrix, sizes, strict=True)
             ]
-        known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
-        low_level = self.cls.build_low_level_dataset(known, self.config)
+        if (low_level := self._opened.get(prefix or "")) is None:
+            known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
+            low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
         kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))

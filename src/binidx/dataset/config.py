@@ -205,6 +205,9 @@ def _whole_number(name: str, value: Any) -> int:
         raise ConfigError(f"{name}: found {value!r}, needs a whole number") from None
 
 
+MASK_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Options of a GPT config that need the EOD, off by default; Megatron Core's config has no default for them."""
+
 HOW = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
 
 
@@ -289,7 +292,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        for name in ("tokenizer", *MASK_FLAGS):
             if getattr(self, name) is None:
                 raise ConfigError(f"{name}: must be given for a GPT dataset{HOW.get(name, '')}")
         if isinstance(self.tokenizer, str | os.PathLike):

@@ -16,17 +16,20 @@ object appears, then its checksums. The caller makes sure that no `.idx` exists 
 from __future__ import annotations
 
 import contextlib
+import glob
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.format.idx import get_bin_path
+from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import check_level
 from binidx.storage.interfaces import Bytes
 from binidx.storage.open import CODECS, codec_of
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_object, delete_object
 
 Options = Mapping[str, Any] | None
@@ -38,6 +41,15 @@ def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
     """Return the URI of the object that holds the tokens of a prefix, or None."""
     uri = get_bin_path(path_prefix)
     return next((uri + suffix for suffix in SUFFIXES if object_exists(uri + suffix, storage_options)), None)
+
+
+def did_you_mean(path_prefix: str) -> str:
+    """Return advice for a prefix without an `.idx`: the local datasets whose names begin with it; else nothing."""
+    path = local_path(path_prefix)
+    if not path or os.path.exists(get_idx_path(path)):
+        return ""
+    found = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
+    return f"; did you mean {' or '.join(each.removesuffix('.idx') for each in found)}?" if found else ""
 
 
 def superseded_objects(uri: str) -> list[str]:

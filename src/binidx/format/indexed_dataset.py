@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, redacted
-from binidx.format.bin_file import find_bin
+from binidx.format.bin_file import did_you_mean, find_bin
 from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
 from binidx.format.pair import open_bin, open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
@@ -107,6 +107,8 @@ class IndexedDataset:
                     raise ObjectNotFoundError(
                         f"{error}; a dataset is named without .bin and .idx: {path_prefix[:-4]}"
                     ) from error
+                if advice := did_you_mean(path_prefix):
+                    raise ObjectNotFoundError(f"{error}{advice}") from error
                 raise
             index, opened = pair.index, pair.identities
             made: dict[str, Any] = {"bin_reader": pair.bin_reader}

@@ -251,8 +251,9 @@ def open_bin(
     else:
         stored = _find_local(path_prefix, mmap, bool(verify), storage_options)
     if verify and stored.codec == "raw" and stored.sums is None:
+        thing = "object" if local_path(uri) is None else "file"
         needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-        raise ObjectNotFoundError(f"{uri}{SUFFIX}: no such object; {needed}")
+        raise ObjectNotFoundError(f"{uri}{SUFFIX}: no such {thing}; {needed}")
     return layered(stored.reader, storage_options, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_file import Options, find_bin
+from binidx.format.bin_file import Options, did_you_mean, find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
@@ -75,7 +75,8 @@ class PairSource:
         self._listed = listed
         found = get_bin_path(prefix) if listed else find_bin(prefix, options)
         if found is None:
-            raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such object")
+            thing = "object" if local_path(prefix) is None else "file"
+            raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such {thing}{did_you_mean(prefix)}")
         self.bin_uri, self.codec = found, codec_of(found)
         sums_uri = found + SUFFIX
         has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums_uri, options)

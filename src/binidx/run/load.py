@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
-from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, split_range
+from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.document_sample import count_tokens
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
 
-FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *FLAGS)
+SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_FLAGS)
 """Fields of a config that `as_code` prints also where they have their defaults."""
 
 
@@ -98,10 +97,13 @@ class LoadedDataset(DatasetView):
 
     def __init__(self, config: GPTDatasetConfig, split: Split, num_samples: int | None, tokenizer: Any) -> None:
         self.config, self.split, self._tokenizer = config, split, tokenizer
-        if num_samples is None and config.blend is not None and config.blend[1] is not None:
-            num_samples = samples_of_epoch(config, split)
-        self.sizes = [num_samples if each is split else 0 for each in Split]
+        prefixes, weights = config.blend or ([], None)
+        unknown = num_samples is None and weights is not None
+        self.sizes = [num_samples if each is split and not unknown else 0 for each in Split]
         builder = BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, config, splits=[split])
+        if unknown:
+            num_samples = samples_of_epoch(builder.open_all(prefixes), config, split)
+            self.sizes[split.value] = builder.sizes[split.value] = num_samples
         built: Any = builder.build()[split.value]
         super().__init__(built)
 
@@ -125,6 +127,8 @@ class LoadedDataset(DatasetView):
         """
         from binidx.loader.torch_loader import build_pretraining_data_loader
 
+        if not isinstance(batch_size, SupportsIndex) or operator.index(batch_size) < 1:
+            raise ConfigError(f"batch_size: found {batch_size!r}, need a whole number of at least 1")
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
         return loader
@@ -158,12 +162,8 @@ class LoadedDataset(DatasetView):
         return named
 
 
-def samples_of_epoch(config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all prefixes of the config."""
-    matrix = config.split_matrix or []
-
-    def count(prefix: str) -> int:
-        opened = IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
-        return count_tokens(opened.sequence_lengths, split_range(matrix[split.value] or (0.0, 0.0), len(opened)))
-
-    return max(1, sum(OPENS.map(count, config.blend[0] if config.blend else [])) // config.sequence_length)
+def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
+    """Return the number of samples that the tokens of a split fill, over all datasets of a blend."""
+    shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
+    counts = [count_tokens(each.sequence_lengths, split_range(shares, len(each))) for each in datasets]
+    return max(1, sum(counts) // config.sequence_length)

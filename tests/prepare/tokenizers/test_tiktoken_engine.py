@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import pickle
@@ -23,7 +24,9 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 @given(st.binary(max_size=30))
 def test_a_file_of_ranks_is_one_or_a_format_error(content: bytes) -> None:
     with contextlib.suppress(FormatError):
-        parse_ranks("x", content)
+        ranks = parse_ranks("x", content)
+        lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
+        assert parse_ranks("x", b"\n".join(lines)) == ranks
 
 
 def test_a_file_of_ranks_gives_the_ids_of_the_tokenizer_json_it_is_of(tmp_path: Path) -> None:

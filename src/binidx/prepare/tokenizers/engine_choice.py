@@ -240,6 +240,8 @@ def choose_engine(
             with library_errors(f"{spec.uri}: {candidate} does not read it"):
                 return ENGINES[candidate](spec, content)
         reasons.append(f"{candidate}: {reason}")
+    if extras := re.findall(r"'binidx\[\w+\]'", " ".join(reasons)):
+        raise ConfigError(f"{spec.uri}: no engine that reads it is installed; pip install {' or '.join(extras)}")
     raise ConfigError(f"{spec.uri}: {'; '.join(reasons)}")
 
 

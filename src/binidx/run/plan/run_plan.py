@@ -265,7 +265,8 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
         if steps and left > 0:
-            yield f"the last {left:,} samples fill no step of {stages[-1].batch_size:,}, and are not read"
+            those = "sample fills" if left == 1 else f"{left:,} samples fill"
+            yield f"the last {those} no step of {stages[-1].batch_size:,}, and {'is' if left == 1 else 'are'} not read"
     elif not run.data_sharding and inventory.num_samples % size:
         yield (
             f"cyclic without data_sharding: {inventory.num_samples:,} samples are no whole steps of {size:,}; "

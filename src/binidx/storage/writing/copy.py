@@ -96,7 +96,7 @@ class ProgressWatcher(Protocol):
     """Receiver of progress and messages of long work."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Begin a phase of the work."""
+        """Begin a phase of the work. Its numbers are bytes; of a phase called "rows of ..." they are rows."""
 
     def advance(self, num_bytes: int) -> None:
         """Add bytes to those done in this phase."""
