@@ -74,12 +74,6 @@ CLAIMS = (
         "text to tokens, gigatoken's engine",
     ),
     Claim(
-        "12 MB of jsonl to tokens, Hugging Face's engine, a CPU-second",
-        "Megatron-LM's `preprocess_data.py`",
-        "text_to_tokens",
-        "text to tokens, Hugging Face's engine",
-    ),
-    Claim(
         "merge of 4 datasets, 2.2 GB of real documents, wall; files in the page cache",
         MEGATRON,
         "merge",

@@ -35,7 +35,7 @@ BLOCKS = tuple(1 << power for power in range(12, 21, 2))
 WORKERS = (8, 16, 32)
 # Megatron's reader without workers keeps one pace all the time; at 256 MiB it is asked block by block.
 TRIED, FEW, LEAST = 2 * BATCH, 8 * BATCH, 4
-TRIED_BATCHES, BATCHES = 3, 6
+TRIED_BATCHES, BATCHES = 3, 4
 """Batches of each worker: to find the best block, and to measure it."""
 ROUNDS = 2
 DATA = {"documents shuffled": False, "contiguous": True}

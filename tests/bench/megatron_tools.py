@@ -23,6 +23,7 @@ import sys
 import tempfile
 import types
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -81,7 +82,7 @@ def main(way: str, source: str, tokenizer: str, prefix: str) -> None:
     for end in ("bin", "idx"):
         shutil.move(f"{prefix}_text_document.{end}", f"{prefix}.{end}")
     (start, own_start), (long, own_long) = (
-        (sum(after) - sum(before), after[0] - before[0]) for before, after in zip(marks, marks[1:], strict=False)
+        (sum(after) - sum(before), after[0] - before[0]) for before, after in pairwise(marks)
     )
     most = max(resource.getrusage(of).ru_maxrss for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
     tokens = Path(f"{prefix}.bin").stat().st_size // 2

@@ -6,6 +6,7 @@ each: a ratio that moved by more than NOISE is marked; run its bench whole befor
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from importlib import import_module
@@ -19,13 +20,16 @@ NOISE = 1.25
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.quick", description=__doc__)
+    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help=f"which of {', '.join(BENCHES)}")
+    names = parser.parse_args().benches or BENCHES
     here = describe_machine()
     committed = nearest(here, read_committed())
     print(bench.describe(here, describe_versions()), file=sys.stderr)
     there = committed["machine"] if committed else None
     print(f"committed: {there['cpu']}, {there['cores']} cores" if there else "committed: no results", file=sys.stderr)
     print(f"{'committed':>10} {'today':>8}   work")
-    for name in BENCHES:
+    for name in names:
         began = time.monotonic()
         import_module(f"tests.bench.{name}").__dict__["ROUNDS"] = 1
         for row in bench.run(name, "quick_rows"):
