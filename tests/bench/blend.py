@@ -122,5 +122,5 @@ def quick_rows(directory: Path) -> list[Row]:
         weighted(2048, few),
         weighted(2048, SMALL, drawn=SMALL),
         weighted(2048, few, "tied"),
-        exhaustive(64, SIZE),
+        exhaustive(64, SIZE // 5),
     ]

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.bench.preprocessing import cpu_seconds, own_resident
+
 TOOLS = {
     "tool-pool": ("preprocess_data.py", "--workers", "1", "--log-interval", "1000000000"),
     "tool-gigatoken": ("preprocess_data.py", "--workers", "1", "--log-interval", "1000000000", "--use-gigatoken"),
@@ -84,16 +86,10 @@ def main(way: str, source: str, tokenizer: str, prefix: str) -> None:
     (start, own_start), (long, own_long) = (
         (sum(after) - sum(before), after[0] - before[0]) for before, after in pairwise(marks)
     )
-    most = max(resource.getrusage(of).ru_maxrss for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
+    most = max(own_resident(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
     tokens = Path(f"{prefix}.bin").stat().st_size // 2
     told = Path(source).stat().st_size - first.stat().st_size
     print(json.dumps([start, long - start, own_long - own_start, most, tokens, told]))
-
-
-def cpu_seconds() -> tuple[float, float]:
-    """Of this process, and of its children that have ended."""
-    own, children = (resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
 
 
 def save_tokenizer(tokenizer: str, folder: Path) -> None:
