@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.bench.corpus import SEQUENCE_LENGTH
+from tests.bench.corpus import PLACES, SEQUENCE_LENGTH
 from tests.bench.machine import PEERS_PYTHON
 from tests.bench.race import (
     BATCH,
@@ -84,7 +84,13 @@ def rows_of(
                 for data in OURS
                 for peer in peers
                 for row in compare(
-                    f"{dtype}, {data}{weather}", dtype, laps[data], peer.name, laps[peer.name], peer.name == fastest
+                    f"{dtype}, {data}{weather}",
+                    dtype,
+                    laps[data],
+                    peer.name,
+                    laps[peer.name],
+                    peer.name == fastest,
+                    num_samples,
                 )
             ]
     return rows
@@ -107,30 +113,23 @@ def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
     )
 
 
-def compare(data: str, dtype: str, ours: Lap, name: str, theirs: Lap, best: bool) -> list[Row]:
+def compare(data: str, dtype: str, ours: Lap, name: str, theirs: Lap, best: bool, num_samples: int) -> list[Row]:
     """Two rows; what the samples cost stands in the note. The peer with the highest rate is the "best" of them."""
-    count = max(ours.num_samples, theirs.num_samples)
-    read = (
-        ""
-        if ours.num_samples == theirs.num_samples
-        else (f"in the time of a reader: {ours.num_samples:,.0f} samples, theirs {theirs.num_samples:,.0f}; ")
-    )
-    setting = "best" if best else name
-    conditions = replace(CONDITIONS, size=f"1 GiB of {dtype} tokens in S3, {count:,.0f} samples of 4,096")
+    taken = f"{ours.num_samples:,.0f} samples in time, theirs {theirs.num_samples:,.0f}; "
+    conditions = replace(CONDITIONS, size=f"1 GiB of {dtype} tokens in S3, {num_samples:,} samples of 4,096")
     used = SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
     started = f"from process start {ours.from_start:.2f} s, theirs {theirs.from_start:.2f} s"
+    shuffled = PLACES * (1 - (1 - 1 / PLACES) ** min(ours.num_samples, theirs.num_samples))
     cost = (
+        f"{taken if min(ours.num_samples, theirs.num_samples) < num_samples else ''}"
         f"bytes moved per byte used {ours.bytes_per_sample / used:.2f}, theirs {theirs.bytes_per_sample / used:.2f}; "
-        f"requests a sample {ours.requests_per_sample:.2f}, theirs {theirs.requests_per_sample:.2f}; "
-        f"order: thousandths of the data they begin in {ours.places:.0f}, theirs {theirs.places:.0f}, all shuffled 632"
+        f"requests a sample {ours.requests_per_sample:.2f}, theirs {theirs.requests_per_sample:.2f}; thousandths of "
+        f"the data they begin in {ours.places:.0f}, theirs {theirs.places:.0f}, of a global shuffle {shuffled:.0f}"
     )
+    setting, options = ("best", name) if best else (name, "")
     return [
         Row(f"first batch of {BATCH}, {DELAY_MS} ms away, {data}", ours.first_batch, theirs.first_batch, "s", False,
-            started, name, setting, conditions=conditions),
-        Row(f"first {thousands(count)} samples, {data}", ours.through, theirs.through, "samples/s", True, read + cost,
-            name, setting, conditions=conditions),
+            started, name, setting, options, conditions),
+        Row(f"first {num_samples:,} samples, {data}", ours.through, theirs.through, "samples/s", True, cost, name,
+            setting, options, conditions),
     ]  # fmt: skip
-
-
-def thousands(count: float) -> str:
-    return f"{round(count, -3):,.0f}"
