@@ -9,7 +9,8 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install first-hour wheels arm-wheel bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install first-hour wheels arm-wheel \
+	bench bench-quick bench-publish bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -59,11 +60,17 @@ wheels: $(VENV)/.wheels         ## sdist and wheels of Linux and macOS, x86_64 a
 arm-wheel:                      ## the aarch64 wheel of `make wheels` in a Python of arm64 under qemu
 	PATH=$(abspath $(BIN)):$$PATH native/check_arm_wheel.sh
 
-bench: $(VENV)/.test            ## the figures of the README, minutes
-	$(BIN)/python -m tests.bench
+bench: $(VENV)/.test            ## every figure with its conditions, into bench-results/, 45 minutes on two cores
+	$(BIN)/python -W ignore -m tests.bench
 
-bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData and OLMo-core from the same S3, minutes
-	$(BIN)/python -m tests.bench peers
+bench-quick: $(VENV)/.test      ## ratios of the short benches beside the committed ones, 3 minutes
+	$(BIN)/python -W ignore -m tests.bench.quick
+
+bench-publish: $(VENV)/.test    ## bench-results/ into the committed results, README and the page of figures
+	$(BIN)/python -W ignore -m tests.bench.publish bench-results/*.json
+
+bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData and OLMo-core from the same S3, an hour
+	$(BIN)/python -W ignore -m tests.bench peers peers_long
 
 bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-results/sweep.png, minutes
 	$(BIN)/python -m tests.bench sweep

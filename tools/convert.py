@@ -55,7 +55,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
     stored.add_argument("--plain", action="store_true", help="write a .bin, also from a .bin.zst")
     options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
-    options.add_argument("--overwrite", action="store_true", help="replace another dataset, or checksums that are wrong")
+    options.add_argument("--overwrite", action="store_true", help="replace another dataset, or wrong checksums")
     options.add_argument(
         "--verify",
         choices=["checksum", "size"],

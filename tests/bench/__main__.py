@@ -1,13 +1,15 @@
-"""The table of figures, and each bench's own in bench-results/ as soon as it ends."""
+"""The table of figures, and each bench's record in bench-results/ as soon as it ends."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,10 @@ BENCHES = (
     "cold_start",
     "nodes",
     "order",
+    "trace_s3",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "sweep", "billion", "large", "cold_start_large", "trace")
-RESULTS = Path("bench-results")
+ON_REQUEST = ("peers", "peers_long", "sweep", "billion", "large", "cold_start_large", "trace")
 
 
 def main() -> None:
@@ -52,13 +54,18 @@ def main() -> None:
         choices=[*BENCHES, *ON_REQUEST, []],
         help=f"which of {', '.join(BENCHES)}, all by default; or {', '.join(ON_REQUEST)}",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
+    parser.add_argument("--json", action="store_true", help="one JSON list of the benches' records instead of a table")
     arguments = parser.parse_args()
+    from tests.bench import machine
+    from tests.bench.results import MEASURED, record_of
     from tests.bench.table import show
 
-    rows, failed = [], []
+    MEASURED.mkdir(exist_ok=True)
+    here, versions = machine.describe_machine(), machine.describe_versions()
+    print(describe(here, versions), file=sys.stderr)
+    rows, records, failed = [], [], []
     for name in arguments.benches or BENCHES:
-        began = time.monotonic()
+        began, before = time.monotonic(), machine.load()
         try:
             found = run(name)
         except Exception:  # the others shall run: it may be the middle of the night
@@ -66,19 +73,29 @@ def main() -> None:
             failed.append(name)
             continue
         rows += found
-        (RESULTS / f"{name}.json").write_text(show(found, as_json=True))
-        print(f"{name}: {time.monotonic() - began:,.0f} s", file=sys.stderr)
-    print(show(rows, arguments.json))
+        taken = time.monotonic() - began
+        records.append(record_of(name, found, here, versions, taken, (before, machine.load())))
+        (MEASURED / f"{name}.json").write_text(json.dumps(records[-1], indent=1) + "\n")
+        print(f"{name}: {taken:,.0f} s; load {before} before, {machine.load()} after", file=sys.stderr)
+    print(json.dumps(records, indent=1) if arguments.json else show(rows))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
-def run(name: str) -> list[Any]:
-    """The rows of one bench; what it wrote is gone after it."""
-    RESULTS.mkdir(exist_ok=True)
+def describe(here: dict[str, Any], versions: dict[str, str]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"{here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, Linux {here['kernel']}, "
+        f"load {os.getloadavg()[0]:.2f}\n{packages}"
+    )
+
+
+def run(name: str, rows: str = "rows") -> list[Any]:
+    """Return the rows of one bench, with its conditions; its files are removed after it."""
+    module = import_module(f"tests.bench.{name}")
     with tempfile.TemporaryDirectory() as directory:
-        found: list[Any] = import_module(f"tests.bench.{name}").rows(Path(directory))
-    return found
+        found: list[Any] = getattr(module, rows)(Path(directory))
+    return [row if row.conditions else replace(row, conditions=module.CONDITIONS) for row in found]
 
 
 if __name__ == "__main__":

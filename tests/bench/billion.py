@@ -30,8 +30,9 @@ from binidx.index.cache.index_cache import IndexCache
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.permutations import RandomState
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=2, size="1,000,000,000 documents", cached="lengths in the page cache")
 NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 10**9))
 THREADS = 2
 SEQUENCE_LENGTH = 4096

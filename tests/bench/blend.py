@@ -16,9 +16,12 @@ from helpers.oracle import megatron
 
 from binidx.native.arguments import LEVEL, LEVELS, Level
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=1, size="10,000,000 samples", cached="nothing")
 SIZE = 10_000_000
+SMALL = 300_000
+"""Samples of a short run, where the start of a call is a part of the cost."""
 ROUNDS = 3
 Index = tuple[np.ndarray, np.ndarray]
 
@@ -46,24 +49,34 @@ def weights_of(kind: str, num: int) -> np.ndarray:
         "Zipf": 1 / np.arange(1, num + 1),
         "equal": np.ones(num),
         "equal within 1e-9": 1 + 1e-9 * rng.random(num),
+        "tied": rng.integers(1, 20, num).astype(float),
     }
     weights: np.ndarray = kinds[kind] / kinds[kind].sum()
     return weights
 
 
-def weighted(num: int, size: int, kind: str = "random", level: Level = LEVEL, num_threads: int = 1) -> Row:
-    """10^7 samples of `num` datasets, `size` of them by the peer: as many are compared."""
+def weighted(
+    num: int, size: int, kind: str = "random", level: Level = LEVEL, num_threads: int = 1, drawn: int = SIZE
+) -> Row:
+    """`drawn` samples of `num` datasets, `size` of them by the peer: as many are compared."""
     weights = weights_of(kind, num)
-    ours, theirs = empty(SIZE), empty(size)
+    ours, theirs = empty(drawn), empty(size)
     clock = time.process_time if num_threads == 1 else time.perf_counter
     mine, peer = medians(
-        (lambda: blend_weighted(weights, *ours, level=level, num_threads=num_threads), SIZE),
+        (lambda: blend_weighted(weights, *ours, level=level, num_threads=num_threads), drawn),
         (lambda: megatron.helpers.build_blending_indices(*theirs, weights, num, size, False), size),
         clock=clock,
     )
     assert all((a[:size] == b).all() for a, b in zip(ours, theirs, strict=True))
-    work = f"blend, {num} datasets, {kind} weights" + (f", {num_threads} threads" if num_threads > 1 else "")
-    return Row(work, mine, peer, "ns", False, note(level, size))
+    parts = [
+        f"blend of {num:,} datasets, {kind} weights",
+        f"{drawn:,} samples" if drawn != SIZE else "",
+        level.name if level != LEVEL else "",
+        f"{num_threads} threads" if num_threads > 1 else "",
+    ]
+    conditions = Conditions(cores=num_threads, size=f"{drawn:,} samples", cached="nothing")
+    work = ", ".join(filter(None, parts))
+    return Row(work, mine, peer, "ns", False, note(level, size, drawn), conditions=conditions)
 
 
 def exhaustive(num: int, size: int, level: Level = LEVEL) -> Row:
@@ -77,20 +90,37 @@ def exhaustive(num: int, size: int, level: Level = LEVEL) -> Row:
         clock=time.process_time,
     )
     assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
-    return Row(f"exhaustive blend, {num} datasets", mine, peer, "ns", False, note(level, size))
+    conditions = Conditions(cores=1, size=f"{size:,} samples", cached="nothing")
+    return Row(
+        f"exhaustive blend of {num:,} datasets", mine, peer, "ns", False, note(level, size, size),
+        conditions=conditions,
+    )  # fmt: skip
 
 
-def note(level: Level, peer: int) -> str:
-    return f"{level.name}; arithmetic, a store that is loaded again; 10 bytes out" + (
-        f"; theirs draws {peer:,}" if peer < 0.9 * SIZE else ""
-    )
+def note(level: Level, peer: int, drawn: int) -> str:
+    return f"{level.name}; 10 bytes out" + (f"; theirs draws {peer:,}, at one speed" if peer < drawn else "")
 
 
 def rows(directory: Path) -> list[Row]:
     """Nanoseconds a sample."""
     few = SIZE // 20
     table = [weighted(num, SIZE if num < 1000 else few) for num in (2, 8, 16, 64, 128, 512, 2048)]
+    table += [weighted(num, SMALL, drawn=SMALL) for num in (8, 64, 512, 2048)]
+    table += [weighted(num, few, "tied") for num in (64, 512, 2048)]
+    table += [weighted(num, SMALL, "tied", drawn=SMALL) for num in (512, 2048)]
     table += [weighted(num, few, level=level) for level in LEVELS[:-1] for num in (8, 64, 512, 2048)]
     table += [weighted(num, 10 * few if num < 500 else few, num_threads=2) for num in (8, 64, 512, 2048)]
     table += [weighted(num, few, kind) for num in (512, 2048) for kind in ("Zipf", "equal", "equal within 1e-9")]
     return [*table, exhaustive(8, SIZE), exhaustive(64, SIZE), exhaustive(512, 2 * few)]
+
+
+def quick_rows(directory: Path) -> list[Row]:
+    """Few and many datasets, few samples, ties."""
+    few = SIZE // 20
+    return [
+        weighted(8, SIZE),
+        weighted(2048, few),
+        weighted(2048, SMALL, drawn=SMALL),
+        weighted(2048, few, "tied"),
+        exhaustive(64, SIZE // 5),
+    ]

@@ -18,8 +18,9 @@ from servers.latency_proxy import Proxy
 import binidx
 from tests.bench.corpus import SEQUENCE_LENGTH, run_config
 from tests.bench.race import BATCH, far_away, publish_corpus, store
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=0, size="2,000 samples of 4,096 tokens", cached=".idx and indices")
 DATA = tuple((dtype, long) for dtype in ("uint16", "int32") for long in (False, True))
 NUM_SAMPLES = 2000
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from binidx.storage.requests.remote_object import RemoteObject
 from tests.bench.range_server import LEAST_MS, MOST_MS, SIZE, range_server
-from tests.bench.table import Row, interleaved_medians
+from tests.bench.table import Conditions, Row, interleaved_medians
 
+CONDITIONS = Conditions(cores=1, size="ranges of 16 KiB of one object", cached="open connections")
 RANGE_BYTES = 16 << 10
 IN_FLIGHT = 64
 ROUNDS = 5

@@ -6,6 +6,9 @@ this disk, in the page cache. Both read equal tokens. Time is from the end of th
 samples; medians of starts in turns. Then the bytes of 8 such processes that start together, as those of a node do,
 against those of one.
 
+The first start of all is measured too: no index, no bundle, no cache anywhere, on either side. It builds the indices,
+writes the bundle and publishes them.
+
 The prefixes are as many documents as in `prefixes`, so their own indices are built, in 60 us, and only the blends' are
 cached. BINIDX_BENCH_DOCUMENTS=33000 has all of them cached: 0.7 GB of `.idx` and 0.3 GB of arrays come through a proxy
 that shares the cores.
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +33,9 @@ from servers.latency_proxy import Proxy
 
 import binidx
 from tests.bench.race import DELAY_MS, READERS, far_away, store
-from tests.bench.table import Row
+from tests.bench.table import MEGATRON, Conditions, Row
 
+CONDITIONS = Conditions(cores=0, size="1,000 prefixes of 200 documents", cached="see the work")
 NUM_PREFIXES = int(os.environ.get("BINIDX_BENCH_PREFIXES", 1000))
 NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 200))
 TOKENS_EACH = 500 if NUM_DOCUMENTS < 1000 else 8
@@ -51,6 +56,8 @@ def rows(directory: Path) -> list[Row]:
         upload(prefixes, f"{bucket}/corpus")
         remote = [f"{bucket}/corpus/{Path(prefix).name}" for prefix in prefixes]
         ours = {"side": "binidx", "prefixes": remote, "weights": weights, "cache": f"{bucket}/indices"}
+        with far_away(server) as proxy:
+            firsts = [first_start(proxy, directory, bucket, ours, theirs, number) for number in range(ROUNDS)]
         start({**theirs, "write": True})
         start(ours)
         times: dict[str, list[dict[str, float]]] = {"binidx": [], "megatron": []}
@@ -63,24 +70,46 @@ def rows(directory: Path) -> list[Row]:
                     times[side["side"]].append({**found, "requests": moved.requests, "bytes": moved.bytes})
             node = [bytes_of_node(proxy, ours, processes) for processes in (1, PROCESSES)]
     assert len({found["tokens"] for each in times.values() for found in each}) == 1
-    return report(times, node)
+    return [*report_first(firsts), *report(times, node)]
+
+
+def first_start(
+    proxy: Proxy, directory: Path, bucket: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], number: int
+) -> dict[str, float]:
+    """Start both sides with caches in places where nothing is yet."""
+    before = proxy.counts()
+    found = start({**ours, "cache": f"{bucket}/first-{number}"})
+    moved = proxy.counts() - before
+    other = start({**theirs, "cache": str(directory / f"first-{number}"), "write": True})
+    assert found["tokens"] == other["tokens"]
+    return {"ours": found["seconds"], "theirs": other["seconds"], "requests": moved.requests, "bytes": moved.bytes}
+
+
+def report_first(found: list[dict[str, float]]) -> list[Row]:
+    ours, theirs, requests, moved = (statistics.median(column) for column in zip(*map(dict.values, found), strict=True))
+    work = f"{NUM_PREFIXES:,} prefixes in S3, {DELAY_MS} ms away, first start of all to first batch"
+    note = f"{requests:,.0f} requests, {moved / 1e6:,.1f} MB"
+    conditions = replace(CONDITIONS, cached="nothing; the peer's data in the page cache")
+    return [Row(work, ours, theirs, "s", False, note, f"{MEGATRON}, all on a local disk", conditions=conditions)]
 
 
 def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, int]]) -> list[Row]:
     def median(side: str, name: str) -> float:
         return statistics.median(found[name] for found in times[side])
 
-    work = (
-        f"{NUM_PREFIXES:,} prefixes of {NUM_DOCUMENTS:,} documents in S3, {DELAY_MS} ms away, cold start to first batch"
-    )
+    work = f"{NUM_PREFIXES:,} prefixes in S3, {DELAY_MS} ms away, start of a new machine to first batch"
     note = (
         f"goal 1x; {median('binidx', 'requests'):,.0f} requests, "
         f"{median('binidx', 'bytes') / 1e6:,.1f} MB; CPU {median('binidx', 'cpu'):.2f} s, "
         f"its {median('megatron', 'cpu'):.2f}"
     )
-    against = "Megatron Core 0.16.1, data and caches on local disk"
+    against = f"{MEGATRON}, all on a local disk"
+    conditions = replace(
+        CONDITIONS, cached="indices and the bundle of .idx in the bucket; all of the peer's on its disk"
+    )
+    seconds = median("binidx", "seconds"), median("megatron", "seconds")
     return [
-        Row(work, median("binidx", "seconds"), median("megatron", "seconds"), "s", False, note, against),
+        Row(work, *seconds, "s", False, note, against, conditions=conditions),
         Row(
             f"bytes of index files for a start of {PROCESSES} processes of a node",
             node[1][0],

@@ -28,8 +28,13 @@ from servers.far_object import far_object
 
 from binidx.format.idx import format_idx_header
 from tests.bench.race import READERS
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(
+    cores=0,
+    size="300,000,000 documents: 6 GB of .idx, 2 GB of indices",
+    cached="indices in the bucket, nothing on this machine",
+)
 NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 300_000_000))
 SEQUENCE_LENGTH = 4096
 STRETCH = 2**22

@@ -26,8 +26,9 @@ from binidx.storage.cache.maintenance import warm
 from binidx.storage.stores.local import LocalFile
 from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
-from tests.bench.table import Row, interleaved_medians, seconds
+from tests.bench.table import Conditions, Row, interleaved_medians, seconds
 
+CONDITIONS = Conditions(cores=1, size="256 MiB of uint16 tokens", cached="the disk cache, in the page cache")
 CORPUS_BYTES = 256 << 20
 SHARED_BYTES = 32 << 20
 NUM_SAMPLES = 800

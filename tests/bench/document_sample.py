@@ -27,8 +27,13 @@ from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native import sample_index
 from binidx.native.permutations import RandomState
-from tests.bench.table import Row, interleaved_medians, peak_bytes
+from tests.bench.table import Conditions, Row, interleaved_medians, peak_bytes
 
+CONDITIONS = Conditions(
+    cores=1,
+    size="documents of 1,000 tokens on average, samples of 4,096",
+    cached="lengths in memory",
+)
 Indices = tuple[np.ndarray, np.ndarray]
 
 NUM_DOCUMENTS = 10**7
@@ -41,6 +46,14 @@ ROUNDS = 3
 def rows(directory: Path) -> list[Row]:
     """Nanoseconds a document, then bytes a document and epoch."""
     return [*time_rows(directory, NUM_DOCUMENTS), *memory_rows()]
+
+
+def quick_rows(directory: Path) -> list[Row]:
+    """The sample index, and both together."""
+    lengths, documents = corpus(NUM_DOCUMENTS)
+    plan = planned(lengths, documents)
+    out = ours(lengths, documents, plan)
+    return [*sample_rows(lengths, plan, out), *together_rows(lengths, documents, plan, out)]
 
 
 def time_rows(directory: Path, num_documents: int) -> list[Row]:
@@ -98,7 +111,7 @@ def sample_rows(lengths: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]
     check()
     return [
         row("sample index, one core", one, peer, lengths, "one cache miss a document, 2.6 ns"),
-        row("the same, two threads", two, wall, lengths, "wall; the same misses on two cores, then 1 ns of rows"),
+        row("sample index, two threads", two, wall, lengths, "wall; the same misses on two cores, then 1 ns of rows"),
     ]
 
 

@@ -3,31 +3,43 @@
 Times are of one core. A sample alone is Megatron's `__getitem__`; its collate is counted where it says so. The limit is
 to write the outputs: 112 KiB of int64 tokens, labels and positions and float loss mask, 128 with bounds of documents,
 16 of int32 tokens alone. Of a micro-batch, Python and three system calls take about 15 us, whatever its length.
+
+With DataLoader workers a batch crosses from a process to the trainer, which costs both sides alike: this is wall time,
+after the first batches.
 """
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from helpers.inter_document_masking import InterDocumentDataset
 from helpers.oracle import megatron
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import binidx
 from binidx.loader.torch_loader import collate
 from binidx.native.arguments import LEVELS, Level
 from binidx.native.gpt_samples import GPTRows
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, open_theirs, run_config, write_corpus
-from tests.bench.table import MEGATRON, Row, interleaved_medians
+from tests.bench.table import MEGATRON, Conditions, Row, interleaved_medians
 
+CONDITIONS = Conditions(
+    cores=1,
+    size="400 samples of 4,096 tokens",
+    cached="the file in the page cache, indices mapped",
+)
 NUM_SAMPLES = 400
 BATCH = 8
 ROUNDS = 9
+WORKERS = 2
 CORPUS_BYTES = 600 << 20
 LIMIT = "the outputs written once, no more"
 THEIR_RULE = f"{MEGATRON} and the rule of its PR 5298"
@@ -41,7 +53,45 @@ def drain(samples: Iterable[object]) -> None:
 
 def rows(directory: Path) -> list[Row]:
     """Microseconds a sample, and tokens a second of tokens alone."""
-    prefix = write_corpus(directory / "local", CORPUS_BYTES)
+    return [
+        *one_process_rows(prefix := write_corpus(directory / "local", CORPUS_BYTES), directory),
+        workers_row(prefix, directory),
+    ]
+
+
+def quick_rows(directory: Path) -> list[Row]:
+    """All of one process."""
+    return one_process_rows(write_corpus(directory / "local", CORPUS_BYTES), directory)
+
+
+def workers_row(prefix: str, directory: Path) -> Row:
+    """Both through torch's DataLoader with worker processes."""
+    ours, theirs = open_ours(prefix, f"{directory}/ours"), open_theirs(prefix, f"{directory}/theirs")
+    options = {"num_workers": WORKERS}
+    runs = (
+        lambda: binidx.build_pretraining_data_loader(ours, 0, BATCH, **options),
+        lambda: DataLoader(theirs, batch_size=BATCH, **options),
+    )
+    micros = [
+        statistics.median(column)
+        for column in zip(*([micros_of(run()) for run in runs] for _ in range(3)), strict=True)
+    ]
+    conditions = replace(CONDITIONS, cores=0, workers=WORKERS, size=f"{8 * NUM_SAMPLES:,} samples of 4,096 tokens")
+    work = f"a sample of a micro-batch of {BATCH}, {WORKERS} DataLoader workers"
+    return Row(work, *micros, "µs", False, "wall; moving it between processes is most of it", conditions=conditions)
+
+
+def micros_of(loader: Any) -> float:
+    """Wall time of a sample, after the first batch of each worker."""
+    batches = iter(loader)
+    drain(itertools.islice(batches, 2 * WORKERS))
+    began = time.perf_counter()
+    drain(itertools.islice(batches, 8 * NUM_SAMPLES // BATCH))
+    taken = time.perf_counter() - began
+    return 1e6 * taken / (8 * NUM_SAMPLES)
+
+
+def one_process_rows(prefix: str, directory: Path) -> list[Row]:
     runs = works(prefix, directory)
     medians = interleaved_medians(*runs.values(), rounds=ROUNDS, clock=time.thread_time)
     micros = {name: 1e6 / NUM_SAMPLES * seconds for name, seconds in zip(runs, medians, strict=True)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.bench.document_sample import time_rows
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=1, size="100,000,000 documents", cached="lengths in memory")
 NUM_DOCUMENTS = 10**8
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import binidx
 from binidx.storage.open import open_object
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, write_corpus
-from tests.bench.table import Row, seconds
+from tests.bench.table import Conditions, Row, seconds
 
+CONDITIONS = Conditions(cores=1, size="a file of 4 GiB, 16 KiB at a time", cached="indices; nothing of the file")
 FILE_BYTES = 4 << 30
 READ_BYTES = 16 << 10
 DEPTH = 64

@@ -17,8 +17,9 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.index.masked_samples import build_mapping
-from tests.bench.table import Row, interleaved_medians
+from tests.bench.table import Conditions, Row, interleaved_medians
 
+CONDITIONS = Conditions(cores=1, size="1,000,000 documents; samples of 512 tokens", cached="the file in the page cache")
 NUM_DOCUMENTS = 10**6
 MANY = 10**15
 ROUNDS = 3

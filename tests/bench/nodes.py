@@ -28,8 +28,9 @@ from servers.log import Logged
 import binidx
 from binidx.storage.writing.publish import create_object
 from binidx.tools.seaweed import s3_server
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=0, size="2,500,000 sequences, 4 epochs, S3 5 ms away", cached="see the work", workers=8)
 SEQUENCES = int(os.environ.get("BINIDX_BENCH_SEQUENCES", 2_500_000))
 EPOCHS = 4
 SEQUENCE_LENGTH = 16

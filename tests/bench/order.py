@@ -32,8 +32,9 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import open_ours, write_corpus
-from tests.bench.table import Row, seconds
+from tests.bench.table import Conditions, Row, seconds
 
+CONDITIONS = Conditions(cores=1, size="3,000,000 documents", cached="indices mapped")
 GOAL = "the goal"
 UNBAKED = "the run unbaked"
 NUM_DOCUMENTS = 3_000_000

@@ -12,21 +12,25 @@ shuffles the documents beforehand, which changes no figure here. A larger corpus
 the same. Nothing is compressed. Bandwidth is what this machine has, which is kind to those who move more; and then 90
 MB/s a connection, which is what S3 gives one (85 to 90 says AWS in its performance guidelines).
 
+`peers_long` reads 25,000 samples, a fifth of the corpus: there whole chunks pay, as most of their samples are used.
+
 All times begin when a reader's imports are done, torch among them. One process each, so no worker processes, which
 would cost everybody as much as they gain. Order is what the samples show, not what is promised: see `Lap.places`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tests.bench.corpus import SEQUENCE_LENGTH
+from tests.bench.corpus import PLACES, SEQUENCE_LENGTH
+from tests.bench.machine import PEERS_PYTHON
 from tests.bench.race import (
     BATCH,
     DELAY_MS,
     NUM_SAMPLES,
-    PEERS_PYTHON,
+    ROUNDS,
     Entrant,
     Lap,
     far_away,
@@ -35,8 +39,9 @@ from tests.bench.race import (
     publish_packed,
     store,
 )
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=0, size="1 GiB of tokens in S3, samples of 4,096", cached="nothing")
 OURS = {"documents shuffled": False, "contiguous": True}
 """What binidx reads: documents of web length, or so long that a sample is one range, as it is for those who pack."""
 DTYPES = ("uint16", "int32")
@@ -45,29 +50,48 @@ WEATHERS: dict[str, dict[str, float]] = {"": {}, ", 90 MB/s a connection": {"meg
 
 def rows(directory: Path) -> list[Row]:
     """Time to the first batch, samples a second over the first thousand, bytes and requests: each peer, each dtype."""
-    if not PEERS_PYTHON.exists():
-        raise RuntimeError("peers: no environment for them found; needed the one that `make bench-peers` makes")
+    check_environment()
     return [row for dtype in DTYPES for row in rows_of(directory / dtype, dtype)]
 
 
-def rows_of(directory: Path, dtype: str) -> list[Row]:
+def check_environment() -> None:
+    if not PEERS_PYTHON.exists():
+        raise RuntimeError("peers: no environment for them found; needed the one that `make bench-peers` makes")
+
+
+def rows_of(
+    directory: Path,
+    dtype: str,
+    weathers: Mapping[str, Mapping[str, float]] = WEATHERS,
+    num_samples: int = NUM_SAMPLES,
+    rounds: int = ROUNDS,
+) -> list[Row]:
     directory.mkdir()
     with store(directory) as (server, bucket):
         corpora = {name: publish_corpus(directory, bucket, dtype, long_documents=long) for name, long in OURS.items()}
         prefix, uri = corpora["documents shuffled"]
-        peers = peers_of(bucket, uri)
+        peers = [replace(peer, num_samples=num_samples) for peer in peers_of(bucket, uri)]
         for packed in {each.uri: each for each in peers if each.uri != uri}.values():
             publish_packed(packed, prefix, dtype, directory)
-        ours = [Entrant(name, "read_binidx.py", each) for name, (_, each) in corpora.items()]
+        ours = [Entrant(name, "read_binidx.py", each, num_samples=num_samples) for name, (_, each) in corpora.items()]
         rows = []
-        for weather, options in WEATHERS.items():
+        for weather, options in weathers.items():
             with far_away(server, **options) as proxy:
-                laps = medians([*ours, *peers], proxy, dtype)
+                laps = medians([*ours, *peers], proxy, dtype, rounds)
+            fastest = max(peers, key=lambda peer: laps[peer.name].through).name
             rows += [
                 row
                 for data in OURS
                 for peer in peers
-                for row in compare(f"{dtype}, {data}{weather}", dtype, laps[data], peer.name, laps[peer.name])
+                for row in compare(
+                    f"{dtype}, {data}{weather}",
+                    dtype,
+                    laps[data],
+                    peer.name,
+                    laps[peer.name],
+                    peer.name == fastest,
+                    num_samples,
+                )
             ]
     return rows
 
@@ -89,17 +113,23 @@ def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
     )
 
 
-def compare(data: str, dtype: str, ours: Lap, name: str, theirs: Lap) -> list[Row]:
-    """Two rows; what the first thousand samples cost stands in the note."""
+def compare(data: str, dtype: str, ours: Lap, name: str, theirs: Lap, best: bool, num_samples: int) -> list[Row]:
+    """Two rows; what the samples cost stands in the note. The peer with the highest rate is the "best" of them."""
+    taken = f"{ours.num_samples:,.0f} samples in time, theirs {theirs.num_samples:,.0f}; "
+    conditions = replace(CONDITIONS, size=f"1 GiB of {dtype} tokens in S3, {num_samples:,} samples of 4,096")
     used = SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
     started = f"from process start {ours.from_start:.2f} s, theirs {theirs.from_start:.2f} s"
+    shuffled = PLACES * (1 - (1 - 1 / PLACES) ** min(ours.num_samples, theirs.num_samples))
     cost = (
+        f"{taken if min(ours.num_samples, theirs.num_samples) < num_samples else ''}"
         f"bytes moved per byte used {ours.bytes_per_sample / used:.2f}, theirs {theirs.bytes_per_sample / used:.2f}; "
-        f"requests a sample {ours.requests_per_sample:.2f}, theirs {theirs.requests_per_sample:.2f}; "
-        f"order: thousandths of the data they begin in {ours.places:.0f}, theirs {theirs.places:.0f}, all shuffled 632"
+        f"requests a sample {ours.requests_per_sample:.2f}, theirs {theirs.requests_per_sample:.2f}; thousandths of "
+        f"the data they begin in {ours.places:.0f}, theirs {theirs.places:.0f}, of a global shuffle {shuffled:.0f}"
     )
+    setting, options = ("best", name) if best else (name, "")
     return [
         Row(f"first batch of {BATCH}, {DELAY_MS} ms away, {data}", ours.first_batch, theirs.first_batch, "s", False,
-            started, name),
-        Row(f"first {NUM_SAMPLES:,} samples, {data}", ours.through, theirs.through, "samples/s", True, cost, name),
+            started, name, setting, options, conditions),
+        Row(f"first {num_samples:,} samples, {data}", ours.through, theirs.through, "samples/s", True, cost, name,
+            setting, options, conditions),
     ]  # fmt: skip

@@ -43,8 +43,14 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.tools.demo.corpus import build_corpus
 from binidx.tools.demo.tokenizer import EOD, train_bpe
 from binidx.tools.seaweed import s3_server
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(
+    cores=0,
+    size="256 MB of jsonl, 32 MB with Hugging Face",
+    cached="imports, and nearly all words",
+    workers=1,
+)
 SIZES = {"text": 256_000_000, "few": 64_000_000, "little": 32_000_000}
 PART_BYTES = 64 << 20
 ROUNDS = 3

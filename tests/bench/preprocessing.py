@@ -16,7 +16,7 @@ leave the same bytes.
 A first text, JSONL's .first.jsonl, goes the same way before, with the same tokenizer object: what is imported, loaded
 and compared once in a process is no part of the figures, nor is a cache of words that is quite empty. Prints the CPU
 seconds of that start, of the text by this process and its children, of this process alone, the most that it or one of
-its children had resident, in bytes, and the tokens written.
+its children had resident, in bytes, the tokens written, and the bytes of the text.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main(way: str, source: str, tokenizer: str, prefix: str) -> None:
     start = own_start + children_start
     most = max(own_resident(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
     tokens = Path(f"{prefix}.bin").stat().st_size // 2
-    print(json.dumps([start, own + children - start, own - own_start, most, tokens]))
+    print(json.dumps([start, own + children - start, own - own_start, most, tokens, Path(source).stat().st_size]))
 
 
 def cpu_seconds() -> tuple[float, float]:

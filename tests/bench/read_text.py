@@ -24,9 +24,10 @@ import zstandard
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import plan_slices
-from tests.bench.table import Row, interleaved_medians
+from tests.bench.table import Conditions, Row, interleaved_medians
 from tests.bench.text import documents, joined
 
+CONDITIONS = Conditions(cores=1, size="64 MiB of jsonl", cached="the files in the page cache")
 JSONL_BYTES = 64 << 20
 PART_BYTES = 16 << 20
 ROUNDS = 5

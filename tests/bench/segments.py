@@ -39,9 +39,10 @@ from binidx.storage.ranges import cut
 from binidx.storage.stores.local import LocalFile
 from binidx.testing import MemoryObject
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours
-from tests.bench.table import Row, interleaved_medians, seconds
+from tests.bench.table import Conditions, Row, interleaved_medians, seconds
 from tests.bench.text import tokenise, write_text
 
+CONDITIONS = Conditions(cores=1, size="128 MiB of tokens of real text", cached="the files in the page cache")
 PLAIN_BYTES = 128 << 20
 NUM_SAMPLES = 1000
 FAR_SAMPLES = 60

@@ -18,8 +18,9 @@ from helpers.oracle import megatron
 from binidx.index.document_sample import build_document_index
 from binidx.native.arguments import LEVELS
 from binidx.native.permutations import RandomState
-from tests.bench.table import Row, interleaved_medians, peak_bytes
+from tests.bench.table import Conditions, Row, interleaved_medians, peak_bytes
 
+CONDITIONS = Conditions(cores=1, size="int32 numbers in memory", cached="nothing")
 NUM_ITEMS = (10**7, 10**8)
 NUM_DOCUMENTS = 10**7
 ROUNDS = 3
@@ -29,6 +30,11 @@ SEED = 1234
 def rows(directory: Path) -> list[Row]:
     """The shuffle at every level of this machine, then the document index at the best one."""
     return [row for num_items in NUM_ITEMS for row in shuffle_rows(num_items)] + [document_row(1), document_row(4)]
+
+
+def quick_rows(directory: Path) -> list[Row]:
+    """The shuffle of the smaller array."""
+    return shuffle_rows(NUM_ITEMS[0])
 
 
 def shuffle_rows(num_items: int) -> list[Row]:

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from binidx.format.idx import format_idx_header
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=1, size="400 M tokens in documents of 870", cached="the files in the page cache")
 NUM_TOKENS = 400_000_000
 MEAN_TOKENS = 870
 MEMORY_BYTES = 640 << 20

@@ -15,8 +15,9 @@ from binidx.loader.readahead import BUDGET_BYTES
 from binidx.storage.settings import ReadSettings
 from tests.bench.corpus import SEQUENCE_LENGTH
 from tests.bench.race import BATCH, DELAY_MS, Entrant, call, far_away, publish_corpus, store
-from tests.bench.table import Row
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(cores=0, size="1 GiB of uint16 tokens in S3, micro-batches of 8 x 4,096", cached="nothing")
 TOKENS_PER_SECOND = 200_000
 STEP_SECONDS = BATCH * SEQUENCE_LENGTH / TOKENS_PER_SECOND
 PACED_STEPS = 120

@@ -21,8 +21,9 @@ from servers.far_object import far_object
 
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
-from tests.bench.table import Row, seconds
+from tests.bench.table import Conditions, Row, seconds
 
+CONDITIONS = Conditions(cores=0, size="samples of one range of 16 KiB", cached="nothing")
 LATENCIES_MS = (1, 10, 30, 100)
 IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128)
 WAYS = {"fsspec": False, "fast": True}

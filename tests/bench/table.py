@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 MEGATRON = "Megatron Core 0.16.1"
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """Conditions of a figure.
+
+    Args:
+        cores: cores that the measured work may use; 0 is all of the machine.
+        workers: processes beside the main one, of a DataLoader or a pool.
+        size: amount of data or work: documents, samples, bytes.
+        cached: caches and files that are warm before the clock starts.
+    """
+
+    cores: int
+    size: str
+    cached: str
+    workers: int = 0
+
+
+@dataclass(frozen=True)
 class Row:
-    """One figure: ours, the peer's or the limit's, and what limits both; `against` names whose the other is."""
+    """One figure: our value and the value of a peer or a limit.
+
+    Args:
+        work: the measured work. Together with `setting` it is unique in a bench.
+        note: the limit of both, a goal, or a side figure.
+        against: name of the peer or the limit.
+        setting: "best" or "default" if the peer has several settings for this work, or a name of another one.
+        options: the peer's options behind `setting`.
+        conditions: None stands for those of the bench, its CONDITIONS.
+    """
 
     work: str
     ours: float
@@ -23,6 +49,9 @@ class Row:
     more_is_better: bool
     note: str = ""
     against: str = MEGATRON
+    setting: str = ""
+    options: str = ""
+    conditions: Conditions | None = None
 
     @property
     def ratio(self) -> float:
@@ -54,18 +83,23 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-def show(rows: list[Row], as_json: bool) -> str:
-    """The rows as a Markdown table, or as JSON."""
-    if as_json:
-        return json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1)
+def to_json(row: Row) -> dict[str, Any]:
+    """Return all fields of a row, its conditions among them, and its ratio."""
+    fields = asdict(row)
+    return {**fields, **(fields.pop("conditions") or {}), "ratio": row.ratio}
+
+
+def show(rows: list[Row]) -> str:
+    """Return the rows as a Markdown table."""
     lines = ["| work | binidx | against | | ratio | |", "|---|---:|---:|---|---:|---|"]
     for row in rows:
         ours, theirs = (f"{figure(value)} {row.unit}" for value in (row.ours, row.theirs))
-        lines.append(f"| {row.work} | {ours} | {theirs} | {row.against} | {figure(row.ratio)}x | {row.note} |")
+        peer = ", ".join(filter(None, (row.against, row.setting, row.options)))
+        lines.append(f"| {row.work} | {ours} | {theirs} | {peer} | {figure(row.ratio)}x | {row.note} |")
     return "\n".join(lines)
 
 
 def figure(value: float) -> str:
-    """Three significant digits, with thousands separated."""
+    """Return a number in three significant digits, with thousands separated."""
     digits = max(0, 2 - (len(str(int(abs(value)))) - 1)) if value >= 1 else 3
     return f"{value:,.{digits}f}"

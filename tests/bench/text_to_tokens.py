@@ -7,11 +7,14 @@
     writer     tokens a CPU-second of the process that waits for all others: Megatron's parent with a tokenizer that
                costs nothing, and our driver with the fastest. Megatron stops scaling where its workers fill that
 
-Both of Megatron's are re-enacted, see preprocess_jobs.py. The text is what lies on the machine: modules and notes of
-this Python and its packages, cut into documents of some 3 kB, no two alike; or BINIDX_BENCH_TEXT, a folder of .txt
-files. A byte-level BPE with the 50,257 entries of GPT-2 is trained on a part of it. A few documents are left out that
-have characters newer than the Unicode of the reference: gigatoken alone, and so Megatron's fast path, sees them
-otherwise.
+Megatron's tools run themselves if BINIDX_BENCH_MEGATRON names a checkout of Megatron-LM, see megatron_tools.py: the
+pool of preprocess_data.py, the same with --use-gigatoken, and preprocess_data_fast.py. Its package has no tools:
+without a checkout the first and the last are re-enacted, see preprocessing.py.
+
+The text is what lies on the machine: modules and notes of this Python and its packages, cut into documents of some
+3 kB, no two alike; or BINIDX_BENCH_TEXT, a folder of .txt files. A byte-level BPE with the 50,257 entries of GPT-2 is
+trained on a part of it. A few documents are left out that have characters newer than the Unicode of the reference:
+gigatoken alone, and so Megatron's fast path, sees them otherwise.
 
 The goals: 50 times the pool with gigatoken on new text, 1.2 times with Hugging Face; twice the fast path, at 300 MB.
 """
@@ -34,8 +37,15 @@ import numpy as np
 
 from binidx.prepare.tokenizers.engine_choice import find_new_code_points
 from binidx.tools.demo.tokenizer import train_bpe
-from tests.bench.table import Row
+from tests.bench.megatron_tools import find_checkout
+from tests.bench.table import Conditions, Row
 
+CONDITIONS = Conditions(
+    cores=0,
+    size="400 MB of jsonl, 12 MB with Hugging Face, documents of 3 kB",
+    cached="text in the page cache, imports, words of a tenth as much other text",
+    workers=1,
+)
 SLOW_BYTES = 12_000_000
 FAST_BYTES = 400_000_000
 TRAINING_BYTES = 12_000_000
@@ -53,29 +63,32 @@ class Used(NamedTuple):
     own_cpu: float  # seconds for the text, of the first process alone
     resident: int  # bytes, of the largest process
     tokens: int
+    text_bytes: int  # of jsonl, that `cpu` was spent on
+
+    @property
+    def speed(self) -> float:
+        """Megabytes of jsonl a CPU-second."""
+        return self.text_bytes / self.cpu / 1e6
 
 
 def rows(directory: Path) -> list[Row]:
-    """Speed with two engines, memory, the writer's ceiling."""
+    """Speed with two engines against each of Megatron's tools, memory, the writer's ceiling."""
     tokenizer, slow, fast = prepare(directory)
-    pool, hf = medians(directory, tokenizer, slow, "pool", "ours-hf")
-    files, alone, giga = medians(directory, tokenizer, fast, "files", "files-alone", "ours-gigatoken")
+    tools = bool(find_checkout())
+    if not tools:
+        print("text_to_tokens: --use-gigatoken left out, the other tools re-enacted; name a checkout of Megatron-LM in "
+              "BINIDX_BENCH_MEGATRON", file=sys.stderr)  # fmt: skip
+    pool, hf = medians(directory, tokenizer, slow, "tool-pool" if tools else "pool", "ours-hf")
+    ways = ("tool-fast", "tool-gigatoken") if tools else ("files",)
+    *others, alone, giga = medians(directory, tokenizer, fast, *ways, "files-alone", "ours-gigatoken")
     null, driver = medians(directory, tokenizer, fast, "null", "driver", compare=False)
-    rate = speed(slow, pool.cpu)
-    note = "the same bytes; goal {}"
-    start = f"start-up apart: {giga.start_cpu:.1f} and {files.start_cpu:.1f} CPU-s"
     return [
-        Row("jsonl to .bin/.idx, gigatoken", speed(fast, giga.cpu), rate, "MB/CPU-s", True, note.format("50x"), TOOL),
+        *gigatoken_rows(giga, pool, others, alone),
         Row(
-            "the same", speed(fast, giga.cpu), speed(fast, files.cpu), "MB/CPU-s", True,
-            f"{note.format('2x')}; {start}", FAST_TOOL,
+            "text to tokens, memory", driver.resident / 1e6, others[0].resident / 1e6, "MB", False,
+            "goal: <= 300 MB, flat", FAST_TOOL,
         ),
-        Row(
-            "the same", speed(fast, giga.cpu), speed(fast, alone.cpu), "MB/CPU-s", True,
-            "kept to one thread", FAST_TOOL,
-        ),
-        Row("its memory", driver.resident / 1e6, files.resident / 1e6, "MB", False, "goal: <= 300 MB, flat", FAST_TOOL),
-        Row("Hugging Face", speed(slow, hf.cpu), rate, "MB/CPU-s", True, note.format("1.2x"), TOOL),
+        hf_row(hf, pool),
         Row(
             "tokens through the process that all wait for", driver.tokens / max(driver.own_cpu, 0.01) / 1e6,
             null.tokens / null.own_cpu / 1e6, "Mtok/CPU-s", True,
@@ -84,9 +97,37 @@ def rows(directory: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def speed(source: Path, cpu: float) -> float:
-    """Megabytes of jsonl a CPU-second."""
-    return source.stat().st_size / cpu / 1e6
+def quick_rows(directory: Path) -> list[Row]:
+    """Hugging Face alone."""
+    tokenizer, slow, _ = prepare(directory, fast_bytes=SLOW_BYTES)
+    pool, hf = medians(directory, tokenizer, slow, "tool-pool" if find_checkout() else "pool", "ours-hf")
+    return [hf_row(hf, pool)]
+
+
+def hf_row(ours: Used, theirs: Used) -> Row:
+    work = "text to tokens, Hugging Face's engine"
+    return Row(work, ours.speed, theirs.speed, "MB/CPU-s", True, "the same bytes; goal 1.2x", TOOL)
+
+
+def gigatoken_rows(ours: Used, pool: Used, others: list[Used], alone: Used) -> list[Row]:
+    """Against the tool that people start with, and each that has the same engine; the fastest of these is its best."""
+    names = {FAST_TOOL: "preprocess_data_fast.py", f"{TOOL} --use-gigatoken": "--use-gigatoken"}
+    fastest = max(other.speed for other in others)
+    how = "" if find_checkout() else ", re-enacted"
+    start = f"the same bytes; start-up apart: {ours.start_cpu:.1f} and {others[0].start_cpu:.1f} CPU-s"
+    return [
+        row_of(ours, pool, TOOL, "default", f"one worker, Hugging Face's engine{how}"),
+        *(
+            row_of(ours, other, tool, "best" if other.speed == fastest else setting, f"{setting}{how}", start)
+            for (tool, setting), other in zip(names.items(), others, strict=False)
+        ),
+        row_of(ours, alone, FAST_TOOL, "one thread", "a setting of the library that the tool does not have"),
+    ]
+
+
+def row_of(ours: Used, theirs: Used, tool: str, setting: str, options: str = "", note: str = "") -> Row:
+    work = "text to tokens, gigatoken's engine"
+    return Row(work, ours.speed, theirs.speed, "MB/CPU-s", True, note or "the same bytes", tool, setting, options)
 
 
 def ceiling(null: Used, pool: Used) -> float:
@@ -116,14 +157,15 @@ def used(directory: Path, way: str, source: Path, tokenizer: Path) -> Used:
     prefix = directory / way
     for old in directory.glob(f"{way}.*"):
         old.unlink()
-    command = [sys.executable, "-m", "tests.bench.preprocessing", way, *map(str, (source, tokenizer, prefix))]
+    module = "tests.bench.megatron_tools" if way.startswith("tool-") else "tests.bench.preprocessing"
+    command = [sys.executable, "-W", "ignore", "-m", module, way, *map(str, (source, tokenizer, prefix))]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]).stdout
     return Used(*json.loads(told.splitlines()[-1]))
 
 
-def prepare(directory: Path) -> tuple[Path, Path, Path]:
+def prepare(directory: Path, fast_bytes: int = FAST_BYTES) -> tuple[Path, Path, Path]:
     """A tokenizer, and jsonl files of two sizes with others a tenth as long beside them."""
-    texts, enough = [], FAST_BYTES * 11 // 10 + TRAINING_BYTES
+    texts, enough = [], fast_bytes * 11 // 10 + TRAINING_BYTES
     for text in documents():
         texts.append(text)
         enough -= len(text)
@@ -131,11 +173,11 @@ def prepare(directory: Path) -> tuple[Path, Path, Path]:
             break
     random.Random(0).shuffle(texts)
     tokenizer = directory / "tokenizer.json"
-    train_bpe(texts[: len(texts) * TRAINING_BYTES // (FAST_BYTES + TRAINING_BYTES)], tokenizer, vocab_size=VOCAB_SIZE)
+    train_bpe(texts[: len(texts) * TRAINING_BYTES // (fast_bytes + TRAINING_BYTES)], tokenizer, vocab_size=VOCAB_SIZE)
     return (
         tokenizer,
         write(directory / "slow.jsonl", texts, SLOW_BYTES),
-        write(directory / "fast.jsonl", texts, FAST_BYTES),
+        write(directory / "fast.jsonl", texts, fast_bytes),
     )
 
 

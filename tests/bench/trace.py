@@ -31,8 +31,13 @@ from binidx.run.run_file import Run, SavedTokenizer
 from binidx.storage.requests.remote_object import object_identity
 from tests.bench.cold_start_large import NUM_DOCUMENTS, SEQUENCE_LENGTH, write
 from tests.bench.race import READERS
-from tests.bench.table import Row, seconds
+from tests.bench.table import Conditions, Row, seconds
 
+CONDITIONS = Conditions(
+    cores=0,
+    size="300,000,000 documents, behind a server that costs nearly nothing",
+    cached="indices in the bucket",
+)
 GOAL = "the goal"
 ROUNDS = 3
 MICRO_BATCH, RANKS = 8, 64
@@ -100,16 +105,16 @@ def prepare(root: Path) -> None:
     Run(there, [None, None, None], MICRO_BATCH, RANKS).save(str(root / "run.json"))
 
 
-def ask(rank: int | None = None) -> tuple[float, float, float, float]:
+def ask(rank: int | None = None, uri: str = "s3://bench/run.json") -> tuple[float, float, float, float]:
     """Seconds: cold, again, of a process that finds what this one left, and of CPU for the first."""
     with tempfile.TemporaryDirectory() as scratch:
-        first, then = (_process(scratch, rank) for _ in range(2))
+        first, then = (_process(scratch, rank, uri) for _ in range(2))
     return first[0], first[1], then[0], first[2]
 
 
-def _process(scratch: str, rank: int | None) -> list[float]:
+def _process(scratch: str, rank: int | None, uri: str) -> list[float]:
     environment = {**os.environ, "BINIDX_INDEX_DIR": scratch}
-    command = [sys.executable, str(READERS / "trace.py"), json.dumps(["s3://bench/run.json", rank])]
+    command = [sys.executable, str(READERS / "trace.py"), json.dumps([uri, rank])]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return list(json.loads(done.stdout.splitlines()[-1]))
 

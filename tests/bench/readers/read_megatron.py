@@ -1,4 +1,4 @@
-"""Megatron Core with its own S3 reader: the same order, `block_bytes` for each request."""
+"""Megatron Core with its own S3 reader: the same order, `block_bytes` for each request, `num_workers` processes."""
 
 import warnings
 
@@ -12,6 +12,7 @@ with warnings.catch_warnings():
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 given = arguments()
+workers = given["num_workers"]
 
 
 def batches():
@@ -21,7 +22,7 @@ def batches():
     dataset = BlendedMegatronDatasetBuilder(GPTDataset, [None, 0, 0], lambda: True, config).build()[0]
     # The dataclass that holds it is made inside: there is no argument that reaches it.
     dataset.dataset.bin_reader._cache_nbytes = given["block_bytes"]
-    return (batch["tokens"] for batch in DataLoader(dataset, batch_size=given["batch"]))
+    return (batch["tokens"] for batch in DataLoader(dataset, batch_size=given["batch"], num_workers=workers))
 
 
-race(batches, given["num_samples"], given["seconds"])
+race(batches, given["num_samples"], given["seconds"], warm=workers)

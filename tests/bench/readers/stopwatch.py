@@ -27,11 +27,12 @@ def arguments() -> dict[str, Any]:
     return dict(json.loads(sys.argv[1]))
 
 
-def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: float) -> None:
+def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: float, warm: int = 0) -> None:
     """Take `num_samples`, or what comes in `seconds` after the first batch, and tell when they came.
 
     Args:
         open_batches: opens the data and gives batches of tokens, arrays of (B, S) or (B, S + 1). What it does counts.
+        warm: batches after the first one that are no part of the rate: of workers, each has its first ready by then.
 
     Times are those of the machine's monotonic clock, which the process that started this one reads too.
     """
@@ -47,6 +48,8 @@ def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: f
         "imported": imported,
         "first": arrived[0],
         "last": arrived[-1],
+        "warm": warm,
+        "warmed": arrived[warm],
         "samples": len(places),
         "batch": len(places) // len(arrived),
         "places": len(set(places)),

@@ -1,0 +1,118 @@
+"""Rows of README.md's table: each names its conditions, and the row of a bench that it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEGATRON = "Megatron Core"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of README.md.
+
+    Args:
+        work: the work and its conditions.
+        against: the peer.
+        bench, row, setting: name of the bench, `work` of its row, and the peer's setting; None is its best.
+    """
+
+    work: str
+    against: str
+    bench: str
+    row: str
+    setting: str | None = None
+
+
+CLAIMS = (
+    Claim(
+        "samples of 4,096 tokens from S3, 30 ms away, documents shuffled; we in one process",
+        f"{MEGATRON}'s S3 reader: best of 0 to 32 workers and 5 block sizes",
+        "from_s3",
+        "samples from S3, 30 ms away, documents shuffled",
+    ),
+    Claim(
+        "the same, each sample in one piece",
+        "the same",
+        "from_s3",
+        "samples from S3, 30 ms away, contiguous",
+    ),
+    Claim(
+        "25,000 samples from S3, 30 ms away, documents shuffled globally; one process each",
+        "fastest of MosaicML Streaming, LitData, OLMo-core, each in its own order",
+        "peers_long",
+        "first 25,000 samples, uint16, documents shuffled",
+    ),
+    Claim(
+        "the same, contiguous, samples shuffled globally",
+        "the same",
+        "peers_long",
+        "first 25,000 samples, uint16, contiguous",
+    ),
+    Claim(
+        "1,000 prefixes in S3, 30 ms away, first start of all: no cache anywhere",
+        f"{MEGATRON}, first start, data on a local disk",
+        "cold_start",
+        "1,000 prefixes in S3, 30 ms away, first start of all to first batch",
+    ),
+    Claim(
+        "1,000 prefixes in S3, start of a new machine: indices and bundle cached in the bucket",
+        f"{MEGATRON}, data and caches on a local disk",
+        "cold_start",
+        "1,000 prefixes in S3, 30 ms away, start of a new machine to first batch",
+    ),
+    Claim(
+        "a step of 512 samples of 30 million documents in S3, on loopback, traced; indices in the bucket",
+        "a goal of 1 s",
+        "trace_s3",
+        "a step of 512 samples traced over S3 on loopback, cold",
+    ),
+    Claim(
+        "400 MB of jsonl to tokens, gigatoken's engine, a CPU-second, imports apart",
+        "fastest of Megatron-LM's tools with the same engine; default: its Hugging Face pool",
+        "text_to_tokens",
+        "text to tokens, gigatoken's engine",
+    ),
+    Claim(
+        "merge of 4 datasets, 2.2 GB of real documents, wall; files in the page cache",
+        MEGATRON,
+        "merge",
+        "merge of 2.2 GB of real documents, wall",
+    ),
+    Claim(
+        "merge of 20 million documents of one token: the index alone, CPU",
+        MEGATRON,
+        "merge",
+        "merge of 4 x 5 M documents of one token, CPU",
+    ),
+    Claim(
+        "document and sample index of 10,000,000 documents, one core, a document",
+        MEGATRON,
+        "document_sample",
+        "document and sample index, one core, 10,000,000 documents",
+    ),
+    Claim(
+        "blend of 2,048 datasets, 300,000 samples, one core, a sample",
+        MEGATRON,
+        "blend",
+        "blend of 2,048 datasets, random weights, 300,000 samples",
+    ),
+    Claim(
+        "the same, 10,000,000 samples, tied weights",
+        MEGATRON,
+        "blend",
+        "blend of 2,048 datasets, tied weights",
+    ),
+    Claim(
+        "a sample of 4,096 tokens from a local file, in a stacked micro-batch of 8, one core, page cache",
+        MEGATRON,
+        "item_time",
+        "a sample of a stacked micro-batch of 8, against the same",
+    ),
+    Claim(
+        "the same through 2 DataLoader workers, wall",
+        MEGATRON,
+        "item_time",
+        "a sample of a micro-batch of 8, 2 DataLoader workers",
+    ),
+)

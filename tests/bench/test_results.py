@@ -1,0 +1,114 @@
+"""README and the page of figures show the committed results, and each figure has its conditions."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import quick
+from tests.bench.__main__ import BENCHES, ON_REQUEST
+from tests.bench.claims import CLAIMS, Claim
+from tests.bench.machine import describe_machine, slug
+from tests.bench.publish import PAGE, README, all_tables, bench_table, claim_cell, claims_table, with_figures
+from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
+from tests.bench.table import Conditions, Row, to_json
+
+FIELDS = {field.name for each in (Row, Conditions) for field in dataclasses.fields(each)} - {"conditions"} | {"ratio"}
+CONDITIONS = Conditions(cores=1, size="10 documents", cached="nothing")
+MACHINE = {**describe_machine(), "cpu": "A CPU", "vendor": "V", "family": 1, "model": 2, "cores": 2}
+ROWS = [
+    Row("read", 8.0, 2.0, "MB/s", True, "", "P", "best", "4 workers", CONDITIONS),
+    Row("read", 8.0, 1.0, "MB/s", True, "", "P", "default", "no workers", CONDITIONS),
+    Row("write", 2.0, 3.0, "s", False, conditions=CONDITIONS),
+]
+
+
+def record(rows: list[Row] = ROWS) -> dict[str, Any]:
+    return record_of("a_bench", rows, MACHINE, {"numpy": "2"}, 1.5, (0.1, 0.9))
+
+
+@pytest.mark.parametrize(("path", "table"), [(README, claims_table), (PAGE, all_tables)], ids=["README", "page"])
+def test_pages_show_the_committed_results(path: Path, table: Any) -> None:
+    page = path.read_text()
+    assert page == with_figures(page, table(read_committed())), "run python -m tests.bench.publish"
+
+
+def test_committed_rows_have_all_fields_and_one_meaning_each() -> None:
+    for path, results in zip(sorted(COMMITTED.glob("*.json")), read_committed(), strict=True):
+        assert path.stem == slug(results["machine"])
+        for name, found in results["benches"].items():
+            assert name in BENCHES + ON_REQUEST
+            assert {"measured", "commit", "versions"} <= set(found)
+            keys = [(row["work"], row["setting"]) for row in found["rows"]]
+            assert len(set(keys)) == len(keys), name
+            assert all(set(row) == FIELDS for row in found["rows"]), name
+
+
+def test_claims_show_a_row_of_each_bench_that_was_measured() -> None:
+    for results in read_committed():
+        for claim in CLAIMS:
+            found = results["benches"].get(claim.bench)
+            if found and found["seconds"] is not None:  # None: a run from before the bench wrote records
+                assert find_row(found, claim.row, claim.setting), claim
+
+
+def test_benches_state_their_conditions() -> None:
+    for name in BENCHES + ON_REQUEST:
+        assert isinstance(importlib.import_module(f"tests.bench.{name}").CONDITIONS, Conditions)
+    for name in quick.BENCHES:
+        assert callable(importlib.import_module(f"tests.bench.{name}").quick_rows)
+
+
+def test_a_new_record_replaces_the_one_of_its_bench_and_cpu(tmp_path: Path) -> None:
+    merge([record(), {**record(), "bench": "other"}], tmp_path)
+    merge([record(ROWS[2:])], tmp_path)
+    [results] = read_committed(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a-cpu-2-cores.json"]
+    assert results["benches"]["a_bench"]["rows"] == [to_json(ROWS[2])]
+    assert len(results["benches"]["other"]["rows"]) == 3
+    assert results["benches"]["other"]["machine"]["load_before"] == 0.1
+
+
+def test_a_claim_shows_the_best_setting_and_the_default_behind_it() -> None:
+    cell = claim_cell(Claim("reading", "P", "a_bench", "read"), record())
+    assert cell == "**4x** (8.00 / 2.00 MB/s; 4 workers; its default 1.00: 8x)"
+    assert claim_cell(Claim("writing", "P", "a_bench", "write"), record()) == "**1.5x** (2.00 / 3.00 s)"
+    assert claim_cell(Claim("writing", "P", "a_bench", "write"), None) == ""
+
+
+def test_without_a_best_setting_several_rows_are_no_claim() -> None:
+    rows = [ROWS[1], dataclasses.replace(ROWS[1], setting="8 workers")]
+    assert find_row(record(rows), "read") is None
+
+
+def test_the_page_has_a_column_a_cpu() -> None:
+    def results(cpu: str, rows: list[Row]) -> dict[str, Any]:
+        found = record(rows)
+        machine = {**found["machine"], "cpu": cpu}
+        return {"machine": machine, "benches": {"a_bench": {**found, "machine": machine}}}
+
+    lines = bench_table("a_bench", [results("One", ROWS), results("Two", ROWS[2:])]).splitlines()
+    assert "One | Two" in next(line for line in lines if line.startswith("| work"))
+    assert sum(line.startswith("| read") for line in lines) == 2
+
+
+def test_the_nearest_cpu_is_of_the_same_family() -> None:
+    others = [{"machine": {**MACHINE, **other}} for other in ({"family": 7}, {"model": 9}, {"vendor": "W"})]
+    assert nearest(MACHINE, others) == others[1]
+    assert nearest(MACHINE, []) is None
+
+
+def test_quick_marks_ratios_that_moved() -> None:
+    assert "WORSE, 2.00x" in quick.line("work", 1.0, 2.0)
+    assert "better, 2.00x" in quick.line("work", 4.0, 2.0)
+    assert quick.line("work", 1.9, 2.0).endswith("work")
+    assert quick.line("work", 1.9, None).split() == ["-", "1.90x", "work"]
+
+
+def test_a_page_without_markers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="markers not found"):
+        with_figures("no markers", "a table")
