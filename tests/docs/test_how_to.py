@@ -1,6 +1,6 @@
 """What the pages of docs/how-to and docs/tutorials show runs, and does what they say.
 
-A page with blocks of Python has a test with its name; all commands are there, with their options.
+A page with blocks of Python has a test with its name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import re
-import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,7 @@ from helpers import trained_tokenizers
 from helpers.gpt_data import Tokenizer, assert_same_sample
 from helpers.gpt_samples import config
 from helpers.lineage_data import build_with_lineage, read_lineage
-from helpers.pages import DOCS, commands, python_blocks, read_page, run_blocks
+from helpers.pages import DOCS, python_blocks, read_page, run_blocks
 from helpers.preprocess_jobs import corpus, files_of, theirs, tokenizer_path, write_lines
 from helpers.shuffle_oracle import new_order
 from helpers.traceable_runs import write_source
@@ -31,7 +30,7 @@ from helpers.traceable_runs import write_source
 import binidx
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.run.run_file import SavedTokenizer
-from binidx.tools import COMMANDS, main
+from binidx.tools import main
 
 PAGES = sorted(
     str(path.relative_to(DOCS).with_suffix(""))
@@ -46,23 +45,6 @@ ELSEWHERE = {"tutorials/text-to-step"}
 def test_every_page_with_python_is_run() -> None:
     shown = {page for page in PAGES if python_blocks(read_page(page))} - ELSEWHERE
     assert {f"test_{page.partition('/')[2].replace('-', '_')}" for page in shown} <= globals().keys()
-
-
-def test_every_command_and_option_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    helps: dict[tuple[str, ...], str] = {}
-    for page in PAGES:
-        for command in commands(read_page(page)):
-            words = shlex.split(command.replace("|", " "))[1:]
-            if words[0].startswith("-"):
-                continue
-            assert words[0] in COMMANDS, (page, command)
-            named = tuple(words[: 2 if words[0] in ("cache", "cut") and len(words) > 1 and words[1].isalpha() else 1])
-            if named not in helps:
-                with pytest.raises(SystemExit):
-                    main([*named, "--help"])
-                helps[named] = capsys.readouterr().out
-            for option in (word for word in words if word.startswith("--")):
-                assert re.search(rf"{option}\b", helps[named]), (page, command, option)
 
 
 # Data in memory of the loaders' pages

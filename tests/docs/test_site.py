@@ -34,14 +34,16 @@ def test_a_test_reads_every_page_that_has_an_example_in_python() -> None:
     assert [name_of(page) for page, found in named.items() if not found] == []
 
 
-def test_the_example_of_the_home_page_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["docs/index.md", "README.md"])
+def test_the_example_of_the_first_page_runs(page: str, tmp_path: Path) -> None:
     for name in ("en", "code"):
         builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
         builder.add_document(np.arange(50_000), [50_000])
         builder.finalize(f"{tmp_path}/{name}.idx")
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.S)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     shapes = list[Any]()
-    exec(example.replace("s3://corpus", str(tmp_path)), {"model": lambda *tensors: shapes.append(tensors[0].shape)})
+    local = re.sub(r"(s3|gs)://corpus", str(tmp_path), example)
+    exec(local, {"model": lambda *tensors: shapes.append(tensors[0].shape)})
     assert {tuple(each) for each in shapes} == {(8, 4096)}
 
 

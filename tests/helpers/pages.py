@@ -1,4 +1,4 @@
-"""Pages of the documentation: their blocks of Python, their commands and what they print."""
+"""Pages of the documentation: their blocks of Python."""
 
 from __future__ import annotations
 
@@ -26,11 +26,3 @@ def run_blocks(name: str, names: dict[str, Any]) -> dict[str, Any]:
     for block in blocks:
         exec(compile(block, name, "exec"), names)
     return names
-
-
-def commands(page: str) -> list[str]:
-    """Commands in blocks and in backticks, `binidx verify PREFIX --lineage`, without comments."""
-    page = page.replace("\\\n", " ")
-    inline = re.findall(r"`(binidx [a-z][^`]*)`", page)
-    lines = re.findall(r"^(?:    +)?(?:BINIDX_\S+ )?(binidx [a-z].*)$", page, re.MULTILINE)
-    return [re.sub(r"\s+#.*", "", command) for command in (*inline, *lines)]
