@@ -167,7 +167,7 @@ def _sum(rows: Sequence[dict[str, Any]]) -> str:
     kept = sum(row["num_bytes"] for row in rows if row["directory"])
     text = ", ".join(f"{count} {how}" for how, count in counts.items())
     small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
-    return f"{len(rows)} indices: {text}; {human_bytes(kept)} kept{small}"
+    return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"
 
 
 main = command("prepare-cache", __doc__, add_options, prepare, "interrupted; what is built stays")

@@ -9,6 +9,7 @@ its request, and the time by the clock of the machine. JSON may hold
     away       seconds after which a check raises, as after the failure of another rank
     dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
     start      a file: request the index when it appears, so that all do at once
+    waits      a file: gets a line with the pid once this process waits for another one, which it has seen at work
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object
         with writer.array("a", (100_000,), np.int64) as array:
             array[:] = np.arange(100_000)
 
-    began = time.monotonic()
+    began, calls = time.monotonic(), 0
 
-    def check(_: bool) -> None:
+    def check(exact: bool) -> None:
+        nonlocal calls
+        calls += not exact
+        if "waits" in how and calls == 2:  # the first one is before it looks for another process
+            with open(how["waits"], "a") as file:
+                file.write(f"{os.getpid()}\n")
         if time.monotonic() - began > how.get("away", np.inf):
             raise PeerError("another rank of its run failed")
 

@@ -148,10 +148,15 @@ def test_when_a_whole_node_dies_one_of_the_others_goes_on(run: Run) -> None:
 
 
 def test_an_error_of_the_builder_is_raised_by_all_waiting_processes_within_seconds(run: Run) -> None:
+    waits, end = run.path / "waits", run.path / "end"
     for number in range(5):
-        run.start(f"node{number % 3}", start=run.gate, build=1, fail="a split without tokens")
+        how = {"until": str(end), "waits": str(waits), "fail": "a split without tokens"}
+        run.start(f"node{number % 3}", start=run.gate, **how)
     run.go()
     builder = run.builder()
+    while not waits.exists() or len(waits.read_text().splitlines()) < 4:
+        time.sleep(0.01)
+    end.touch()
     found = run.results()
     assert sorted(each["error"] for each in found) == ["PeerError"] * 4 + ["ValueError"]
     failed = next(each["ended"] for each in found if each["pid"] == builder)
