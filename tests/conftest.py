@@ -57,6 +57,8 @@ LONG = (
     "test_everywhere",
     "test_merge",
     "test_disk_cache_damage",
+    "test_how_to",
+    "test_text_to_step",
 )
 """Files that take a minute: they begin first, so that no worker is left with one at the end. The contracts of readers
 fork, which takes long in a process that has grown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import select
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -51,6 +52,10 @@ def closed_pipe_is_no_error() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
+        ends = select.poll()
+        ends.register(sys.stdout.fileno(), 0)
+        if not ends.poll(0):  # another pipe, such as that of a worker
+            raise
         # Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -28,7 +28,7 @@ from binidx.errors import (
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
-from . import main as binidx
+from . import main as run_command
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -53,7 +53,7 @@ def command(
 
     def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:  # `python tools/NAME.py` is `binidx NAME`
-            return binidx([name, *sys.argv[1:]])
+            return run_command([name, *sys.argv[1:]])
         options = parser(name, doc)
         add_options(options)
         as_json = "--json" in argv

@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
         "model": int(fields.get("model", 0)),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
     }
 
 

@@ -86,7 +86,8 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def to_json(row: Row) -> dict[str, Any]:
     """Return all fields of a row, its conditions among them, and its ratio."""
     fields = asdict(row)
-    return {**fields, **(fields.pop("conditions") or {}), "ratio": row.ratio}
+    conditions = fields.pop("conditions") or {}
+    return {**fields, **conditions, "ratio": row.ratio}
 
 
 def show(rows: list[Row]) -> str:

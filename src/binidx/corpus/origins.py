@@ -167,13 +167,12 @@ def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
 def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
     """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
     from binidx.format.arrow import pa
-    from binidx.format.parquet_footer import read_row_groups
+    from binidx.format.parquet_footer import read_metadata
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     try:
         reader = open_object(uri, storage_options=options, cache=False)
-        read_row_groups(reader)  # some damage kills the process that opens it
-        yield open_lineage(reader), SCHEMA
+        yield open_lineage(reader, read_metadata(reader)), SCHEMA
     except BinidxError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:

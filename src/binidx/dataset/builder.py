@@ -133,7 +133,17 @@ class BlendedMegatronDatasetBuilder:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
     def open_all(self, prefixes: Sequence[str]) -> list[Any]:
-        """Return the low-level datasets of prefixes; `build` uses them and opens no file of theirs again."""
+        """Return the low-level datasets of prefixes; `build` uses them and opens no file of theirs again.
+
+        Args:
+            prefixes: prefixes of the blend, repeated ones too.
+
+        Returns:
+            A low-level dataset for each prefix (not in Megatron Core).
+
+        Raises:
+            ObjectNotFoundError: a file is missing.
+        """
         distinct = [*dict.fromkeys(prefixes)]
         with list_pairs_with_bundle(distinct, self.config.storage_options, self._bundle()) as listed:
 
@@ -228,9 +238,8 @@ class BlendedMegatronDatasetBuilder:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
         closed = [each for each in prefixes if each not in self._opened]
         with list_pairs_with_bundle(closed, self.config.storage_options, self._bundle()) as listed:
-            return run_concurrently(
-                works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
-            )
+            indexed = self._opened.keys() | {prefix for prefix, found in listed.items() if found.index is not None}
+            return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""

@@ -211,13 +211,17 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
 
 def _current_identity(uri: str, options: Options) -> Any:
     """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
-    path = local_path(uri)
     try:
+        path = local_path(uri)
         if path is None:
             return object_identity(uri, options)
         found = os.stat(path)
-    except (ObjectNotFoundError, OSError):  # opening it says more
+    except ObjectNotFoundError:
         return None
+    except OSError:
+        if path is None:
+            raise
+        return None  # opening it says more
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 

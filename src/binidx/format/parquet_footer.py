@@ -1,4 +1,4 @@
-"""Footers of Parquet files of others, parsed in a child process: pyarrow aborts on some damaged ones.
+"""Footers of Parquet files, parsed in a child process first: pyarrow aborts on some damaged ones.
 
     this process    footer ──────────────► row groups    or FormatError: the child died, the next file gets a new one
     child               └──► pyarrow ──────┘
@@ -46,14 +46,33 @@ def read_row_groups(reader: RangeReader) -> list[RowGroup]:
         FormatError: not a Parquet file, or damaged.
         WorkerError: the child process did not start, or was killed.
     """
+    return _read_footer(reader)[1]
+
+
+def read_metadata(reader: RangeReader) -> Any:
+    """Return pyarrow's metadata of a Parquet file, with which it opens the file without reading the footer again.
+
+    Raises:
+        FormatError: not a Parquet file, or damaged.
+        WorkerError: the child process did not start, or was killed.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    return parquet.read_metadata(pa.BufferReader(b"PAR1" + _read_footer(reader)[0]))
+
+
+def _read_footer(reader: RangeReader) -> tuple[bytes, list[RowGroup]]:
+    """Return a footer that does not crash pyarrow, and its row groups."""
     tail = reader.read([(max(0, reader.size - TAIL_BYTES), reader.size)])[0]
     needed = int.from_bytes(tail[-END_BYTES:-4], "little") + END_BYTES
     if len(tail) < needed <= reader.size:
         tail = reader.read([(reader.size - needed, reader.size)])[0]
-    found, problem = _child(os.getpid()).parse(bytes(tail[-needed:]), reader.size)
+    footer = bytes(tail[-needed:])
+    found, problem = _child(os.getpid()).parse(footer, reader.size)
     if problem:
         raise FormatError(f"{reader.uri}: not a Parquet file, or damaged ({problem}); restore it from its source")
-    return found
+    return footer, found
 
 
 class _Child:
@@ -127,8 +146,9 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         columns_of(group, ["a"])  # the reader gets their paths, too
-        ranges = [column_range(column) for column in columns_of(group)]
-        for at, column in enumerate(columns_of(group)):
+        columns = columns_of(group)
+        ranges = [column_range(column) for column in columns]
+        for at, column in enumerate(columns):
             if (needed := file.schema.column(at).physical_type) != column.physical_type:  # reading it would kill
                 raise ValueError(f"row group {number} has a column of {column.physical_type}, the schema {needed}")
         if group.num_rows < 0 or any(not 0 <= first <= stop <= file_bytes for first, stop in ranges):

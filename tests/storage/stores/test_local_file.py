@@ -69,7 +69,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
 def test_what_is_no_file_name_is_an_error(name: str) -> None:
-    with pytest.raises(StorageError, match=r"^'/tmp/a.*': not a file name \(.*\); correct it$"):
+    with pytest.raises(ObjectNotFoundError, match=r"^'/tmp/a.*': not a file name \(.*\); correct it$"):
         LocalFile(f"/tmp/{name}")
 
 

@@ -197,9 +197,11 @@ def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
         raise FormatError(f"{uri}: {first} rows, needed {len(bases)}, one for each document of the part")
 
 
-def open_lineage(reader: RangeReader) -> Any:
-    """Open a lineage file as pyarrow's ParquetFile."""
-    return parquet.ParquetFile(ReadableFile(reader), read_dictionary=["source"], page_checksum_verification=True)
+def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
+    """Open a lineage file as pyarrow's ParquetFile; `read_metadata` returns metadata that does not crash pyarrow."""
+    return parquet.ParquetFile(
+        ReadableFile(reader), metadata=metadata, read_dictionary=["source"], page_checksum_verification=True
+    )
 
 
 def to_arrow(values: NDArray[Any], kind: Any) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 import xxhash
 
-from binidx.errors import PeerError, StorageError
+from binidx.errors import BinidxError, PeerError, StorageError
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.lease import (
     BEAT_SECONDS,
@@ -47,6 +47,7 @@ from binidx.index.cache.lease import (
 from binidx.index.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.registry import local_path
 
 FIRST_PAUSE, FIRST_PAUSE_LOCAL, LONGEST_PAUSE, LONGEST_OF_MANY = 0.2, 0.01, 2.0, 30.0
 """Bounds, in seconds, of the pause between two polls of a lease, which is an eighth of the time waited: the shortest in
@@ -121,11 +122,13 @@ class BuildLock:
 
         Such a process leaves the file of its node lock, too, so without that file there is nothing to do.
         """
+        lease = self._lease
+        if (local := local_path(lease.uri)) is not None and not os.path.exists(local):
+            return
         path = lock_path(self.uri, self.storage_options)
         if path is None or not os.path.exists(path):
             return
-        lease = self._lease
-        with contextlib.suppress(StorageError), acquire_node_lock(path, wait=False) as lock:
+        with contextlib.suppress(BinidxError, OSError), acquire_node_lock(path, wait=False) as lock:
             if lock.node and (record := lease.read()) is not None and record.node == lock.node:
                 lease.remove_marker(record)
                 lease.remove()

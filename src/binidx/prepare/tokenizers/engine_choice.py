@@ -229,7 +229,8 @@ def choose_engine(
     """Return the engine of this name; with `auto` the fastest that is installed and exact.
 
     Raises:
-        ConfigError: no such engine, or none that can be used; the message has all reasons.
+        ConfigError: no such engine, or none that can be used; the message names the packages that would do, else all
+            reasons.
     """
     if name not in ("auto", *ENGINES):
         raise ConfigError(f"engine: unknown (found {name}, need auto or one of {', '.join(ENGINES)})")

@@ -27,6 +27,7 @@ from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.driver_errors import access_denied
+from binidx.storage.stores.registry import check_file_name
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
@@ -62,7 +63,7 @@ class LocalFile:
     _content: Mapped
 
     def __init__(self, path: str | os.PathLike[str], identity: dict[str, Any] | None = None) -> None:
-        self.uri = os.fspath(path)
+        self.uri = check_file_name(os.fspath(path))
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
         self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
         self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
@@ -86,8 +87,6 @@ class LocalFile:
                 view = memoryview(mapped or file.read(found.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
-        except ValueError as error:  # a null byte, or half of a surrogate pair
-            raise StorageError(f"{self.uri!r}: not a file name ({error}); correct it") from error
         except PermissionError as error:
             raise access_denied(self.uri) from error
         except OSError as error:

@@ -158,20 +158,25 @@ def local_path(uri: str) -> str | None:
     Raises:
         ObjectNotFoundError: the name has a NUL or half of a surrogate pair, which no name of a file can have.
     """
-    try:
-        valid = b"\0" not in os.fsencode(uri)
-    except UnicodeEncodeError:
-        valid = False
-    if not valid:
-        raise ObjectNotFoundError(f"{uri!r}: not found; no name can have a NUL or half of a surrogate pair")
     if "://" not in uri:
-        return uri
+        return check_file_name(uri)
     # Nothing is chained behind a file: :: in its name is part of the name.
     if uri.startswith(("file://", "local://")):
         from fsspec.implementations.local import LocalFileSystem
 
-        return str(LocalFileSystem._strip_protocol(uri))
+        return check_file_name(str(LocalFileSystem._strip_protocol(uri)))
     return None
+
+
+def check_file_name(path: str) -> str:
+    """Return the path of a local file; raise ObjectNotFoundError if no file can have this name."""
+    try:
+        if b"\0" not in os.fsencode(path):
+            return path
+        problem = "found a NUL"
+    except UnicodeEncodeError as error:
+        problem = str(error)
+    raise ObjectNotFoundError(f"{path!r}: not a file name ({problem}); correct it")
 
 
 def place_of(uri: str) -> str:
