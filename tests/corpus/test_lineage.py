@@ -122,7 +122,10 @@ def test_what_tells_of_an_older_dataset_goes(sources: list[str], tmp_path: Path)
 
 def test_a_sidecar_that_is_not_the_datasets_leaves_nothing(sources: list[str], tmp_path: Path) -> None:
     other, broken = Path(sources[2] + END).read_bytes(), Path(sources[0] + END).read_bytes()[:-1]
-    for data, message in ((other, "lineage.parquet: 37 rows, needed 100"), (broken, "lineage.parquet: is no lineage")):
+    for data, message in (
+        (other, "lineage.parquet: 37 rows, needed 100"),
+        (broken, "lineage.parquet: not a Parquet file, or damaged "),
+    ):
         Path(sources[0] + END).write_bytes(data)
         for act in (merge_datasets, lambda each, to: shuffle_datasets(each, to, seed=1)):
             with pytest.raises(FormatError, match=message):

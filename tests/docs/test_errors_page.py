@@ -6,6 +6,7 @@ import builtins
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -73,7 +74,7 @@ def raised(call: Callable[[], Any], data: Path) -> str:
     return f"{type(found.value).__name__}: {found.value}".replace(str(data), "/data")
 
 
-def test_messages_of_the_page_are_raised(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_the_page_are_raised(data: Path) -> None:
     en = f"{data}/en"
 
     def cut_index() -> None:
@@ -108,7 +109,6 @@ def test_messages_of_the_page_are_raised(data: Path, monkeypatch: pytest.MonkeyP
     calls: list[Callable[[], Any]] = [
         lambda: binidx.load_dataset(en, 16, which="valid"),
         lambda: binidx.load_dataset(en, 16, storage_options={"binidx": {"cache_dri": "/x"}}),
-        lambda: binidx.open_object("gs://corpus/en.bin"),
         cut_index,
         cut_tokens,
         other_file,
@@ -121,10 +121,16 @@ def test_messages_of_the_page_are_raised(data: Path, monkeypatch: pytest.MonkeyP
         lambda: binidx.IndexedDataset(f"{en}.bin"),
         lambda: binidx.open_object(f"{en}.bin").read([(0, 10**6)]),
     ]
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
     for call in calls:
         name, _, message = raised(call, data).partition(": ")
         assert any(matches(each, message) for each in shown(name)), message
+
+
+def test_the_message_of_a_missing_driver_is_raised() -> None:
+    code = "import sys, binidx; sys.modules['gcsfs'] = None; binidx.open_object('gs://corpus/en.bin')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    name, _, message = ended.stderr.splitlines()[-1].removeprefix("binidx.errors.").partition(": ")
+    assert any(matches(each, message) for each in shown(name)), message
 
 
 def test_messages_of_commands_are_printed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,25 +117,30 @@ class BuildLock:
             if alone:
                 return self.build()[0]
 
-    def remove_lease_of_killed_process(self) -> None:
+    def remove_lease_of_killed_process(self) -> bool:
         """Remove the lease of a process of this node that was killed after it had published the arrays.
 
         Such a process leaves the file of its node lock, too, so without that file there is nothing to do.
+
+        Returns:
+            Whether there was such a lease.
         """
-        lease = self._lease
-        if (local := local_path(lease.uri)) is not None and not os.path.exists(local):
-            return
+        if (local := local_path(self._lease_uri)) is not None and not os.path.exists(local):
+            return False
         path = lock_path(self.uri, self.storage_options)
         if path is None or not os.path.exists(path):
-            return
+            return False
         with contextlib.suppress(BinidxError, OSError), acquire_node_lock(path, wait=False) as lock:
+            lease = Lease(self._lease_uri, self.storage_options)
             if lock.node and (record := lease.read()) is not None and record.node == lock.node:
                 lease.remove_marker(record)
                 lease.remove()
+                return True
+        return False
 
     @property
-    def _lease(self) -> Lease:
-        return Lease(f"{self.uri}-claim", self.storage_options)
+    def _lease_uri(self) -> str:
+        return f"{self.uri}-claim"
 
     def _attempt(self) -> tuple[Arrays | None, bool]:
         """Return the arrays or None, and whether this process must build them by itself; (None, False): try again."""
@@ -165,7 +170,7 @@ class BuildLock:
         return found
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
-        lease = self._lease
+        lease = Lease(self._lease_uri, self.storage_options)
         _leases_waited_for.append(lease)
         try:
             found = lease.acquire(lock.node) or self._wait(lease, lock.node)

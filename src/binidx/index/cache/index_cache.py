@@ -179,8 +179,8 @@ class IndexCache:
         lock = BuildLock(self.files.uri(MANIFEST), load, make, self.storage_options, self.context.checks)
         if arrays is None:
             arrays = lock.build_or_wait()
-        else:
-            lock.remove_lease_of_killed_process()
+        elif lock.remove_lease_of_killed_process() and self.order:  # it may have been killed before it recorded this
+            record_order(self.files, needed, self.origin.content(), self.order(), published=True)
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -265,8 +265,6 @@ class IndexCache:
         writer = ArrayWriter(self.files.array_uri, self.storage_options)
         build(writer)
         order = self.order() if self.order else None
-        if order:  # before the manifest: after a kill between them the restart builds the recorded index
-            record_order(self.files, fingerprint, self.origin.content(), order, published=writer.failure is None)
         if writer.failure is None:
             try:
                 self._publish(description, fingerprint, writer, order)
@@ -274,6 +272,8 @@ class IndexCache:
                 writer.failure = error
         if writer.failure is not None:
             logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
+        if order:
+            record_order(self.files, fingerprint, self.origin.content(), order, published=writer.failure is None)
         return writer
 
     def _publish(

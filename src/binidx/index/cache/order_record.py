@@ -157,17 +157,16 @@ def parse_known(data: bytes) -> list[Known]:
 def record_order(
     files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, *, published: bool
 ) -> None:
-    """Add a built index to the record if its arrays are in the cache; log a warning if all recorded ones differ.
+    """Add a built index to the record if it is published; log a warning if all recorded indices have other orders.
 
-    Called before the manifest is written. If the record cannot be read or written, or the manifest cannot be written, a
-    later warning may be missing or needless.
+    If the record cannot be read or written, a later warning may be missing.
 
     Args:
         files: of the index.
         fingerprint: options of the index.
         content: the deciding fields of its data.
         order: order of the index.
-        published: whether the arrays are in the cache.
+        published: whether the index is in the cache.
     """
     record = files.named(hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
