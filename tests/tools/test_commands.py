@@ -152,7 +152,7 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shuffle", "PREFIX", "--to", "OUT", "--seed", "1", "--memory", "1kB"], "--memory: 1,000 bytes are too few, need "),
+        (["shuffle", "PREFIX", "--to", "OUT", "--seed", "1", "--memory", "1kB"], "--memory: 1,000 bytes are too few"),
         (["shuffle", "PREFIX", "--to", "OUT", "--seed", "1", "--scratch", "/no/such"], "--scratch: found /no/such"),
         (["cut", "head", "PREFIX", "--to", "OUT", "-n", "-1"], "-n: found -1, need 0 or more"),
         (["cut", "split", "PREFIX", "--to", "OUT", "--fractions", "0.5", "0.5", "--seed", "1"],
