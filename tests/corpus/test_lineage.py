@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from conftest import Bucket
@@ -118,6 +119,13 @@ def test_what_tells_of_an_older_dataset_goes(sources: list[str], tmp_path: Path)
     shuffle_datasets([bare], tmp_path / "shuffled", seed=1, overwrite=True)
     for name in ("merged", "cut", "shuffled"):
         assert names_beside(f"{tmp_path}/{name}") == [f"{name}.bin", f"{name}.idx"]
+
+
+def test_a_lineage_whose_sources_are_no_text_is_refused(tmp_path: Path) -> None:
+    columns = {"source": [b"a"], "row": [0], "byte": [0], "id": ["x"], "hash": pa.array([0], pa.uint64())}
+    parquet.write_table(pa.table(columns), tmp_path / f"a{END}")
+    with pytest.raises(FormatError, match=r"lineage.parquet: is no lineage \("):
+        origins.documents_at(str(tmp_path / "a"), "a", 0)
 
 
 def test_a_sidecar_that_is_not_the_datasets_leaves_nothing(sources: list[str], tmp_path: Path) -> None:

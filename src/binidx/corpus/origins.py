@@ -175,7 +175,7 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
         yield open_lineage(reader, read_metadata(reader)), SCHEMA
     except BinidxError:
         raise
-    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a disk that fails is no damage
         text = " ".join(str(error).split())

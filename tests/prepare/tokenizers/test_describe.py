@@ -146,6 +146,7 @@ def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
         ("t.model", "nothing", "not a SentencePiece model"),
         ("vocab.txt", "a\nb\n", r"not a WordPiece vocabulary"),
         ("r50k_base.tiktoken", "a b c\n", "not a file of ranks"),
+        ("p50k_base.tiktoken", "\n", r"not a file of ranks \(no entry\)"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(FormatError, match=error):

@@ -325,6 +325,8 @@ def parse_ranks(uri: str, content: bytes) -> dict[bytes, int]:
     """
     try:
         rows = (line.split() for line in content.splitlines() if line)
-        return {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
+        if found := {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}:
+            return found
+        raise ValueError("no entry")
     except ValueError as error:
         raise FormatError(f"{uri}: not a file of ranks ({error}); correct the name") from error
