@@ -254,7 +254,7 @@ class Rounds:
         found = self.out.objects()
         left = [name for name in found if name.endswith(STAGING)]
         self.staging += left
-        assert sorted(found.keys() - left) == sorted(self.needed)
+        assert found.keys() - left == self.needed.keys(), (found.keys() - left) ^ self.needed.keys()
         for name, data in self.needed.items():
             assert name.endswith(VARYING) or found[name] == data, name
         self.out.clear()

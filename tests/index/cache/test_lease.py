@@ -145,6 +145,18 @@ def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path
             Lease(f"{directory}/claim").acquire()
 
 
+def test_a_takeover_does_not_wait_for_a_process_of_its_node_that_was_killed_in_its_own(lease: Lease) -> None:
+    dead = lease.acquire()
+    assert dead is not None
+    Lease(lease._marker(dead.record.holder)).write(new_lease_record("node7"))
+    assert lease.take_over(dead.record) is None
+    assert lease.take_over(dead.record, "node8") is None
+    held = lease.take_over(dead.record, "node7")
+    assert held is not None
+    assert lease.read() == held.record
+    assert not object_exists(lease._marker(dead.record.holder), None)
+
+
 def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(
     lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,9 +132,15 @@ class Lease:
         Raises:
             StorageError: the store refuses to write.
         """
-        record = replace(new_lease_record(node), after=ended.holder)
-        if not self._put(self._marker(ended.holder), record):
-            return None
+        record, marker = replace(new_lease_record(node), after=ended.holder), self._marker(ended.holder)
+        if not self._put(marker, record):
+            other = Lease(marker, self.storage_options).read()
+            if other is None or not node or other.node != node:
+                return None
+            # Killed while it took over: this process holds the node lock that the other one had.
+            self.remove_marker(ended)
+            if not self._put(marker, record):
+                return None
         try:
             # A process that took over before, and has removed its marker already, is the holder by now.
             standing = self.read()
