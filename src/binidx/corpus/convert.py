@@ -300,11 +300,10 @@ class _Convert:
                 self.journal.forget_earlier()
                 self.journal.remove()
             if self.way.checksums:
-                options = self.target.options
-                # In place, sums that are there must agree with the data before they are written again.
-                checked = self.in_place and not self.overwrite
+                # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
+                bin_uri, options = self.target.bin_uri, self.target.options
                 self._write_sums(
-                    self.source.open_plain() if checked else open_stored(self.target.bin_uri, storage_options=options)
+                    self.source.open_plain() if self.in_place else open_stored(bin_uri, storage_options=options)
                 )
             return self._report(copied=False)
         if not self.overwrite:
