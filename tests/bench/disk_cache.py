@@ -90,7 +90,7 @@ def read(dataset: Any, batches: list[list[int]]) -> None:
 def compare_all(reader: DiskCache) -> None:
     """As a process does that maps the blocks for the first time."""
     reader.cached._unmap(reader.cached.maps.mapped())
-    assert reader.cached.absent(range(reader.content.num_chunks)) == []
+    assert reader.cached.check_chunks(range(reader.content.num_chunks)) == []
 
 
 def hash_all(file: LocalFile) -> None:
