@@ -46,9 +46,8 @@ def by_s3fs(options: dict[str, Any]) -> list[Row]:
     run = ours("s3://bench/data", options, FEW, fast=False)
     ours_seconds, theirs_seconds = interleaved_medians(run, s3fs_ranges(options, None), rounds=2)
     work = f"requests, s3 by s3fs, {IN_FLIGHT} in flight"
-    as_it_comes = Row(
-        work, per_second(ours_seconds, FEW), per_second(theirs_seconds, FEW), "1/s", True, "", "s3fs as it comes"
-    )
+    rates = per_second(ours_seconds, FEW), per_second(theirs_seconds, FEW)
+    as_it_comes = Row(work, *rates, "1/s", True, "", "s3fs as it comes", "as it comes")
     return [as_it_comes, *compare("s3 by s3fs", run, s3fs_ranges(options, IN_FLIGHT), FEW, "s3fs, a pool of 64")]
 
 

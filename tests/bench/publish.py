@@ -100,7 +100,7 @@ def against(row: dict[str, Any]) -> str:
 
 def run_of(cpu: str, record: Record) -> str:
     here = record["machine"]
-    load = "load not noted" if here["load_before"] is None else f"load {here['load_before']} before"
+    load = f"load {here['load_before']} before"
     return f"{cpu}, {here['cores']} cores, {record['measured']}, commit {record['commit']}, {load}"
 
 

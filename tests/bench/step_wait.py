@@ -27,6 +27,7 @@ ROUNDS = 3
 
 PACED = {"num_steps": PACED_STEPS, "step_seconds": STEP_SECONDS, "rest_seconds": 0}
 FAST = {"num_steps": FAST_STEPS, "step_seconds": 0, "rest_seconds": 0}
+NO_AHEAD = "without look-ahead"
 RESTING = {"num_steps": 3 * FAST_STEPS, "step_seconds": 0, "rest_seconds": 4}
 """The window opens as far as waiting opens it, and then all of it is read."""
 
@@ -45,8 +46,8 @@ def paced_rows(directory: Path, uri: str) -> list[Row]:
     name = f"of {TOKENS_PER_SECOND:,} tokens/s, waiting for a batch from S3, {DELAY_MS} ms away"
     return [
         Row(name, share(ahead), 0.01, "of the time", False, worst, "the goal"),
-        Row(name, share(ahead), share(plain), "of the time", False, "", "without look-ahead"),
-        Row("opened dataset to the first batch", ahead["first"], plain["first"], "s", False, "", "without look-ahead"),
+        Row(name, share(ahead), share(plain), "of the time", False, "", NO_AHEAD, NO_AHEAD),
+        Row("opened dataset to the first batch", ahead["first"], plain["first"], "s", False, "", NO_AHEAD),
     ]
 
 
@@ -56,7 +57,7 @@ def fast_rows(directory: Path, uri: str) -> list[Row]:
     limit = (ReadSettings().concurrency or 128) / (DELAY_MS / 1e3) / RANGES_PER_SAMPLE
     name = f"from S3, {DELAY_MS} ms away, as fast as it comes"
     return [
-        Row(name, ahead, plain, "samples/s", True, "", "without look-ahead"),
+        Row(name, ahead, plain, "samples/s", True, "", NO_AHEAD, NO_AHEAD),
         Row(
             name,
             ahead,
