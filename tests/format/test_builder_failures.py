@@ -264,7 +264,9 @@ def test_an_upload_outlives_a_forked_child(s3: Bucket, how: str) -> None:
 
 
 def run_fork(prefix: str, num_tokens: int, how: str) -> None:
-    command = [sys.executable, "-c", FORKS, prefix, str(num_tokens), how]
+    # Python 3.12 and later warn at each fork of a process that has threads.
+    quiet = "ignore:This process:DeprecationWarning"
+    command = [sys.executable, "-W", quiet, "-c", FORKS, prefix, str(num_tokens), how]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1200)
     assert (done.returncode, done.stderr) == (0, "")
     assert ("a fork cannot add to it; build one dataset in each and merge" in done.stdout) == (how == "adds")

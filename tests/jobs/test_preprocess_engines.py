@@ -101,6 +101,7 @@ def dask_cluster(
         deadline = time.monotonic() + 600
         while not place.exists() or not place.read_text():
             assert time.monotonic() < deadline
+            assert processes[0].poll() is None
             time.sleep(0.05)
         yield json.loads(place.read_text())["address"], processes
 

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytest.importorskip("torch")
+
 SCRIPT = """
 import sys, threading, time
 from helpers.readahead_loaders import Numbers, loader

@@ -57,6 +57,7 @@ def test_a_bitmap_says_what_is_there(count: int) -> None:
 
 
 def test_pandas_stays_away() -> None:
+    pytest.importorskip("pandas")
     program = """if True:
         import sys
         import numpy as np, pyarrow as pa
