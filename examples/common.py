@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,22 @@ SEQUENCE_LENGTH, MICRO_BATCH_SIZE = 64, 4
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("prefix", help="URI of a .bin/.idx pair, without the ending")
+    parser.add_argument("data", help="URI of a .bin/.idx pair, without the ending, or of a run.json")
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--eod", type=int, required=True, help="the token that ends a document")
     parser.add_argument("--steps", type=int, default=100, help="of the whole run")
     parser.add_argument("--save", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument("--save-interval", type=int, default=1000, help="steps between checkpoints (plain_torch.py)")
     parser.add_argument("--resume", action="store_true", help="go on from it")
     return parser.parse_args(argv)
 
 
 def train_dataset(options: argparse.Namespace) -> Any:
-    """Samples of the whole prefix, as many epochs of it as the steps need."""
+    """Train split of a run.json, or samples of a whole prefix, as many epochs of it as the steps need."""
+    if options.data.endswith(".json"):
+        return binidx.Run.load(options.data).build()[0]
     return binidx.load_dataset(
-        options.prefix,
+        options.data,
         SEQUENCE_LENGTH,
         num_samples=1_000_000,  # more than the steps of the examples need; their order does not depend on it
         tokenizer=binidx.SpecialTokens(options.eod),
@@ -42,9 +46,12 @@ def train_loader(dataset: Any) -> Any:
 
 
 def join_ranks() -> None:
-    """Form a process group if a launcher started several processes, for trainers that do not do it themselves."""
+    """Form a process group if a launcher started several processes, for trainers that do not do it themselves.
+
+    Its timeout bounds how long reads outlast an outage of the store: by default NCCL's is 10 minutes, gloo's 30.
+    """
     if binidx.find_topology().size > 1:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=30))
 
 
 def replicate(model: torch.nn.Module) -> torch.nn.Module:
@@ -56,7 +63,9 @@ def save(state: dict[str, Any], checkpoint: Path) -> None:
     """Write a checkpoint, on one rank: its states are the same on all."""
     if binidx.find_topology().rank == 0:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, checkpoint)
+        part = checkpoint.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(checkpoint)  # complete, or not there
 
 
 class TinyModel(torch.nn.Module):

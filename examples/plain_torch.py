@@ -12,7 +12,7 @@ def main(argv: list[str] | None = None) -> None:
     model = TinyModel(options.vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader, start, checkpoint = train_loader(train_dataset(options)), 0, options.save / "checkpoint.pt"
-    if options.resume:
+    if options.resume and checkpoint.exists():
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -26,8 +26,9 @@ def main(argv: list[str] | None = None) -> None:
         loss.backward()
         optimizer.step()
         tell(step, batch, loss)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-    save({**state, "step": options.steps}, checkpoint)
+        if (step + 1) % options.save_interval == 0 or step + 1 == options.steps:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+            save({**state, "step": step + 1}, checkpoint)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -15,13 +17,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import Bucket
 from helpers.forked_ranks import ForkedRanks, forked_ranks
+from torch.distributed.run import get_args_parser as torch_launcher
 
 import binidx
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "metrics"))
+OTHERS = ("common", "metrics", "compare_with_megatron")
+SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OTHERS)
 
 PRELOADED = ("s3fs", "torch.nn.parallel", "torch._dynamo")
 """What runs import besides."""
@@ -71,14 +76,19 @@ def corpus(s3: Bucket) -> str:
     return prefix
 
 
-@pytest.fixture(scope="module")
-def expected(corpus: str) -> list[str]:
-    """Digests of six steps, of a loader that no trainer touches."""
+def import_common() -> Any:
     sys.path.insert(0, str(EXAMPLES))
     try:
         import common
     finally:
         sys.path.remove(str(EXAMPLES))
+    return common
+
+
+@pytest.fixture(scope="module")
+def expected(corpus: str) -> list[str]:
+    """Digests of six steps, of a loader that no trainer touches."""
+    common = import_common()
     options = common.arguments([corpus, "--vocab-size", "500", "--eod", "0", "--save", "none"])
     loader = common.train_loader(common.train_dataset(options))
     return [blake2b(np.asarray(loader[step]["tokens"]).tobytes(), digest_size=8).hexdigest() for step in range(6)]
@@ -132,3 +142,50 @@ def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
     argued = [corpus, *OPTIONS, "--steps", "3", "--save", str(tmp_path)]
     (lines,) = run(trainers, "lightning_trainer", [argued], [{}], change="start_two_ranks")
     assert sorted(line["read"] for line in lines) == sorted(expected)
+
+
+def training_of(job: str) -> tuple[list[str], list[str]]:
+    """The options of torchrun in a job file, and those of the script that it starts."""
+    text = (EXAMPLES / job).read_text().replace("\\\n", " ")
+    [line] = re.findall(r"^ *(?:srun )?torchrun (.*)$", text, re.M)
+    launcher, script, options = line.partition("examples/plain_torch.py")
+    assert script
+    return shlex.split(launcher), shlex.split(options)
+
+
+@pytest.mark.parametrize("job", ["slurm.sh", "kubernetes.yaml"])
+def test_the_training_of_a_job_file_runs_on_two_ranks_and_resumes(
+    job: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    launcher, options = training_of(job)
+    assert torch_launcher().parse_args([*launcher, "script"]).nnodes == "2"
+    prefix = binidx.load_dataset(corpus, 64, num_samples=1_000_000, tokenizer=binidx.SpecialTokens(0))
+    binidx.Run(prefix.config, prefix.sizes, 4, 2).save(f"{corpus}-run.json")
+    assert import_common().arguments(options).data in ("$run", "s3://corpus/run.json")
+    small = ["--save-interval", "1", "--save", str(tmp_path), "--resume"]
+    read: list[list[str]] = [[], []]
+    for steps in ("2", "3"):
+        argued = [f"{corpus}-run.json", *OPTIONS, "--steps", steps, *small]
+        for lines, rank in zip(run(trainers, "plain_torch", [argued], torchrun(2)), read, strict=True):
+            rank += [line["read"] for line in lines]
+    assert read == [expected[::2], expected[1::2]]
+
+
+def test_the_slurm_job_is_a_script_of_bash() -> None:
+    subprocess.run(["bash", "-n", EXAMPLES / "slurm.sh"], check=True)
+
+
+def test_the_kubernetes_job_names_what_it_defines() -> None:
+    service, job = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    assert service["spec"] == {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    launcher, options = training_of("kubernetes.yaml")
+    assert f"--nnodes={job['spec']['completions']}" in launcher
+    assert f"--rdzv-endpoint={name}-0.{pod['subdomain']}:29500" in launcher
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    [prepare] = pod["initContainers"]
+    assert prepare["command"] == ["binidx", "prepare-cache", options[0]]

@@ -81,14 +81,17 @@ def _head(found: RunPlan) -> list[tuple[str, str]]:
     steps = "no end: cyclic, here one epoch" if found.num_steps is None else counts(steps=found.num_steps)
     ranks = counts(ranks=given.data_parallel_size)
     sizes = f"{counts(samples=given.schedule.global_batch_size)} on {ranks}, {given.micro_batch_size} at a time"
-    tokens = f"{found.num_samples * given.config.sequence_length:,}"
+    tokens = f"{found.num_samples * given.config.sequence_length:,} in all"
+    requested = given.sizes[0]
+    if requested and len(found.costs) == 1 and found.num_samples + given.consumed_samples > requested:
+        tokens += f": {requested:,} samples requested, and the rest of their last epoch"
     rows = [
-        ("train", f"{counts(samples=found.num_samples)} of {given.config.sequence_length:,} tokens, {tokens} in all"),
+        ("train", f"{counts(samples=found.num_samples)} of {given.config.sequence_length:,} tokens, {tokens}"),
         ("steps", f"{steps} of {sizes}; {counts(nodes=found.nodes)}"),
     ]
     if (most := found.same_order_up_to) is not None:
-        room = f"to {most:,} samples of train; more of them" if most > (given.sizes[0] or 0) else "no: more samples"
-        rows.append(("may grow", f"{room} come in another order from the first one on"))
+        room = f"to {most:,} requested samples;" if most > (requested or 0) else "no:"
+        rows.append(("may grow", f"{room} a request for more reorders all of them"))
     return rows
 
 

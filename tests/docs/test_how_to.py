@@ -5,21 +5,24 @@ A page with blocks of Python has a test with its name.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import json
 import logging
-import os
 import random
 import re
 import shutil
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Bucket
 from helpers import trained_tokenizers
-from helpers.gpt_data import Tokenizer, assert_same_sample
+from helpers.gpt_data import Tokenizer, write_with_megatron
 from helpers.gpt_samples import config
 from helpers.lineage_data import build_with_lineage, read_lineage
 from helpers.pages import DOCS, python_blocks, read_page, run_blocks
@@ -29,6 +32,9 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.corpus.shuffle import shuffle_datasets
+from binidx.format.idx import idx_size
+from binidx.index.document_sample import plan_epochs
+from binidx.run.plan.forecast import blend_bytes, build_seconds, gpt_index_bytes
 from binidx.run.run_file import SavedTokenizer
 from binidx.tools import main
 
@@ -96,6 +102,33 @@ def test_many_nodes(names: dict[str, Any]) -> None:
     assert (next(iter(names["loader"]))["tokens"][0] == names["train"][0]["tokens"]).all()
 
 
+def test_validate(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    def loss_and_tokens(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = batch["loss_mask"]
+        losses = (model(batch["tokens"][..., None] / 1e5) - batch["labels"][..., None] / 1e5) ** 2
+        return (losses[..., 0] * mask).sum(), mask.sum()
+
+    names |= {"en_valid": names["math"], "code_valid": names["code"], "loss_and_tokens": loss_and_tokens}
+    names["model"] = torch.nn.Linear(1, 1)
+    names = run_blocks("how-to/validate", names)
+    assert len(names["valid"]) == len(names["full_valid"]) == len(names["losses"]) == 2
+
+    def run_from(*stops: int) -> list[str]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step, stop in itertools.pairwise((0, *stops)):
+            names["run"](model, optimizer, step, stop)
+        return capsys.readouterr().out.splitlines()
+
+    capsys.readouterr()
+    whole = run_from(60)
+    assert [line.partition("  loss")[0] for line in whole] == [
+        f"step {step}  {name}" for step in (20, 40, 60) for name in ("en", "code")
+    ]
+    assert run_from(30, 60) == whole  # each evaluation reads what it would have read
+
+
 def test_change_the_blend(names: dict[str, Any]) -> None:
     run_blocks("how-to/change-the-blend", names)
     page, lines = read_page("how-to/change-the-blend"), names["train"].proof.splitlines()
@@ -150,6 +183,43 @@ def test_plan_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label in ("steps", "may grow", "index", "first batch"):
         assert f"\n{label}" in out, label
         assert f"\n    {label} " in page, label
+
+
+def test_the_sizes_before_there_is_data_are_those_of_a_plan() -> None:
+    page = read_page("how-to/plan-a-run")
+    rows = {row[0]: row[2:] for row in (line.strip("| ").split(" | ") for line in re.findall(r"^\| .*$", page, re.M))}
+    units = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "ms": 1e-3, "s": 1.0}
+    shown = {
+        label: [float(number) * units[unit] for number, unit in map(str.split, cells)]
+        for label, cells in rows.items()
+        if len(cells) == 3 and cells[0] != "---:" and not cells[0].startswith("10^")
+    }
+    names = [".bin", ".idx", "index", "index of a blend", "a node's disk", "a `BINIDX_CACHE_DIR`", "time to build"]
+    assert len(shown) == len(names)
+    for column, documents in enumerate((10**6, 10**8, 10**9)):
+        plan = plan_epochs(1000 * documents, 4096, None, add_extra_token=True, drop_last_partial=True)
+        index, blend = gpt_index_bytes(documents, plan), blend_bytes(plan.num_samples)
+        idx, tokens = idx_size(documents, documents + 1), 2000 * documents
+        needed = tokens, idx, index, blend, idx + index + blend, tokens, build_seconds(documents, plan)
+        for label, name, size in zip(shown, names, needed, strict=True):
+            assert label.strip("`").startswith(name.strip("`")), label
+            assert shown[label][column] == pytest.approx(size, rel=0.02), label
+
+
+def test_the_rates_to_begin_with_are_near_the_committed_ones() -> None:
+    page = read_page("how-to/plan-a-run")
+    results = min((DOCS.parent / "tests/bench/results").glob("*.json"))
+    benches = json.loads(results.read_text())["benches"]
+    ours = {row["work"]: row["ours"] for name in ("from_s3", "item_time") for row in benches[name]["rows"]}
+    rates = {
+        "from S3, 30 ms away, documents shuffled": ours["samples from S3, 30 ms away, documents shuffled"],
+        "from S3, 30 ms away, each sample in one piece": ours["samples from S3, 30 ms away, contiguous"],
+        "from a local file in the page cache": 1e6 / ours["a sample of a stacked micro-batch of 8, against the same"],
+    }
+    for work, rate in rates.items():
+        samples, millions = re.findall(rf"^\| {work} \| ([\d,]+) \| ([\d.]+) million \|$", page, re.M)[0]
+        assert int(samples.replace(",", "")) == pytest.approx(rate, rel=0.3), work
+        assert float(millions) * 1e6 == pytest.approx(int(samples.replace(",", "")) * 4096, rel=0.05), work
 
 
 @pytest.fixture(scope="module")
@@ -251,34 +321,40 @@ def test_debug_slow_reads(
     assert {"wait_seconds", "wait_share", "disk_hit_rate", "requests", "bytes_moved"} <= told & found["interval"].keys()
 
 
-def test_the_page_of_trainers_shows_every_example() -> None:
+def test_the_page_of_trainers_shows_every_one() -> None:
     page = read_page("how-to/train-with")
     shown = re.findall(r'^``` { .python title="(.*)" }\n--8<-- "(.*)"\n```', page, re.M)
-    assert sorted(shown) == sorted((f"examples/{path.name}",) * 2 for path in EXAMPLES.glob("*.py"))
+    trainers = {path.name for path in EXAMPLES.glob("*.py")} - {"compare_with_megatron.py"}
+    assert sorted(shown) == sorted((f"examples/{name}",) * 2 for name in trainers)
 
 
-def test_move_a_megatron_run(tmp_path: Path, s3: Bucket) -> None:
-    from helpers.oracle import megatron
+def example(name: str) -> Any:
+    """The module of a file of examples/."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron's
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
 
-    source, moved = write_source(tmp_path / "en", random.Random(0), False), f"{s3.fresh()}/en"
-    assert main(["convert", source, moved]) == 0
-    built = []
-    for prefix, kind, settings, builder in (
-        (
-            source,
-            megatron.gpt.GPTDataset,
-            megatron.gpt.GPTDatasetConfig,
-            megatron.builder.BlendedMegatronDatasetBuilder,
-        ),
-        (moved, binidx.GPTDataset, binidx.GPTDatasetConfig, binidx.BlendedMegatronDatasetBuilder),
-    ):
-        described = settings(
-            random_seed=1, sequence_length=16, blend=([prefix], None), split="1,0,0",
-            tokenizer=Tokenizer(pad=-5, eod=-6), reset_position_ids=False, reset_attention_mask=False,
-            eod_mask_loss=False, create_attention_mask=False, path_to_cache=str(tmp_path / "cache"),
-        )  # fmt: skip
-        os.makedirs(tmp_path / "cache", exist_ok=True)
-        built.append(builder(kind, [20, 0, 0], lambda: True, described).build()[0])
-    names = {"here": built[0], "there": built[1], "consumed_samples": 7}
-    run_blocks("tutorials/move-a-megatron-run", names)
-    assert_same_sample(names["ours"], names["theirs"])
+
+def test_move_a_megatron_run(tmp_path: Path, s3: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    compare, moved = example("compare_with_megatron").main, s3.fresh()
+    for seed, name in enumerate(("en", "code")):
+        lengths = np.random.default_rng(seed).integers(1, 60, 100).astype(np.int32)
+        write_with_megatron(tmp_path / name, lengths, np.random.default_rng(seed))
+        assert main(["convert", f"{tmp_path}/{name}", f"{moved}/{name}"]) == 0
+    page = read_page("tutorials/move-a-megatron-run")
+    [shown] = re.findall(r"python examples/compare_with_megatron.py (.*?)\n```", page, re.S)
+    options = shown.replace("\\\n", "").replace("/data", str(tmp_path)).replace("s3://corpus", moved).split()
+    small = ["--seq-length", "16", "--train-iters", "20", "--global-batch-size", "4", "--split", "8,1,1", "--eod", "0"]
+    small += ["--eval-iters", "2", "--eval-interval", "10", "--first", "5", "--random", "5"]
+    capsys.readouterr()
+    assert compare([*options, *small, "--eod-mask-loss", "--reset-position-ids"]) == 0
+    assert capsys.readouterr().out == "the same samples, bit for bit: train 10 of 80, valid 10 of 25, test 9 of 9\n"
+    swapped = ["--moved-data-path", "0.7", f"{moved}/code", "0.3", f"{moved}/en"]
+    assert compare([*options, *small, *swapped]) == 1
+    assert re.match(
+        r"different: train, sample 0: \w+ is \d+ at position \d+, and \d+ in binidx\n", capsys.readouterr().out
+    )

@@ -159,6 +159,18 @@ def test_growth_that_changes_the_order_is_told_before(
         assert any("each sample gets another place" in each for each in cautions) == changed
 
 
+def test_a_run_that_reads_more_than_it_requests_may_grow_to_less_than_it_reads(
+    local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(tmp_path, ([f"{local}/en"], None), (50_000, 0, 0), split="1,0,0")
+    found, text = told(capsys, path), " ".join(call(capsys, path).split())
+    samples, tokens, most = found["samples"], found["tokens"], found["same_order_up_to"]
+    assert 50_000 < most < samples  # of two epochs; the second is shuffled by itself up to 80 % of its samples
+    requested = "50,000 samples requested, and the rest of their last epoch"
+    assert f"train {samples:,} samples of 16 tokens, {tokens:,} in all: {requested} steps" in text
+    assert f"may grow to {most:,} requested samples; a request for more reorders all of them" in text
+
+
 def test_what_a_person_would_want_to_know(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blend = ([f"{local}/en", f"{local}/tiny"], [0.5, 0.5])
     path = save(tmp_path, blend, (20_003, 0, 0), split="1,0,0", rampup_batch_size=(8, 8, 100))

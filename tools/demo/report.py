@@ -123,7 +123,7 @@ def show_figures(found: dict[str, Any], screen: Screen) -> None:
     for name, cost in {**found["stages"], "total": found["total"]}.items():
         reads = [f"{cost['requests']:,}", human_bytes(cost["bytes_asked"]), human_bytes(cost["bytes_moved"])]
         rows.append([name, f"{cost['seconds']:.1f}", *(reads if cost["requests"] else [""] * 3)])
-    screen.line(f"\n{table(['', 'seconds', 'requests', 'asked', 'moved'], rows)}\n")
+    screen.line(f"\n{table(['', 'seconds', 'requests', 'wanted', 'moved'], rows)}\n")
     training, resume = found["training"], found["resume"]
     losses = f"{training['first_loss']:.2f} -> {training['last_loss']:.2f}"
     wait = training["wait_seconds_per_step"]
