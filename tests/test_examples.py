@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import Bucket
 from helpers.forked_ranks import ForkedRanks, forked_ranks
+from helpers.ports import free_port
 
 import binidx
 
@@ -40,9 +40,7 @@ def trainers(s3: Bucket) -> Iterator[ForkedRanks]:
 
 def torchrun(size: int) -> list[dict[str, str]]:
     """The variables of each rank of `torchrun --nproc-per-node SIZE`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}
+    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "none"}
     sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "ROLE_WORLD_SIZE": str(size)}
     about |= {**sizes, "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
     about |= {"GLOO_SOCKET_IFNAME": "lo"}
