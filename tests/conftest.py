@@ -114,8 +114,9 @@ def _helpers_for_children() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _patient_reads() -> Iterator[None]:
-    """On a busy machine no read sends a second request or gives up, unless its test asks for that."""
+    """On a busy machine no read sends a second request or gives up, and no child is late, unless its test asks so."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("binidx.testing.CHILD_TIMEOUT_SECONDS", 900.0)
         patch.setenv("BINIDX_HEDGE", "0")
         patch.setenv("BINIDX_DEADLINE_SECONDS", "600")
         yield

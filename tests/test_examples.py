@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 import yaml
 from conftest import Bucket
 from helpers.forked_ranks import ForkedRanks, forked_ranks
+from helpers.ports import free_port
 from torch.distributed.run import get_args_parser as torch_launcher
 
 import binidx
@@ -45,9 +45,7 @@ def trainers(s3: Bucket) -> Iterator[ForkedRanks]:
 
 def torchrun(size: int) -> list[dict[str, str]]:
     """The variables of each rank of `torchrun --nproc-per-node SIZE`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}
+    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "none"}
     sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "ROLE_WORLD_SIZE": str(size)}
     about |= {**sizes, "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
     about |= {"GLOO_SOCKET_IFNAME": "lo"}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from helpers.oracle import megatron
+from helpers.pages import DOCS, python_blocks, read_page
 
 import binidx
 
-EXPLANATION = Path(__file__).parents[1] / "docs" / "explanation"
-ORDER = (EXPLANATION / "order.md").read_text()
+ORDER = read_page("explanation/order")
 LENGTHS, SEQUENCE_LENGTH, SEED = [4, 7, 3, 6, 5], 6, 1234
 
 
@@ -25,7 +24,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("order"))
-        for example in re.findall(r"```python\n(.*?)```", ORDER, re.S):
+        for example in python_blocks(ORDER):
             printed: list[str] = []
             exec(example, {**found, "print": lambda value, to=printed: to.append(str(value))}, found)
             assert printed == re.findall(r"  # (\[.*\]+)", example)
@@ -65,7 +64,7 @@ def test_the_example_of_a_blend_is_megatrons(names: dict[str, Any]) -> None:
 
 def numbers_in(picture: str, group: str) -> list[int]:
     """The numbers in a group of a picture, from left to right and top to bottom."""
-    root = ElementTree.parse(EXPLANATION / picture).getroot()
+    root = ElementTree.parse(DOCS / "explanation" / picture).getroot()
     [found] = [each for each in root.findall(".//{*}g") if each.get("id") == group]
     return [int(part) for each in found.findall(".//{*}text") for part in re.findall(r"\d+", each.text or "")]
 
@@ -92,7 +91,7 @@ def test_the_pictures_show_the_numbers_of_the_examples(names: dict[str, Any]) ->
 
 
 def test_every_test_that_the_page_of_correctness_names_is_there() -> None:
-    page, root = (EXPLANATION / "correctness.md").read_text(), EXPLANATION.parents[1]
+    page, root = read_page("explanation/correctness"), DOCS.parent
     paths = {*re.findall(r"`((?:tests|native)/[\w/.]+)", page)}
     assert len(paths) > 15
     assert [each for each in paths if not (root / each).exists()] == []

@@ -15,10 +15,11 @@ import pyarrow.parquet
 import pytest
 import xxhash
 import zstandard
+from helpers.pages import python_blocks, read_page
 
 import binidx
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "formats.md").read_text()
+PAGE = read_page("reference/formats")
 GOLDEN = Path(__file__).parent / "golden"
 LOCAL, STORED = GOLDEN / "state/local", GOLDEN / "state/s3"
 TYPES = {"u8": "u1", "i8": "i1", "u32": "<u4", "i32": "<i4", "u64": "<u8", "i64": "<i8", "f64": "<f8", "token": "<u2"}
@@ -66,7 +67,7 @@ def test_an_idx_is_read_by_its_table(name: str) -> None:
 
 
 def test_its_example_reads_a_dataset() -> None:
-    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    [example] = python_blocks(PAGE)
     names: dict[str, Any] = {"prefix": str(LOCAL / "corpus/en")}
     exec(example, names)
     assert (names["first"] == binidx.IndexedDataset(names["prefix"])[0]).all()

@@ -7,7 +7,6 @@ The data is made by hand here, and `streaming` is a list of samples, so that no 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,18 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.pages import python_blocks, read_page
 
 import binidx
 
-MOVING = Path(__file__).parents[1] / "docs" / "moving"
+STREAMING = python_blocks(read_page("moving/streaming"))
+LITDATA = python_blocks(read_page("moving/litdata"))
+OLMO_CORE = python_blocks(read_page("moving/olmo-core"))
 EOD = 0
 LENGTHS = np.random.default_rng(0).integers(1, 60, 100)
 DOCUMENTS = [np.append(np.arange(1, length, dtype=np.uint16), np.uint16(EOD)) for length in LENGTHS]
 STREAM = np.concatenate(DOCUMENTS)
-
-
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (MOVING / page).read_text(), re.S)
 
 
 def assert_brought_over(prefix: str, documents: list[Any]) -> None:
@@ -35,14 +33,14 @@ def assert_brought_over(prefix: str, documents: list[Any]) -> None:
     assert all(np.array_equal(each, needed) for each, needed in zip(found[:], documents, strict=True))
 
 
-@pytest.mark.parametrize("page", ["streaming.md", "litdata.md", "olmo-core.md"])
-def test_our_half_runs(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", [STREAMING[0], LITDATA[0], OLMO_CORE[0]], ids=["streaming", "litdata", "olmo-core"])
+def test_our_half_runs(ours: str, tmp_path: Path) -> None:
     for name in ("en", "code"):
         with binidx.IndexedDatasetBuilder(str(tmp_path / f"{name}.bin"), np.uint16) as builder:
             for each in DOCUMENTS:
                 builder.add_document(each, [len(each)])
             builder.finalize(str(tmp_path / f"{name}.idx"))
-    example = blocks(page)[0].replace("s3://corpus", str(tmp_path)).replace("2048", "64").replace("1_000_000", "100")
+    example = ours.replace("s3://corpus", str(tmp_path)).replace("2048", "64").replace("1_000_000", "100")
     names: dict[str, Any] = {}
     exec(example, names)
     assert names["labels"].shape == (8, 64)
@@ -55,7 +53,7 @@ def test_shards_are_brought_over(packed: bool, tmp_path: Path, monkeypatch: pyte
     module = ModuleType("streaming")
     module.StreamingDataset = lambda **options: [{"tokens": each} for each in pieces]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "streaming", module)
-    exec(blocks("streaming.md")[1], {"folder": "", "prefix": str(tmp_path / "en"), "packed": packed})
+    exec(STREAMING[1], {"folder": "", "prefix": str(tmp_path / "en"), "packed": packed})
     assert_brought_over(str(tmp_path / "en"), DOCUMENTS)
 
 
@@ -69,7 +67,7 @@ def test_chunks_are_brought_over(dtype: str, tmp_path: Path) -> None:
         (tmp_path / f"chunk-0-{number}.bin").write_bytes(head + b"".join(data))
         chunks.append({"filename": f"chunk-0-{number}.bin", "dim": sum(map(len, items)), "chunk_size": len(items)})
     (tmp_path / "index.json").write_text(json.dumps({"chunks": chunks, "config": {"compression": None}}))
-    exec(blocks("litdata.md")[1], {"folder": str(tmp_path), "prefix": str(tmp_path / "en")})
+    exec(LITDATA[1], {"folder": str(tmp_path), "prefix": str(tmp_path / "en")})
     assert_brought_over(str(tmp_path / "en"), DOCUMENTS)
 
 
@@ -78,6 +76,6 @@ def test_flat_arrays_are_brought_over(tmp_path: Path) -> None:
     STREAM.astype(np.uint32).tofile(paths[0])
     STREAM[:-1].astype(np.uint32).tofile(paths[1])  # the last document has no end
     names = {"prefix": str(tmp_path / "en"), "paths": paths, "dtype": np.int32, "stored_dtype": np.uint32}
-    exec(blocks("olmo-core.md")[1], {**names, "eos_token_id": EOD})
+    exec(OLMO_CORE[1], {**names, "eos_token_id": EOD})
     last = [DOCUMENTS[-1][:-1]] if len(DOCUMENTS[-1]) > 1 else []
     assert_brought_over(str(tmp_path / "en"), [*DOCUMENTS, *DOCUMENTS[:-1], *last])

@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from binidx.storage.writing.copy import Unit
+
 GAP = 2
 MOST_ROWS = 40
 
@@ -27,21 +29,19 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+    def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
         """Start a new bar, below the previous one."""
         self._end()
-        rows = what.startswith("rows of ")
-        unit, divisor = (" rows", 1000) if rows else ("B", 1024)
+        shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
         # disable=None: no bar unless it is a terminal.
         self._bar = tqdm(
-            desc=what, total=total_bytes, initial=done_bytes, unit=unit, unit_scale=True, unit_divisor=divisor,
-            disable=None,
-        )  # fmt: skip
+            desc=what, total=total, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor, disable=None
+        )
 
-    def advance(self, num_bytes: int) -> None:
-        """Advance the bar by a number of bytes."""
+    def advance(self, count: int) -> None:
+        """Advance the bar."""
         if self._bar is not None:
-            self._bar.update(num_bytes)
+            self._bar.update(count)
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""

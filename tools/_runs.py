@@ -20,7 +20,7 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
-from binidx.run.schedule import split_sizes
+from binidx.run.schedule import check_steps, split_sizes
 
 from ._command import add_json
 
@@ -97,9 +97,11 @@ def parse_steps(order: RunOrder, text: str | None) -> range:
     if not stop and count is None:
         raise ConfigError("steps: this run has no end, needs --steps A:B")
     try:
-        return range(int(first or 0), int(stop) if stop else count or 0)
+        steps = range(int(first or 0), int(stop) if stop else count or 0)
     except ValueError:
         raise ConfigError(f"steps: found {text}, needs A:B") from None
+    require_steps(order, steps, "steps")
+    return steps
 
 
 def stop_step(order: RunOrder, before_step: int | None) -> int:
@@ -108,10 +110,16 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
     stop = count if before_step is None else before_step
     if stop is None:
         raise ConfigError("this run has no end, needs --before-step N")
-    if stop < 0 or (count is not None and stop > count):
-        steps = "steps without end" if count is None else f"{count} steps"
-        raise ConfigError(f"--before-step {stop}: the run has {steps}, counted from 0")
+    require_steps(order, range(stop, stop), "before_step")
     return stop
+
+
+def require_steps(order: RunOrder, steps: range, argument: str) -> None:
+    """Raise ConfigError about this argument unless the run has these steps."""
+    try:
+        check_steps(steps, order.num_steps(), argument)
+    except IndexError as error:
+        raise ConfigError(str(error)) from None
 
 
 def step_at(order: RunOrder, consumed_samples: int) -> int:

@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 __package__ = "binidx.tools"  # for `python tools/bake.py`
 
-from binidx.errors import ConfigError
 from binidx.run.provenance.baking import bake, plan_bake
 
 from ._command import RESUMES, command, print_result, shard
@@ -40,10 +39,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def bake_run(arguments: argparse.Namespace) -> int:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
-    try:
-        baked = plan_bake(order, parse_steps(order, arguments.steps))
-    except IndexError as error:
-        raise ConfigError(str(error)) from error
+    baked = plan_bake(order, parse_steps(order, arguments.steps))
     number, count = arguments.shard
     mine = baked.parts()[number::count]
     total = sum(map(len, mine))

@@ -62,9 +62,6 @@ def export_order(arguments: argparse.Namespace) -> int:
     from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 
     steps = parse_steps(order, arguments.steps)
-    count = order.num_steps()
-    if steps.start < 0 or steps.stop < steps.start or (count is not None and steps.stop > count):
-        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, the run has {count}, counted from 0")
     per_file = arguments.steps_per_file
     parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
     with tqdm(desc="order", total=order.num_rows(steps), unit=" rows", unit_scale=True, disable=None) as bar:

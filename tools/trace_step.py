@@ -20,7 +20,7 @@ __package__ = "binidx.tools"  # for `python tools/trace_step.py`
 from binidx.errors import ConfigError
 
 from ._command import command
-from ._runs import add_run, build_rows, decoder, open_run, print_rows
+from ._runs import add_run, build_rows, decoder, open_run, print_rows, require_steps
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -38,11 +38,9 @@ def trace(arguments: argparse.Namespace) -> int:
     order = open_run(arguments, in_ranges=True)
     if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
         raise ConfigError(f"rank: found {arguments.rank}, the run has {order.num_ranks}, counted from 0")
-    count = order.num_steps()
-    if arguments.step < 0 or (count is not None and arguments.step >= count):
-        has = "no end" if count is None else f"{count} steps"
-        raise ConfigError(f"step: found {arguments.step}, the run has {has}, counted from 0")
-    readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
+    steps = range(arguments.step, arguments.step + 1)
+    require_steps(order, steps, "step")
+    readings, contents = order.trace(steps, arguments.rank)
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from helpers.ports import free_port
 
 HERE = Path(__file__).parent
 DROP_IN = ("-m", "binidx.compat.megatron")
@@ -33,11 +34,13 @@ class Ranks:
 
 def start(arguments: list[str], ranks: int = 1) -> Ranks:
     """`python ARGUMENTS` on each rank of a gloo group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     paths = os.pathsep.join([str(HERE / "megatron_lm"), os.environ.get("PYTHONPATH", "")])
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    group = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     return Ranks(
         [
             subprocess.Popen(

@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 
 from compat.running import start
+from helpers.pages import python_blocks, read_page
 
 from binidx.compat.megatron import __main__ as command
 
-PAGE = (Path(__file__).parents[2] / "docs" / "moving" / "megatron.md").read_text()
+PAGE = read_page("moving/megatron")
 
 
 def test_its_two_lines_put_ours_in_place(tmp_path: Path) -> None:
-    [block] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [block] = python_blocks(PAGE)
     (tmp_path / "script.py").write_text(block + "\nprint('{}')\n")
     assert start([str(tmp_path / "script.py")]).lines() == [[{}]]
 

@@ -121,7 +121,7 @@ import os, signal, sys
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.storage.writing.copy import SilentWatcher
 class Dying(SilentWatcher):
-    def begin(self, what, total, done): self.what = what
+    def begin(self, what, *counts): self.what = what
     def advance(self, count):
         if self.what == sys.argv[1]: os.kill(os.getpid(), signal.SIGKILL)
 shuffle_datasets([sys.argv[2]], sys.argv[3], seed=1, scratch=sys.argv[4], overwrite=True, watch=Dying())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,17 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.forked_ranks import ForkedRanks, forked_ranks
+from helpers.ports import free_port
 from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.storage.writing.publish import create_object
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def variables(size: int, place: dict[str, str] | None = None) -> list[dict[str, str]]:
@@ -94,15 +88,15 @@ def test_an_error_is_known_to_those_that_were_done_already(outcome: Outcome) -> 
 
 
 def test_a_rank_that_comes_after_another_one_failed_does_not_begin(tmp_path: Path, outcome: Outcome) -> None:
-    how = {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 3, "sleep": 6000}}
+    how = {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": True, "sleep": 6000}}
     found = outcome(3, how, {"STORE": f"{tmp_path}/store"})
     assert [each["error"] for each in found] == ["PeerError", "ValueError", "PeerError"]
     assert "no tokens here" in found[2]["text"]
-    assert found[2]["seconds"] < 3 + 200
+    assert found[2]["seconds"] < 200
 
 
 def test_a_rank_that_comes_when_the_store_has_gone_is_told_so(outcome: Outcome) -> None:
-    found = outcome(3, {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 8, "sleep": 6000}})
+    found = outcome(3, {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": True, "sleep": 6000}})
     assert found[2]["error"] == "PeerError"
     assert "the store of the process group does not answer" in found[2]["text"]
 
@@ -110,7 +104,9 @@ def test_a_rank_that_comes_when_the_store_has_gone_is_told_so(outcome: Outcome) 
 def test_all_go_on_together_when_all_are_done_as_often_as_they_come(outcome: Outcome) -> None:
     found = outcome(4, {"else": {}, "1": {"sleep": 1}, "again": True})
     assert [each["error"] for each in found] == [None] * 4
-    assert min(each["seconds"] for each in found) >= 2, "who is done waits for the one that sleeps, twice"
+    assert len(found[1]["slept"]) == 2
+    for each in found:
+        assert all(np.greater(each["agreed"], found[1]["slept"])), "who is done waits for the one that sleeps, twice"
     assert max(each["seconds"] for each in found) < 2 + 200
 
 
@@ -135,10 +131,9 @@ def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all(outcome: Outcom
 
 
 def test_a_rank_that_never_comes_is_not_waited_for(outcome: Outcome) -> None:
-    found = outcome(3, {"ABSENT_SECONDS": 1, "else": {}, "2": {"absent": 10}})
+    found = outcome(3, {"ABSENT_SECONDS": 3, "else": {}, "2": {"absent": True}})
     assert [each["error"] for each in found] == [None] * 3
     for each in found[:2]:
-        assert each["seconds"] < 1 + 7
         assert "1 of 3 ranks have not entered build()" in each["log"]
 
 

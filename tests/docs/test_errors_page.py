@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.pages import python_blocks, read_page
 
 import binidx
 from binidx import errors
@@ -23,7 +24,7 @@ from binidx.storage.requests.cancellation import cancellable
 from binidx.tools import main
 from binidx.tools._command import CALL_ERRORS
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/errors.md").read_text()
+PAGE = read_page("reference/errors")
 ROW = r"^\| `(\w+)` \| `(\w+)` \| ?(\d?) \|"
 CLASSES = {name: each for name, each in vars(errors).items() if name.endswith("Error")}
 
@@ -153,6 +154,6 @@ def test_messages_of_stores_are_raised(s3: Bucket, tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (example,) = python_blocks(PAGE)
     exec(example.replace("/data", str(tmp_path)), {"binidx": binidx})
     assert capsys.readouterr().out == f"{tmp_path}/en.idx: no such file\n"

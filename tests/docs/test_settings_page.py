@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from conftest import Bucket
+from helpers.pages import python_blocks, read_page
 
 import binidx
 from binidx.storage.settings import RULES, ReadSettings
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/reference/settings.md").read_text()
+PAGE = read_page("reference/settings")
 
 
 def test_every_setting_is_in_the_page_of_settings() -> None:
@@ -35,7 +36,7 @@ def test_the_example_of_the_page_of_settings_runs(s3: Bucket) -> None:
     builder = binidx.IndexedDatasetBuilder(f"{s3.uri}/settings/en.bin", np.uint16)
     builder.add_document(np.arange(9000), [9000])
     builder.finalize(f"{s3.uri}/settings/en.idx")
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    (example,) = python_blocks(PAGE)
     names: dict[str, Any] = {"binidx": binidx}
     here = {"http://127.0.0.1:8333": os.environ["AWS_ENDPOINT_URL"], "s3://corpus": f"{s3.uri}/settings"}
     exec(re.sub("|".join(map(re.escape, here)), lambda found: here[found[0]], example), names)

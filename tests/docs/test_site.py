@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.pages import DOCS, python_blocks, read_page
 
 import binidx
 import binidx.order
@@ -27,20 +28,24 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def test_a_test_reads_every_page_that_has_an_example_in_python() -> None:
-    read = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py")).replace('" / "', "/")
-    shown = [page for page in PAGES if re.search(r"^ *```python", page.read_text(), re.M)]
-    named = {page: f'"{page.parent.name}/{page.stem}' in read or f'{page.name}"' in read for page in shown}
-    assert [name_of(page) for page, found in named.items() if not found] == []
+def test_the_examples_in_python_of_every_page_are_run_by_a_test() -> None:
+    """One that reads the page by its name, in a module that runs blocks."""
+    modules = [path.read_text() for path in ROOT.glob("tests/**/test_*.py")]
+    runs = [text for text in modules if re.search(r"\b(python_blocks|run_blocks)\(", text)]
+    read = {name for text in runs for name in re.findall(r'\b(?:read_page|run_blocks)\("([^"]+)"', text)}
+    texts = {str(page.relative_to(DOCS).with_suffix("")): page.read_text() for page in PAGES}
+    shown = {name: python_blocks(text) for name, text in texts.items()}
+    assert {name for name, blocks in shown.items() if blocks} - read == set()
+    assert {name for name, text in texts.items() if len(shown[name]) != text.count("```python")} == set(), "indented"
 
 
-@pytest.mark.parametrize("page", ["docs/index.md", "README.md"])
+@pytest.mark.parametrize("page", [read_page("index"), (ROOT / "README.md").read_text()], ids=["docs/index", "README"])
 def test_the_example_of_the_first_page_runs(page: str, tmp_path: Path) -> None:
     for name in ("en", "code"):
         builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
         builder.add_document(np.arange(50_000), [50_000])
         builder.finalize(f"{tmp_path}/{name}.idx")
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    (example,) = python_blocks(page)
     shapes = list[Any]()
     local = re.sub(r"(s3|gs)://corpus", str(tmp_path), example)
     exec(local, {"model": lambda *tensors: shapes.append(tensors[0].shape)})
@@ -108,7 +113,7 @@ def test_the_error_of_the_page_of_commands_is_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", "data/none", "--json"]) == 2
-    (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs/reference/commands/index.md").read_text(), re.S)
+    (shown,) = re.findall(r"```json\n(.*?)```", read_page("reference/commands/index"), re.S)
     assert capsys.readouterr().out == shown
 
 

@@ -55,10 +55,10 @@ class AtEvent:
     def __init__(self, text: str, act) -> None:
         self.text, self.act, self.events = text, act, []
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+    def begin(self, what: str, *counts: object) -> None:
         self.say(what)
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, count: int) -> None:
         self.say("part")
 
     def say(self, message: str) -> None:

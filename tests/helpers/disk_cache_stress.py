@@ -3,8 +3,9 @@
     python -m helpers.disk_cache_stress DIRECTORY KILLS SEED
 
 Each worker is a forked child that reads random ranges of three objects through a cache too small for them, so that it
-fetches, writes, maps, evicts and waits for others all the time, and compares every byte. After 1 to 30 ms it gets a
-SIGKILL and another takes its place. Now and then all are killed and pages are lost, as when the power fails.
+fetches, writes, maps, evicts and waits for others all the time, and compares every byte. After some reads and 1
+to 30 ms it gets a SIGKILL and another takes its place. Now and then all are killed and pages are lost, as when the
+power fails.
 
 Prints one JSON object: what was done, and the wrong reads, of which there must be none. At the end all objects are read
 by a process of its own, and all that lies in the cache is compared with its sums.
@@ -111,6 +112,10 @@ def hammer(directory: str, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     workers = [start(directory, seed + number) for number in range(WORKERS)]
     for number in range(kills):
+        # A slow machine needs longer for a read: else its workers would be killed before they have done anything.
+        enough = counters[READS] + choose.randrange(WORKERS)
+        while counters[READS] < enough:
+            time.sleep(0.0005)
         time.sleep(choose.uniform(0.001, 0.03) / WORKERS)
         kill(workers.pop(choose.randrange(WORKERS)))
         counters[DONE] += 1

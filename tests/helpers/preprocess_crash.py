@@ -2,9 +2,9 @@
 
     python -m helpers.preprocess_crash OUTPUT KILLS SEED INPUT...
 
-Each attempt is a forked child in a session of its own that gets a SIGKILL after a random time, some of them while they
-finish. After each the output must be no dataset, or the whole one. Prints a JSON object: the exit status of each
-attempt, how many parts were there after each, and the names that are left.
+Each attempt is a forked child that gets a SIGKILL after a random time, a fifth of that of the whole job at most; some
+die while they finish. After each the output must be no dataset, or the whole one. Prints a JSON object: the exit status
+of each attempt, how many parts were there after each, and the names that are left.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ def killed_after(child: int, seconds: float) -> int:
 def main(output: str, kills: int, seed: int, inputs: list[str]) -> None:
     choose, statuses, records = random.Random(seed), [], []
     needed = [Path(f"{output}.needed.{end}").read_bytes() for end in ("bin", "idx")]
+    began = time.monotonic()
+    assert attempt(f"{output}.needed.again", inputs, 600) == 0
+    longest = (time.monotonic() - began) / 5
     for number in range(kills + 1):
-        statuses.append(attempt(output, inputs, choose.uniform(0.01, 0.5) if number < kills else 60))
+        statuses.append(attempt(output, inputs, choose.uniform(0, longest) if number < kills else 600))
         records.append(len(list(Path(f"{output}-parts").glob("*.json"))))
         found = [Path(f"{output}_text_document.{end}") for end in ("bin", "idx")]
         if all(each.exists() for each in found):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.reader_stacks import STORES, Shelf
 from servers.latency_proxy import Proxy, latency_proxy
+from servers.log import Counts
 
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
@@ -45,6 +46,21 @@ class Distant:
     def open(self, uri: str, **settings: Any) -> RangeReader:
         """Without a cache, and in exact ranges."""
         return open_object(uri, storage_options=self.options(max_gap=0, **settings), cache=False)
+
+
+def counts_in_flight(proxy: Proxy, enough: int, read: Callable[[], object]) -> Counts:
+    """What the proxy counts while `read` runs, with answers later and later until so many requests are in flight.
+
+    On a busy machine few requests are sent before the first answer of a near store comes.
+    """
+    for delay_ms in (20, 200, 2_000, 20_000):
+        proxy.become(delay_ms=delay_ms)
+        proxy.reset()
+        read()
+        counts = proxy.counts()
+        if counts.most_at_once >= enough:
+            break
+    return counts
 
 
 @contextlib.contextmanager

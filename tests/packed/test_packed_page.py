@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers.pages import python_blocks, read_page
 
 import binidx
 from binidx.packed.packed_run import FORKS, PackedDescription
 
-PAGE = (Path(__file__).parents[2] / "docs" / "moving" / "lit-gpt.md").read_text()
+PAGE = read_page("moving/lit-gpt")
 DESCRIBED = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
 
 
@@ -26,7 +27,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     described = {**DESCRIBED, "block_size": 9, "num_ranks": 2, "micro_batch_size": 2}
     (tmp_path / "packed.json").write_text(json.dumps(described))
     names: dict[str, Any] = {"folder": str(tmp_path)}
-    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+    for example in python_blocks(PAGE):
         exec(example, names)
     assert names["tokens"].shape == names["labels"].shape == (2, 8)
     assert names["tokens"][0].tolist() == names["dataset"][98][:-1].tolist()

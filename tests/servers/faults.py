@@ -34,6 +34,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 from servers.messages import LENGTH, Request
 
@@ -105,8 +106,11 @@ class Weather:
         return self.only == "all" or (request.method == "GET" and bool(request.range))
 
     def luck(self, request: Request, time: int) -> Luck:
-        """Of a request for what was asked `time` times before."""
-        key = f"{self.seed} {request.method} {request.path} {request.range} {time}"
+        """Of a request for what was asked `time` times before; it depends on the object's name, not on its place."""
+        path, _, query = unquote(request.path).partition("?")
+        part = PART_NUMBER.search(query)
+        name = f"{path.rpartition('/')[2]} {part and part[0]}"
+        key = f"{self.seed} {request.method} {name} {request.range} {time}"
         digest = hashlib.blake2b(key.encode(), digest_size=24).digest()
         late, which, rest = (int.from_bytes(digest[start : start + 8], "little") / 2**64 for start in (0, 8, 16))
         here = self.at(request.path)
@@ -250,6 +254,7 @@ def inverted(body: bytes) -> bytes:
 
 OTHER = "other.bin"
 INVERTED = bytes(range(255, -1, -1))
+PART_NUMBER = re.compile(r"\bpartNumber=\d+")
 MARK = re.compile(rb"(\r\n(?:etag|x-goog-generation):[ \t]*)[^\r]*", re.IGNORECASE)
 PLACE = re.compile(rb"\r\ncontent-range:[ \t]*bytes (\d+)-\d+/(\d+)", re.IGNORECASE)
 

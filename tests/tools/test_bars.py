@@ -67,5 +67,5 @@ def test_the_bar_of_a_lineage_counts_rows(tmp_path: Path) -> None:
     build_with_lineage(tmp_path / "en", 60, 1, np.uint8)
     lines = on_terminal(["cut", "head", "en", "--to", "out", "-n", "30"], tmp_path)
     (bar,) = (line for line in lines if "lineage" in line)
-    assert bar.startswith("rows of lineage: 100%")
+    assert bar.startswith("lineage: 100%")
     assert bar.rstrip().endswith(" rows/s]")

@@ -188,7 +188,7 @@ def test_steps_that_the_run_does_not_have(
     source = binidx.Run.load(str(run_file)).config.blend[0][0]
     name, *rest = command
     assert main([name, str(run_file), "--before-step", stop, *rest, *([source] if rest else [])]) == 2
-    assert f"--before-step {stop}: the run has 15 steps, counted from 0" in capsys.readouterr().err
+    assert f"--before-step: found {stop}, the run has 15 steps, counted from 0" in capsys.readouterr().err
 
 
 def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -226,8 +226,10 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
-        (["bake", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15"),
-        (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15"),
+        (["bake", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
+        (["bake", "{run}", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
+        (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
+        (["order", "{run}", "--to", "x", "--steps", "9:2"], "--steps: found 9 to 2, the run has 15 steps"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
         (["order", "{tokenizer}", "--to", "x"], "tokenizer.json: $: missing required field config"),
     ],

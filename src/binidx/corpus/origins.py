@@ -242,7 +242,7 @@ class LineageTransfer:
             return
         from binidx.format.arrow import pa
 
-        watch.begin("rows of lineage", self.num_rows, 0)
+        watch.begin("lineage", self.num_rows, 0, "rows")
         first = 0
         for table in self.tables() if tables is None else tables:
             if assign is None:

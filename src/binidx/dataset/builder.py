@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,6 +88,7 @@ class BlendedMegatronDatasetBuilder:
         config: options of the run.
         access: "load" for training; "ranges" to read the order of few samples: see `GPTDataset.open_later`.
         splits: the splits to build; the others are None.
+        opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
 
     Raises:
         ConfigError: sizes, config and kind do not fit.
@@ -97,7 +98,8 @@ class BlendedMegatronDatasetBuilder:
         ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
         >>> train, valid, test = builder.build()
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `access` and `splits` are ours.
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `access`, `splits` and `opened` are
+    ours.
     """
 
     blended_class: type[BlendedDataset] = BlendedDataset
@@ -112,6 +114,7 @@ class BlendedMegatronDatasetBuilder:
         *,
         access: Access = "load",
         splits: Collection[Split] = tuple(Split),
+        opened: Mapping[str, Any] | None = None,
     ) -> None:
         self.cls = cls
         self.access, self.splits = access, splits
@@ -120,7 +123,7 @@ class BlendedMegatronDatasetBuilder:
         self.sizes = [None if size is None else operator.index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self._opened: dict[str, Any] = {}
+        self.opened = {} if opened is None else opened
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -131,27 +134,6 @@ class BlendedMegatronDatasetBuilder:
         lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
         if lists and config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
-
-    def open_all(self, prefixes: Sequence[str]) -> list[Any]:
-        """Return the low-level datasets of prefixes; `build` uses them and opens no file of theirs again.
-
-        Args:
-            prefixes: prefixes of the blend, repeated ones too.
-
-        Returns:
-            A low-level dataset for each prefix (not in Megatron Core).
-
-        Raises:
-            ObjectNotFoundError: a file is missing.
-        """
-        distinct = [*dict.fromkeys(prefixes)]
-        with list_pairs_with_bundle(distinct, self.config.storage_options, self._bundle()) as listed:
-
-            def open_one(prefix: str) -> Any:
-                return self.cls.build_low_level_dataset(ResolvedPrefix(prefix, listed.get(prefix)), self.config)
-
-            self._opened = dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
-        return [self._opened[prefix] for prefix in prefixes]
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """Build the datasets.
@@ -236,20 +218,14 @@ class BlendedMegatronDatasetBuilder:
         works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        closed = [each for each in prefixes if each not in self._opened]
-        with list_pairs_with_bundle(closed, self.config.storage_options, self._bundle()) as listed:
-            indexed = self._opened.keys() | {prefix for prefix, found in listed.items() if found.index is not None}
+        closed = [each for each in prefixes if each not in self.opened]
+        with list_pairs_with_bundle(closed, self.config.storage_options, idx_bundle(self.config)) as listed:
+            indexed = self.opened.keys() | {prefix for prefix, found in listed.items() if found.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
         return any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
-
-    def _bundle(self) -> IdxBundle | None:
-        """Return the bundle of small `.idx` files beside the index caches, which rank 0 writes; None without caches."""
-        if self.config.path_to_cache is None:
-            return None
-        return IdxBundle(self.config.path_to_cache, is_first_rank(), self.config.storage_options)
 
     def _build_prefix(
         self,
@@ -264,7 +240,7 @@ class BlendedMegatronDatasetBuilder:
                 None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
                 for split, bookends, size in zip(Split, matrix, sizes, strict=True)
             ]
-        if (low_level := self._opened.get(prefix or "")) is None:
+        if (low_level := self.opened.get(prefix or "")) is None:
             known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
             low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
@@ -298,6 +274,26 @@ class BlendedMegatronDatasetBuilder:
         lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
         return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
+
+
+def open_low_level_datasets(
+    cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
+) -> dict[str, Any]:
+    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset."""
+    distinct = [*dict.fromkeys(prefixes)]
+    with list_pairs_with_bundle(distinct, config.storage_options, idx_bundle(config)) as listed:
+
+        def open_one(prefix: str) -> Any:
+            return cls.build_low_level_dataset(ResolvedPrefix(prefix, listed.get(prefix)), config)
+
+        return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
+
+
+def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:
+    """Return the bundle of small `.idx` files beside the index caches, which rank 0 writes; None without caches."""
+    if config.path_to_cache is None:
+        return None
+    return IdxBundle(config.path_to_cache, is_first_rank(), config.storage_options)
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:

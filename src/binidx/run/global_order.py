@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, permutation
-from binidx.run.schedule import BatchSchedule
+from binidx.run.schedule import BatchSchedule, check_steps
 
 Numbers = NDArray[np.int64]
 
@@ -84,7 +84,7 @@ class GlobalOrder:
         Raises:
             IndexError: the run has no such step, or does not fill it.
         """
-        self._check_steps(steps)
+        check_steps(steps, self.num_steps())
         runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
         parts = [self._rows(part, size, rank) for part, size in runs]
         return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -165,9 +165,3 @@ class GlobalOrder:
         rank, slot = np.divmod(place, self.schedule.micro_batch_size)
         slot += batch * self.schedule.micro_batch_size
         return SampleReads(step, rank, slot, position, self.samples_at(position))
-
-    def _check_steps(self, steps: range) -> None:
-        count = self.num_steps()
-        if steps.step != 1 or steps.start < 0 or (count is not None and len(steps) and steps.stop > count):
-            has = "as many as you like" if count is None else f"{count}"
-            raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {has}, counted from 0")

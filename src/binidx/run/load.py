@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import parse_blend
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
@@ -98,12 +98,14 @@ class LoadedDataset(DatasetView):
     def __init__(self, config: GPTDatasetConfig, split: Split, num_samples: int | None, tokenizer: Any) -> None:
         self.config, self.split, self._tokenizer = config, split, tokenizer
         prefixes, weights = config.blend or ([], None)
-        unknown = num_samples is None and weights is not None
-        self.sizes = [num_samples if each is split and not unknown else 0 for each in Split]
-        builder = BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, config, splits=[split])
-        if unknown:
-            num_samples = samples_of_epoch(builder.open_all(prefixes), config, split)
-            self.sizes[split.value] = builder.sizes[split.value] = num_samples
+        opened: dict[str, IndexedDataset] = {}
+        if num_samples is None and weights is not None:
+            opened = open_low_level_datasets(GPTDataset, config, prefixes)
+            num_samples = samples_of_epoch([opened[each] for each in prefixes], config, split)
+        self.sizes = [num_samples if each is split else 0 for each in Split]
+        builder = BlendedMegatronDatasetBuilder(
+            GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
+        )
         built: Any = builder.build()[split.value]
         super().__init__(built)
 

@@ -121,6 +121,15 @@ class BatchSchedule:
 MAX_INCREMENTS = 1_000_000
 
 
+def check_steps(steps: range, num_steps: int | None, argument: str = "steps") -> None:
+    """Raise IndexError unless these consecutive steps are steps of a run of `num_steps`; None is one without end."""
+    first, stop = steps.start, steps.stop
+    if steps.step != 1 or not 0 <= first <= stop or (num_steps is not None and stop > num_steps):
+        found = f"{first}" if stop in (first, first + 1) else f"{first} to {stop}"
+        has = "no end" if num_steps is None else f"{num_steps} steps"
+        raise IndexError(f"{argument}: found {found}, the run has {has}, counted from 0")
+
+
 def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
     if len(rampup) != 3:
         raise ConfigError(f"rampup_batch_size: found {rampup}, needs (start, increment, samples)")

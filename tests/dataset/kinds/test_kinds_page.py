@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from helpers.chats import Speaker, random_rows, write_rows
 from helpers.gpt_data import Tokenizer
+from helpers.pages import python_blocks, read_page
 
 import binidx
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "datasets.md").read_text()
+PAGE = read_page("reference/datasets")
 
 
 class WithText(Tokenizer):
@@ -38,7 +39,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
         builder.finalize(f"{tmp_path}/code.idx")
     write_rows(f"{tmp_path}/chat.jsonl", random_rows(0, 50))
     known = {"folder": str(tmp_path), "tokenizer": WithText(), "chat_tokenizer": Speaker()}
-    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+    for example in python_blocks(PAGE):
         exec(example, found := dict(known))
         if "blend" in found:
             assert found["blend"] == (["a", "b"], [0.5, 0.5])

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from helpers.masked_datasets import TOKENIZER, write_sentences
+from helpers.pages import python_blocks, read_page
 
 import binidx
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "masked-datasets.md").read_text()
+PAGE = read_page("reference/masked-datasets")
 IMAGE = np.array([2, 10, 20], np.int32)  # six bytes of a file and two of padding
 
 
@@ -23,7 +24,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
             builder.add_document([each + 2, 3, *IMAGE.tolist()], [2, 3], [0, 1])
         builder.finalize(f"{tmp_path}/pairs.idx")
     names: dict[str, Any] = {"binidx": binidx, "base": str(tmp_path), "tokenizer": TOKENIZER, "decode": pixels}
-    for example in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+    for example in python_blocks(PAGE):
         exec(example, names)
     listed = re.search(r"sample = train\[0\]  # (.*)", PAGE)
     assert listed

@@ -124,11 +124,13 @@ def test_of_eight_processes_on_two_nodes_one_builds(run: Run) -> None:
 
 def test_when_the_builder_is_killed_its_node_goes_on_at_once(run: Run) -> None:
     """And with it the other node, before it finds the lease expired."""
+    end = run.path / "end"
     for number in range(6):
-        run.start(f"node{number % 2}", start=run.gate, build=1, dead=1000)
+        run.start(f"node{number % 2}", start=run.gate, until=str(end), dead=1000)
     run.go()
     victim = run.builder()
     os.kill(victim, signal.SIGKILL)
+    end.touch()
     left = [each for each in run.processes if each.pid != victim]
     assert [each["sum"] for each in run.results(left)] == [SUM] * 5
     assert len(run.builders()) == 2
@@ -210,12 +212,13 @@ def test_the_others_wait_for_a_holder_at_work_however_long_it_takes(here: Run) -
 
 
 def test_a_holder_that_was_stopped_and_goes_on_does_no_harm(here: Run) -> None:
-    how = {"build": 1, "dead": 0.6, "beat": 0.1}
-    stopped = here.start("node0", **how)
+    end, how = here.path / "end", {"dead": 0.6, "beat": 0.1}
+    stopped = here.start("node0", until=str(end), **how)
     victim = here.builder()
     os.kill(victim, signal.SIGSTOP)
     other = here.start("node1", **how)
     assert here.results([other])[0]["sum"] == SUM
+    end.touch()
     os.kill(victim, signal.SIGCONT)
     assert here.results([stopped])[0]["sum"] == SUM
     third = here.start("node2")

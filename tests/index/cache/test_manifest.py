@@ -14,6 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
+from helpers.pages import read_page
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -299,7 +300,7 @@ def test_staging_files_of_a_killed_builder_are_removed_an_hour_later(tmp_path: P
 
 def test_the_page_names_each_file_of_a_cache(tmp_path: Path) -> None:
     train(write(tmp_path / "en"), tmp_path / "cache")
-    page = (Path(__file__).parents[3] / "docs/explanation/index-caches.md").read_text()
+    page = read_page("explanation/index-caches")
     for path in (tmp_path / "cache").iterdir():
         ending = path.name.rpartition("-")[2]
         assert ending in page or f"`{ending.removesuffix('.npy')}`" in page

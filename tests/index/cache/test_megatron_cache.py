@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
+from helpers.pages import python_blocks, read_page
 
 import binidx
 from binidx.errors import ConfigError, FormatError
@@ -77,6 +78,16 @@ def test_megatrons_cache_is_used_as_it_is_on_request(
     assert_same(opened, built)
     assert "taken as it is (trust_cache)" in caplog.text
     assert not list((tmp_path / "cache").glob("*-binidx.json"))
+
+
+def test_the_example_of_the_page_uses_megatrons_cache(prefixes: list[str], tmp_path: Path, no_builds: Any) -> None:
+    built = theirs(prefixes[:1], tmp_path / "cache")
+    no_builds()
+    (example,) = python_blocks(read_page("explanation/index-caches"))
+    names = {"binidx": binidx, "options": {**SETTINGS, "blend": (prefixes[:1], None)}}
+    exec(example.replace("s3://corpus/megatron-cache", f"{tmp_path}/cache"), names)
+    found = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, SIZES, lambda: True, names["config"]).build()
+    assert_same(found, built)
 
 
 def test_megatrons_cache_of_an_empty_split_is_used_too(tmp_path: Path, no_builds: Any) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,19 +52,11 @@ def held(path: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_waiting_processes_read_the_message_of_the_first(path: str) -> None:
     left: list[bytes] = []
-
-    def wait() -> None:
-        with acquire_node_lock(path) as lock:
-            assert not lock.first
-            left.append(lock.message)
-
     for word in (b"first", b"second", b""):
         with acquire_node_lock(path) as lock:
             assert lock.first
             assert lock.node
-            waiting = [threading.Thread(target=wait) for _ in range(3)]
-            [each.start() for each in waiting]
-            time.sleep(0.1)
+            waiting = [start_to_wait(path, left) for _ in range(3)]
             assert not left
             if word:
                 lock.leave_message(word)
@@ -74,12 +65,28 @@ def test_waiting_processes_read_the_message_of_the_first(path: str) -> None:
         left.clear()
 
 
+def start_to_wait(path: str, left: list[bytes]) -> threading.Thread:
+    """A thread that waits for the lock, and then appends the message of its holder."""
+    waits = threading.Event()
+
+    def wait() -> None:
+        with acquire_node_lock(path, waits.set) as lock:
+            assert not lock.first
+            left.append(lock.message)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(300)
+    return thread
+
+
 def test_the_lock_of_a_killed_process_is_free_at_once(path: str, held: subprocess.Popen[str]) -> None:
-    threading.Timer(0.2, held.send_signal, [signal.SIGKILL]).start()
-    began = time.monotonic()
-    with acquire_node_lock(path) as lock:
-        assert not lock.first
-        assert time.monotonic() - began > 0.1
+    left: list[bytes] = []
+    waiting = start_to_wait(path, left)
+    assert not left
+    held.kill()
+    waiting.join()
+    assert left == [b""]
     with acquire_node_lock(path) as lock:
         assert lock.first
 
@@ -156,18 +163,10 @@ def test_a_message_of_a_killed_holder_is_not_read_by_later_processes(path: str) 
         process.kill()
     with acquire_node_lock(path) as lock:
         assert lock.first
-        waiting: list[bytes] = []
-        thread = threading.Thread(target=lambda: waiting.append(wait_for_message(path)))
-        thread.start()
-        time.sleep(0.1)
-    thread.join()
-    assert waiting == [b""]
-
-
-def wait_for_message(path: str) -> bytes:
-    with acquire_node_lock(path) as lock:
-        assert not lock.first
-        return lock.message
+        left: list[bytes] = []
+        waiting = start_to_wait(path, left)
+    waiting.join()
+    assert left == [b""]
 
 
 def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

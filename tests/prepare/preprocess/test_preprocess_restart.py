@@ -86,7 +86,7 @@ def test_a_killed_worker_costs_nothing_and_a_killed_driver_takes_its_workers_alo
         workers = workers_of(driver.pid)
         driver.kill()
     for each in workers:
-        wait_until_gone(each, 20)
+        wait_until_gone(each)
     made = len(list((tmp_path / "en-parts").glob("?" * 32 + ".json")))
     with subprocess.Popen(text, stdout=subprocess.PIPE) as driver:
         wait_for(lambda: len(list((tmp_path / "en-parts").glob("?" * 32 + ".json"))) > made, driver)
@@ -122,10 +122,10 @@ def test_a_store_that_says_503_costs_only_time(s3: Bucket, tmp_path: Path) -> No
     fs, path = fsspec.url_to_fs(base)
     for name in inputs:
         fs.put(name, f"{path}/in/{Path(name).name}")
-    weather: dict[str, Any] = {"delay_ms": 0, "faults": {"503": 0.1, "reset": 0.05, "truncate": 0.05}, "only": "all"}
-    with latency_proxy(s3.server.endpoint, **weather) as proxy, proxy.in_environment():
+    weather = [None, None, "503", None, None, "503", None, None, "reset", None, None, "truncate"] * 100
+    with latency_proxy(s3.server.endpoint, delay_ms=0, script=weather, only="all") as proxy, proxy.in_environment():
         run(job_of([f"{base}/in/*.jsonl"], f"{base}/en", part_bytes=30_000))
-        assert sum(proxy.counts().faults.values()) > 1  # by chance 12, of some 80 requests
+        assert proxy.counts().faults.keys() >= {"503", "reset"}
     assert files_of(f"{base}/en_text_document") == theirs(inputs, tmp_path / "theirs")
 
 

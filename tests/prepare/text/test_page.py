@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from helpers.pages import python_blocks, read_page
 
 from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.read import FORMATS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "text-inputs.md").read_text()
+PAGE = read_page("reference/text-inputs")
 
 LINES = """{"text": "one", "id": 1, "lang": "en"}
 {"text": "two", "id": "b", "lang": "de"}
@@ -22,7 +22,7 @@ LINES = """{"text": "one", "id": 1, "lang": "en"}
 
 def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text(LINES)
-    for example in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+    for example in python_blocks(PAGE):
         exec(example, {"base": str(tmp_path)})
     said = capsys.readouterr().out
     assert said.startswith("1 one ['1'] Counter({'blank line': 1, 'keep lang': 1, 'min characters': 1}) ")

@@ -6,17 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.pages import python_blocks, read_page
 from helpers.trained_tokenizers import save
 
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "tokenizers.md").read_text()
+PAGE = read_page("reference/tokenizers")
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save("digits", tmp_path)
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (example,) = python_blocks(PAGE)
     exec(example, names := {})
     told = capsys.readouterr().out
     assert names["engine"].name == "hf"

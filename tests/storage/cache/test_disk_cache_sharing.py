@@ -49,13 +49,20 @@ def run_elsewhere(reader: DiskCache, asked: Sequence[Range]) -> bool:
 
 
 def test_threads_fetch_a_chunk_once(tmp_path: Path) -> None:
-    log = str(tmp_path / "log")
-    reader = small(LoggedObject(100_000, log, delay=0.05), tmp_path / "cache")
+    log, scope = str(tmp_path / "log"), Scope()
+
+    class Awaited(LoggedObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            until(lambda: bool(scope._watchers))  # another thread waits for this one
+            return super().read(ranges)
+
+    reader = small(Awaited(100_000, log), tmp_path / "cache")
     data = reader.reader.data  # type: ignore[attr-defined]
 
     def work(number: int) -> None:
         asked = [(1000 * (number % 3), 20_000), (50_500, 51_500)]
-        assert [bytes(each) for each in reader.read(asked)] == [data[start:stop] for start, stop in asked]
+        with cancellable(scope):
+            assert [bytes(each) for each in reader.read(asked)] == [data[start:stop] for start, stop in asked]
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(16)))
@@ -100,13 +107,18 @@ def test_when_a_fetcher_is_killed_another_process_takes_over(tmp_path: Path) -> 
     log = str(tmp_path / "log")
     victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
-    reader = small(LoggedObject(100_000, log), tmp_path / "cache")
+    reader, scope = small(LoggedObject(100_000, log), tmp_path / "cache"), Scope()
+
+    def read_in_scope() -> bytes:
+        with cancellable(scope):
+            return bytes(reader.read([(1000, 2000)])[0])
+
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reader.read, [(1000, 2000)])
-        time.sleep(0.1)
+        waiting = pool.submit(read_in_scope)
+        until(lambda: bool(scope._watchers))
         assert not waiting.done()
         os.kill(victim, signal.SIGKILL)
-        assert bytes(waiting.result()[0]) == reader.reader.data[1000:2000]  # type: ignore[attr-defined]
+        assert waiting.result() == reader.reader.data[1000:2000]  # type: ignore[attr-defined]
     os.waitpid(victim, 0)
     assert fetched(log) == [(0, 3000), (1000, 2000)]
     assert reader.stats.waits == 1
@@ -163,7 +175,7 @@ def test_who_waits_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(read_in_scope)
-        time.sleep(0.05)
+        until(lambda: bool(scope._watchers))
         scope.cancel()
         with pytest.raises(CancelledReadError):
             waiting.result()

@@ -119,8 +119,7 @@ def test_retry_after_is_obeyed(distant: tuple[Proxy, Open], request: pytest.Fixt
     proxy.reset()
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
     first, second = proxy.log()
-    assert first.ended is not None
-    assert second.began - first.ended > 0.9, "less what the proxy takes to note the end"
+    assert second.began - first.began >= 1.0
 
 
 def test_a_server_that_sends_everything_is_not_listened_to(distant: tuple[Proxy, Open]) -> None:
@@ -312,8 +311,8 @@ def test_a_cancelled_read_ends_at_once_and_leaves_nothing_behind(distant: tuple[
     readers = [open_it(concurrency=4) for _ in range(3)]
     proxy.become(faults={"hang": 1.0})
     with cancellable() as scope:
-        threading.Timer(0.3, scope.cancel).start()
         began = time.monotonic()
+        threading.Timer(0.3, scope.cancel).start()
         with pytest.raises(CancelledReadError):
             read_many([(reader, RANGES) for reader in readers])
         assert 0.2 < time.monotonic() - began < 300, "its deadline is at 600"

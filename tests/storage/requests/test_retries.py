@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from datetime import UTC, datetime, timedelta
@@ -134,7 +135,7 @@ def test_a_long_history_is_told_by_its_ends() -> None:
     history = History(time.monotonic())
     for _ in range(10):
         history.note(StatusError(503))
-    assert str(history).startswith("failed 10 times in 0.0 s: 0.0 s StatusError 503, ")
+    assert re.match(r"failed 10 times in [\d.]+ s: [\d.]+ s StatusError 503, ", str(history))
     assert ", ... 4 more ..., " in str(history)
     error = given_up("s3://b/k", history, "range 0-9")
     assert str(error).startswith("s3://b/k: StatusError: said no; range 0-9 failed 10 times")
@@ -146,7 +147,7 @@ def test_a_history_tells_what_a_driver_hides() -> None:
     hidden.__cause__ = ConnectionResetError("by peer")
     history = History(time.monotonic())
     history.note(hidden)
-    assert str(history) == "failed once in 0.0 s: 0.0 s ConnectionResetError"
+    assert re.fullmatch(r"failed once in [\d.]+ s: [\d.]+ s ConnectionResetError", str(history))
 
 
 def test_one_failure_is_told_without_a_history() -> None:

@@ -22,6 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.run.provenance.contents import locate_samples
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import check_steps
 from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
@@ -45,10 +46,11 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
 
     Raises:
         IndexError: a step is beyond the end of the run.
+        ConfigError: there are no steps.
     """
-    count = order.num_steps()
-    if steps.start < 0 or not len(steps) or (count is not None and steps.stop > count):
-        raise IndexError(f"steps: found {steps.start} to {steps.stop}, the run has {count}, counted from 0")
+    check_steps(steps, order.num_steps())
+    if not steps:
+        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to bake")
     config, schedule = order.dataset.config, order.reading.schedule
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(

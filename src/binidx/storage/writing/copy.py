@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.json_models import Count, Positive
@@ -92,14 +92,17 @@ MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
 
 
+Unit = Literal["bytes", "rows"]
+
+
 class ProgressWatcher(Protocol):
     """Receiver of progress and messages of long work."""
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Begin a phase of the work. Its numbers are bytes; of a phase called "rows of ..." they are rows."""
+    def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
+        """Begin a phase of the work, of which a restarted one has done a part before."""
 
-    def advance(self, num_bytes: int) -> None:
-        """Add bytes to those done in this phase."""
+    def advance(self, count: int) -> None:
+        """Add units to those done in this phase."""
 
     def say(self, message: str) -> None:
         """Show a message."""
@@ -108,9 +111,9 @@ class ProgressWatcher(Protocol):
 class SilentWatcher:
     """Watcher that shows nothing."""
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
+    def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None: ...
 
-    def advance(self, num_bytes: int) -> None: ...
+    def advance(self, count: int) -> None: ...
 
     def say(self, message: str) -> None: ...
 
