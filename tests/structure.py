@@ -136,7 +136,7 @@ def main() -> int:
     print(f"module names that repeat: {sorted(name for name, count in leafs.items() if count > 1) or 0}")
     print(f"modules outside storage/stores that name a driver: {[str(p.relative_to(PACKAGE)) for p in named] or 0}")
     print(f"hasattr, and getattr with a default: {len(asked)}")
-    print(f"docstrings that begin with a clause, and forbidden words: {len(worst)}")
+    print(f"docstrings that begin with a clause, and forbidden words: {worst or 0}")
     unchecked = [*tests_without_a_check()]
     print(f"tests without a check: {unchecked or 0}")
     if "--list" in sys.argv:
