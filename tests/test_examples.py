@@ -151,15 +151,16 @@ def training_of(job: str) -> tuple[list[str], list[str]]:
     return shlex.split(launcher), shlex.split(options)
 
 
-@pytest.mark.parametrize("job", ["slurm.sh", "kubernetes.yaml"])
-def test_the_training_of_a_job_file_runs_on_two_ranks_and_resumes(
-    job: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
+def test_the_training_of_the_job_files_runs_on_two_ranks_and_resumes(
+    trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
-    launcher, options = training_of(job)
-    assert torch_launcher().parse_args([*launcher, "script"]).nnodes == "2"
+    for job in ("slurm.sh", "kubernetes.yaml"):
+        launcher, options = training_of(job)
+        assert torch_launcher().parse_args([*launcher, "script"]).nnodes == "2"
+        given = import_common().arguments(options)
+        assert (given.data in ("$run", "s3://corpus/run.json"), given.save_interval, given.resume) == (True, 500, True)
     prefix = binidx.load_dataset(corpus, 64, num_samples=1_000_000, tokenizer=binidx.SpecialTokens(0))
     binidx.Run(prefix.config, prefix.sizes, 4, 2).save(f"{corpus}-run.json")
-    assert import_common().arguments(options).data in ("$run", "s3://corpus/run.json")
     small = ["--save-interval", "1", "--save", str(tmp_path), "--resume"]
     read: list[list[str]] = [[], []]
     for steps in ("2", "3"):
