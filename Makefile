@@ -48,11 +48,16 @@ test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest 
 test-versions: test-oldest      ## the core of the suite with the oldest dependencies, and on each supported Python that is found
 	tests/versions.sh 3.11 3.12 3.13
 
-test-install: $(VENV)/.test     ## the wheel with core dependencies alone, then each extra: a table of all commands; minutes, 6 GB
-	$(BIN)/python tests/install_matrix.py
+test-install: build/wheel/.done  ## the wheel with core dependencies alone, then each extra: a table of all commands; minutes, 6 GB
+	$(BIN)/python tests/install_matrix.py build/wheel/*.whl
 
-first-hour: $(VENV)/.test       ## a newcomer's first hour from the wheel alone, each step with its output; minutes, 2 GB
-	$(BIN)/python tests/first_hour.py
+first-hour: build/wheel/.done   ## a newcomer's first hour from the wheel alone, each step with its output; minutes, 2 GB
+	$(BIN)/python tests/first_hour.py build/wheel/*.whl
+
+build/wheel/.done: $(VENV)/.test $(shell find src tools -name '*.py') README.md
+	rm -rf build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > /dev/null
+	@touch $@
 
 wheels: $(VENV)/.wheels         ## sdist and wheels of Linux and macOS, x86_64 and arm64, into dist/, checked
 	$(BIN)/python native/wheels.py

@@ -1,7 +1,7 @@
-"""The first hour of a newcomer: `make first-hour`. Minutes, and 2 GB of disk.
+"""The first hour of a newcomer, by a wheel: `make first-hour`. Minutes, and 2 GB of disk.
 
-Builds the wheel, installs it with core dependencies alone into a fresh environment, and goes from text to a loader on
-S3 (SeaweedFS on loopback). An extra is installed only when an error asks for it, by the line that the error prints.
+Installs the wheel with core dependencies alone into a fresh environment, and goes from text to a loader on S3
+(SeaweedFS on loopback). An extra is installed only when an error asks for it, by the line that the error prints.
 Each step prints its command and its output, and expects an exit status and a text; the exit status is 1 if one differs.
 """
 
@@ -45,7 +45,7 @@ class Newcomer:
             found, output = self._run(command, stdin)
             lines = output.splitlines()
             more = [f"... {len(lines) - SHOWN_LINES} more lines"] * (len(lines) > SHOWN_LINES)
-            print(*lines[:SHOWN_LINES], *more, sep="\n", flush=True)
+            print("".join(f"{line}\n" for line in [*lines[:SHOWN_LINES], *more]), end="", flush=True)
             asked = PIP_LINE.search(output)
             if not found or asked is None or asked[0] in self.installed:
                 break
@@ -211,20 +211,16 @@ def mistakes(user: Newcomer) -> None:
     user.types("binidx demo --steps 8 --plain", "resume", "s3://")
 
 
-def main() -> int:
+def main(wheel: str) -> int:
     """Run the hour; return 1 if a step was not as expected."""
     from binidx.tools.seaweed import s3_server
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="binidx-hour-") as text, s3_server(Path(text) / "server") as server:
-        folder, wheels = Path(text) / "home", Path(text) / "wheels"
+        folder = Path(text) / "home"
         folder.mkdir()
         prepare(folder)
         server.make_bucket("corpus")
-        subprocess.run(
-            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheels, ROOT],
-            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
         venv.EnvBuilder(symlinks=True, with_pip=True).create(Path(text) / "venv")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "BINIDX"))}
         environment |= server.environment | {
@@ -232,7 +228,7 @@ def main() -> int:
             "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }  # fmt: skip
         user = Newcomer(folder, environment)
-        user.types(f"pip install --quiet {next(wheels.glob('*.whl'))}")
+        user.types(f"pip install --quiet {Path(wheel).resolve()}")
         user.types("pip list --format freeze")
         for chapter in (look_around, tokenize, to_s3, read, provenance, mistakes):
             chapter(user)
@@ -244,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

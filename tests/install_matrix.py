@@ -1,4 +1,6 @@
-"""The wheel in fresh environments, with core dependencies alone and with each extra: `make test-install`.
+"""A wheel in fresh environments, with core dependencies alone and with each extra: `make test-install`.
+
+    python tests/install_matrix.py WHEEL [EXTRA ...]
 
 Each environment runs every command (`helpers/installs.py`), and the demo where it is installed. Minutes, and 6 GB of
 disk at most: an environment is removed before the next one, and torch is installed once, with the extras that need it
@@ -22,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
 
 NOT_INSTALLED = {"test"}
+ROW = "{:40} {:>8} {:>9} {:>8} {:>6}"
 Asked = dict[str, tuple[str, ...]]
 
 
@@ -51,32 +54,31 @@ def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], fo
     site = python.parents[1]
     size = int(subprocess.run(["du", "-sm", site], capture_output=True, text=True, check=True).stdout.split()[0])
     count = len([*site.glob("lib/python*/site-packages/*.dist-info")])
-    seconds = f"{installed - began:5.0f} s {time.monotonic() - installed:5.0f} s"
-    print(f"{', '.join(extras) or 'core':30} {count:4} packages {size:6,} MB {seconds}", flush=True)
+    seconds = [f"{each:.0f} s" for each in (installed - began, time.monotonic() - installed)]
+    print(ROW.format(", ".join(extras) or "core", count, f"{size:,} MB", *seconds), flush=True)
     return asked
 
 
 def table(found: dict[str, Asked]) -> str:
     """Return the table of commands: what each asks for with core dependencies alone, and the extras it works with."""
-    lines = [f"{'command':62}  {'core dependencies alone':42}  works with"]
+    rows = [("command", "core alone", "works with")]
     for command in found["core"]:
         core, *others = (each.get(command) for each in found.values())
         works = [name for name, asked in zip([*found][1:], others, strict=True) if asked == ()]
-        extras = " or ".join(f"'binidx[{extra}]'" for extra in core or ())
-        said = f"pip install {extras}" if core else "works"
+        said = f"asks for {' or '.join(core)}" if core else "works"
         needed = ", ".join(works) or " + ".join(dict(COMMANDS)[command].split())
-        with_extras = needed if core else "all"
-        lines.append(f"{command.replace('{', '').replace('}', ''):62.62}  {said:42}  {with_extras}")
+        rows.append((command.replace("{", "").replace("}", ""), said, needed if core else "all"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines)
 
 
-def main(only: Sequence[str]) -> int:
+def main(wheel: str, *only: str) -> int:
     """Print a row for each environment: extras, packages, size, seconds to install and to check; then the commands."""
     found: dict[str, Asked] = {}
+    print(ROW.format("extras", "packages", "size", "install", "check"), flush=True)
     with tempfile.TemporaryDirectory(prefix="binidx-install-") as text:
         folder = Path(text)
-        call([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)])
-        (wheel,) = folder.glob("*.whl")
         (folder / "data").mkdir()
         data = write_data(folder / "data")
         for group in groups():
@@ -87,7 +89,7 @@ def main(only: Sequence[str]) -> int:
                 extras = group[: number + 1]
                 place = folder / f"{number}-{len(group)}"
                 name = extras[-1] if extras else "core"
-                found[name] = check(folder / "venv/bin/python", wheel, extras, data, place)
+                found[name] = check(folder / "venv/bin/python", Path(wheel).resolve(), extras, data, place)
                 shutil.rmtree(place)
             shutil.rmtree(folder / "venv")
     print("", table(found), sep="\n")
@@ -95,4 +97,4 @@ def main(only: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -61,7 +61,9 @@ def main(how: dict[str, Any]) -> None:
     store = torch.distributed.distributed_c10d._get_default_store()
     store.set(f"process/{rank}", str(os.getpid()))
     processes = [int(store.get(f"process/{each}")) for each in others]
-    torch.distributed.barrier()
+    store.set(f"began/{rank}", "")
+    if "kill" in mine:
+        store.wait([f"began/{each}" for each in others])
     began, found = time.monotonic(), {"rank": rank, "error": None}
     try:
         if "absent" in mine:
@@ -82,4 +84,5 @@ def main(how: dict[str, Any]) -> None:
     if rank == 0:
         ranks = map(str, range(size))
         living = [each for each in ranks if not {"kill", "late"} & how.get(each, how.get("else", {})).keys()]
-        store.wait([f"ended/{each}" for each in living], timedelta(minutes=10))
+        keys = [*(f"began/{each}" for each in range(size)), *(f"ended/{each}" for each in living)]
+        store.wait(keys, timedelta(minutes=10))

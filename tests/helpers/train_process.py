@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,11 @@ def main(how: dict[str, Any]) -> None:
     rank, size, store = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["STORE"]
     mine = {**how["all"], **how.get(str(rank), {})}
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
+    Path(f"{store}.began{rank}").touch()
     if "loader" in mine and "mesh" not in mine:
         mine["loader"] = {"data_parallel_rank": rank, "data_parallel_size": size, **mine["loader"]}
     os.chdir(mine.get("cwd", "."))
-    while not all(Path(f"{store}.ended{other}").exists() for other in mine.get("after", [])):
-        time.sleep(0.01)
+    wait_for_files(f"{store}.ended{other}" for other in mine.get("after", []))
     if "replace" in mine:
         source, target = mine["replace"]
         for suffix in (".bin", ".idx"):
@@ -88,3 +89,11 @@ def main(how: dict[str, Any]) -> None:
         found |= {"error": type(error).__name__, "text": str(error)}
     Path(f"{store}.ended{rank}").touch()
     print(json.dumps(found), flush=True)
+    # A group forms between processes: whoever left early would break it for a rank that is not yet through.
+    wait_for_files(f"{store}.began{other}" for other in range(size))
+
+
+def wait_for_files(paths: Iterable[str]) -> None:
+    left = [Path(path) for path in paths]
+    while not all(path.exists() for path in left):
+        time.sleep(0.01)

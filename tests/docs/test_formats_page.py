@@ -20,7 +20,7 @@ from helpers.pages import python_blocks, read_page
 import binidx
 
 PAGE = read_page("reference/formats")
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 LOCAL, STORED = GOLDEN / "state/local", GOLDEN / "state/s3"
 TYPES = {"u8": "u1", "i8": "i1", "u32": "<u4", "i32": "<i4", "u64": "<u8", "i64": "<i8", "f64": "<f8", "token": "<u2"}
 
