@@ -107,12 +107,13 @@ def main(argv: list[str] | None = None) -> int:
     run = arguments(argv)
     compared = []
     with tempfile.TemporaryDirectory() as cache:
+        # First ours: where a split has no document it raises an error, and Megatron never returns.
+        ours = build(BINIDX, run.moved_data_path, f"{cache}/binidx", run)
         # Megatron asks for its rank.
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         theirs = build(MEGATRON, run.data_path, cache, run)
         torch.distributed.destroy_process_group()
-        ours = build(BINIDX, run.moved_data_path, f"{cache}/binidx", run)
         for split, old, new in zip(SPLITS, theirs, ours, strict=True):
             if old is None and new is None:
                 continue

@@ -7,7 +7,9 @@
 #SBATCH --cpus-per-task=32
 #SBATCH --time=24:00:00
 #SBATCH --requeue                  # after a node failed, the same job again: it resumes
+#SBATCH --open-mode=append         # and keeps the log of the first try
 
+# Submit it in the clone, with the environment active: the job inherits both.
 set -euo pipefail
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit it
 
@@ -28,7 +30,8 @@ srun --nodes=1 --ntasks=1 binidx prepare-cache "$run"
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-srun torchrun --nnodes=2 --nproc-per-node=8 \
+# --kill-on-bad-exit: if one node fails, the other does not hang until the timeout of its process group.
+srun --kill-on-bad-exit=1 torchrun --nnodes=2 --nproc-per-node=8 \
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:29500" \
     examples/plain_torch.py "$run" --vocab-size 50257 --eod 50256 \
     --steps 100000 --save "$save" --save-interval 500 --resume

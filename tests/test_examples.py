@@ -145,7 +145,7 @@ def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
 def training_of(job: str) -> tuple[list[str], list[str]]:
     """The options of torchrun in a job file, and those of the script that it starts."""
     text = (EXAMPLES / job).read_text().replace("\\\n", " ")
-    [line] = re.findall(r"^ *(?:srun )?torchrun (.*)$", text, re.M)
+    [line] = re.findall(r"^ *(?:srun .*)?torchrun (.*)$", text, re.M)
     launcher, script, options = line.partition("examples/plain_torch.py")
     assert script
     return shlex.split(launcher), shlex.split(options)

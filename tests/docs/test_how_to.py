@@ -32,6 +32,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.corpus.shuffle import shuffle_datasets
+from binidx.errors import IndexBuildError
 from binidx.format.idx import idx_size
 from binidx.index.document_sample import plan_epochs
 from binidx.run.plan.forecast import blend_bytes, build_seconds, gpt_index_bytes
@@ -353,6 +354,8 @@ def test_move_a_megatron_run(tmp_path: Path, s3: Bucket, capsys: pytest.CaptureF
     capsys.readouterr()
     assert compare([*options, *small, "--eod-mask-loss", "--reset-position-ids"]) == 0
     assert capsys.readouterr().out == "the same samples, bit for bit: train 10 of 80, valid 10 of 25, test 9 of 9\n"
+    with pytest.raises(IndexBuildError, match="test split of 0 sequences"):  # Megatron would not return
+        compare([*options, *small, "--split", "9,1,0.01"])
     swapped = ["--moved-data-path", "0.7", f"{moved}/code", "0.3", f"{moved}/en"]
     assert compare([*options, *small, *swapped]) == 1
     assert re.match(

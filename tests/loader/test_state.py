@@ -104,6 +104,13 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         loader(Numbers(60), 0).load_state_dict(state)
 
 
+def test_a_loader_without_a_batch_warns_and_one_without_a_sample_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    assert list(binidx.build_pretraining_data_loader(Numbers(3), 0, 4)) == []
+    assert "serves no batch: 3 samples of the dataset fill no step of" in caplog.text
+    with pytest.raises(ConfigError, match="found 0, needs at least 1; the dataset is empty"):
+        binidx.build_pretraining_data_loader(Numbers(0), 0, 4)
+
+
 def test_a_state_of_another_order_is_refused() -> None:
     cyclic = loader(Numbers(60), 0, kind="cyclic").state_dict()
     for other in (loader(Numbers(60), 0), loader(Numbers(60), 0, kind="cyclic", m=2), loader(Numbers(61), 0)):

@@ -102,6 +102,7 @@ def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, cap
         ("s3://b/k", {"AWS_PROFILE": "nope"}, "The config profile (nope) could not be found; check the credentials"),
         ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "Could not connect to the endpoint"),
         ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://host.invalid"}, "Could not connect to the endpoint"),
+        ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "127.0.0.1:1"}, "endpoint_url must begin with http"),
         ("http://127.0.0.1:1/k", {}, "Cannot connect to host 127.0.0.1:1"),
         ("hf://datasets/a/b/k", {"HF_ENDPOINT": "http://127.0.0.1:1"}, "Connection refused; this failed 4 times in "),
         ("foo://b/k", {}, "Protocol not known: foo"),

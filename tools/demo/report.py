@@ -131,7 +131,7 @@ def show_figures(found: dict[str, Any], screen: Screen) -> None:
     screen.heading("loss", f"{losses}, on unseen text {training['valid_loss']:.2f}")
     screen.heading("speed", f"{training['tokens_per_second']:,.0f} tokens/s")
     screen.heading("wait", f"{1000 * wait:.1f} ms per step for data, {share:.1%} of it")
-    screen.heading("bytes", f"{moved:.1f} moved per token of {TOKEN_BYTES}: each process fills a cache of its own")
+    screen.heading("bytes", f"{moved:.1f} moved per {TOKEN_BYTES}-byte token: each process fills a cache of its own")
     screen.heading("order", f"{resume['equal_batches']} of {resume['batches']} batches are those of an unbroken run")
 
 
@@ -148,9 +148,9 @@ def show_next(
         commands |= {f"binidx inspect {bucket}/{name}": "" for name in names}
     else:
         screen.line("\nNext:")
-        commands["binidx demo --keep"] = "the same; the bucket stays up"
+        commands["binidx demo --keep"] = "# the same; the bucket stays up"
     if directory:
         commands |= {f"binidx inspect {directory / name}": "" for name in names}
-    commands[f"binidx convert data/mine {bucket}/mine"] = "your own data"
+    commands[f"binidx convert data/mine {bucket}/mine"] = "# your own data"
     for command, purpose in commands.items():
         screen.line(f"  {command:<42} {purpose}".rstrip())

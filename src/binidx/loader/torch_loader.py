@@ -152,6 +152,9 @@ def build_pretraining_data_loader(
         if is_full_validation(dataset)
         else build_sampler(dataloader_type, dataset, consumed_samples, *topology, data_sharding, surplus_batches)
     )
+    if not sampler.num_batches:
+        numbers = sampler.total_samples, sampler.samples_per_step
+        logger.warning("the loader serves no batch: %d samples of the dataset fill no step of %d", *numbers)
     defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
     return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=look_ahead, **options)
@@ -324,7 +327,8 @@ class PretrainingLoader(DataLoader[Any]):
             consumed, theirs = int(state["consumed_samples"]), state["fingerprint"]
             tokens = [dict(each) for each in state.get("tokens", ())]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave") from error
+            way = "a number of samples, such as Megatron's consumed_train_samples, is the argument consumed_samples"
+            raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave; {way}") from error
         ours = fingerprint(self.dataset, self._sampler)
         if theirs != ours:
             raise ConfigError(

@@ -71,7 +71,8 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
     bounds = dataset.dataset.document_indices
     count = len(bounds) - 1
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
-        raise IndexError(f"{dataset.dataset_path}: documents {documents[0]} to {documents[-1]}, it has {count}")
+        wrong = documents[0] if documents[0] < 0 else documents[-1]
+        raise IndexError(f"{dataset.dataset_path}: document {wrong}, it has {count}, counted from 0")
     ranges = [np.arange(bounds[each], bounds[each + 1]) for each in documents.tolist()]
     return np.concatenate([np.empty(0, np.int64), *ranges])
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from binidx.errors import (
     AccessError,
     BinidxError,
+    ConfigError,
     MissingDriverError,
     ObjectNotFoundError,
     StorageError,
@@ -100,6 +101,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return AccessError(f"{uri}: no credentials found; set {_credentials(uri)}")
     if names & BAD_CREDENTIALS:
         return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_credentials(uri)}")
+    if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
+        return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
     return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
 
 
