@@ -211,6 +211,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         target = get_relative_url(url, page.url)
         return inner if page.url == url else f'<a href="{target}{fragment and "#"}{fragment}">{inner}</a>'
 
+    content = re.sub(r"<code>(--?\w\S{0,28})</code>", r"<code class=nowrap>\1</code>", content)  # no break at a hyphen
     return CODE.sub(link, content)
 
 
