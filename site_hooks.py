@@ -58,7 +58,7 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in the table of commands; give errors and settings identifiers, to which `on_page_content` links."""
     rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
-    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | |", "|---|---|", *rows]))
+    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | purpose |", "|---|---|", *rows]))
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
         markdown = markdown.replace("```text", "```{ .text .wrap }")
@@ -177,7 +177,9 @@ def marked(text: str) -> str:
         )
         return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
 
-    return re.sub(rf"binidx\s(?:{'|'.join(COMMANDS)})\b|`[^`]*`|[^\s,;()`]+", word, text)
+    commands = rf"binidx\s(?:{'|'.join(COMMANDS)})\b"
+    mapping = r"""[^\s,;()`]*{"(?:[^{}]|{[^{}]*})*}"""
+    return re.sub(rf"{commands}|`[^`]*`|{mapping}|[^\s,;()`]+", word, text)
 
 
 # Links to the reference from inline code of any page: public names, commands, settings.

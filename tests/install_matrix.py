@@ -58,7 +58,7 @@ def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], fo
 
 def table(found: dict[str, Asked]) -> str:
     """Return the table of commands: what each asks for with core dependencies alone, and the extras it works with."""
-    lines = [f"{'command':62}  {'core dependencies alone':42}  works with"]
+    rows = [("core dependencies alone", "works with", "command")]
     for command in found["core"]:
         core, *others = (each.get(command) for each in found.values())
         works = [name for name, asked in zip([*found][1:], others, strict=True) if asked == ()]
@@ -66,8 +66,9 @@ def table(found: dict[str, Asked]) -> str:
         said = f"pip install {extras}" if core else "works"
         needed = ", ".join(works) or " + ".join(dict(COMMANDS)[command].split())
         with_extras = needed if core else "all"
-        lines.append(f"{command.replace('{', '').replace('}', ''):62.62}  {said:42}  {with_extras}")
-    return "\n".join(lines)
+        rows.append((said, with_extras, command.replace("{", "").replace("}", "")))
+    first, second, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(f"{said:{first}}  {extras:{second}}  {command}" for said, extras, command in rows)
 
 
 def main(only: Sequence[str]) -> int:

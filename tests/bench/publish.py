@@ -107,7 +107,7 @@ def machine_table(record: Record) -> str:
         work = "" if last and last["work"] == row["work"] else row["work"]
         own = [each for each, expected in zip(conditions(row), usual, strict=True) if each != expected]
         own += [each for each in notes(row) if each not in common]
-        cells = [two_lines(work, [each for each in own if each not in row["work"] + row["options"]])]
+        cells = [two_lines(work, [each for each in own if not is_said(each, f"{row['work']}; {row['options']}")])]
         if settings:
             cells.append(two_lines(against(row, len(peers) == 1), [row["options"]]))
         cells += [f"{figure(row[side])} {row['unit']}".strip() for side in ("ours", "theirs")]
@@ -126,6 +126,10 @@ def conditions(row: dict[str, Any]) -> tuple[str, ...]:
 
 def notes(row: dict[str, Any]) -> list[str]:
     return list(filter(None, row["note"].split("; ")))
+
+
+def is_said(text: str, where: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", where))
 
 
 def two_lines(text: str, small: Sequence[str]) -> str:

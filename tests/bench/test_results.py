@@ -13,7 +13,16 @@ from tests.bench import quick
 from tests.bench.__main__ import BENCHES, ON_REQUEST
 from tests.bench.claims import CLAIMS, Claim
 from tests.bench.machine import describe_machine, slug
-from tests.bench.publish import PAGE, README, all_tables, bench_section, claim_cell, claims_table, machine_table, with_figures
+from tests.bench.publish import (
+    PAGE,
+    README,
+    all_tables,
+    bench_section,
+    claim_cell,
+    claims_table,
+    machine_table,
+    with_figures,
+)
 from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
 from tests.bench.table import Conditions, Row, to_json
 
