@@ -218,10 +218,20 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that would load anything from another host: the site is read offline, too."""
+    """Let long names in tables break on a phone. Refuse a page that loads from another host: it is read offline, too."""
+    output = re.sub(r"<td.*?</td>", breakable, output, flags=re.S)
     if found := EXTERNAL.search(output):
         raise PluginError(f"{page.file.src_uri}: loads from another host ({found[0]}); put the file into docs/")
     return output
+
+
+def breakable(cell: re.Match[str]) -> str:
+    """Return a cell whose names in code may break between their words; site.css allows it on small screens alone."""
+
+    def marked_name(found: re.Match[str]) -> str:
+        return found[1] + re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[_/])(?=\w)", "<wbr>", found[2])
+
+    return re.sub(r"(<code[^>]*>)([^<]*)", marked_name, cell[0])
 
 
 EXTERNAL = re.compile(
@@ -242,10 +252,8 @@ def rewritten(text: str) -> str:
     """Return a docstring with fenced examples, one argument an item, results without types, and a marked source."""
     text = re.sub(r"^Source: ", "**Source:** ", text, flags=re.M)
     text = re.sub(r"^( +)(\w+(?:, \w+)+)(: .*(?:\n\1 .*)*)", split_names, text, flags=re.M)
-    # Griffe takes the words before ": " for a type.
-    text = re.sub(
-        r"^(?:Returns|Yields):\n(?:    .*\n?)+", lambda found: found[0].replace(": ", ":\u200b "), text, flags=re.M
-    )
+    # Griffe takes all before the first colon of a result for its type; without one it takes the annotation.
+    text = re.sub(r"^((?:Returns|Yields):\n    )", r"\1: ", text, flags=re.M)
     return re.sub(r"^Example:\n((?:    .*\n?|\n)+)", fenced, text, flags=re.M)
 
 

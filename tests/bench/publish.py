@@ -109,7 +109,9 @@ def machine_table(record: Record) -> str:
         own += [each for each in notes(row) if each not in common]
         cells = [two_lines(work, [each for each in own if not is_said(each, f"{row['work']}; {row['options']}")])]
         if settings:
-            cells.append(two_lines(against(row, len(peers) == 1), [row["options"]]))
+            peer = against(row, len(peers) == 1)
+            repeats = row["setting"] and row["options"].startswith(peer)
+            cells.append(row["options"] if repeats else two_lines(peer, [row["options"]]))
         cells += [f"{figure(row[side])} {row['unit']}".strip() for side in ("ours", "theirs")]
         lines.append(f"| {' | '.join(cells)} | **{times(row['ratio'])}** |")
     return "\n".join(lines)
