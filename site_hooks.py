@@ -173,7 +173,7 @@ def marked(text: str) -> str:
     def word(found: re.Match[str]) -> str:
         bare = " ".join(found[0].split()).rstrip(".:")
         special = not bare.startswith("`") and re.search(
-            r"^binidx |^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
+            r"^binidx[ .]|^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
         )
         return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
 
@@ -218,18 +218,24 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Let long names in tables break on a phone. Refuse a page that loads from another host: it is read offline, too."""
+    """Let names in tables break on a phone. Refuse a page that loads from another host: it is read offline, too."""
     output = re.sub(r"<td.*?</td>", breakable, output, flags=re.S)
     if found := EXTERNAL.search(output):
         raise PluginError(f"{page.file.src_uri}: loads from another host ({found[0]}); put the file into docs/")
     return output
 
 
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Say on the page of missing pages what to do."""
+    way_out = '<p>There is no such page. Search above, or begin <a href="/index.html">at the first page</a>.</p>'
+    return output_content.replace("<h1>404 - Not found</h1>", f"<h1>Not found</h1>{way_out}")
+
+
 def breakable(cell: re.Match[str]) -> str:
     """Return a cell whose names in code may break between their words; site.css allows it on small screens alone."""
 
     def marked_name(found: re.Match[str]) -> str:
-        return found[1] + re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[_/])(?=\w)", "<wbr>", found[2])
+        return found[1] + re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=_)(?=\w)|(?<=\w/)(?=\w)", "<wbr>", found[2])
 
     return re.sub(r"(<code[^>]*>)([^<]*)", marked_name, cell[0])
 
