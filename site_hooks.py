@@ -58,7 +58,7 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in the table of commands; give errors and settings identifiers, to which `on_page_content` links."""
     rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
-    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | |", "|---|---|", *rows]))
+    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | purpose |", "|---|---|", *rows]))
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
         markdown = markdown.replace("```text", "```{ .text .wrap }")
@@ -173,11 +173,13 @@ def marked(text: str) -> str:
     def word(found: re.Match[str]) -> str:
         bare = " ".join(found[0].split()).rstrip(".:")
         special = not bare.startswith("`") and re.search(
-            r"^binidx |^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
+            r"^binidx[ .]|^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
         )
         return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
 
-    return re.sub(rf"binidx\s(?:{'|'.join(COMMANDS)})\b|`[^`]*`|[^\s,;()`]+", word, text)
+    commands = rf"binidx\s(?:{'|'.join(COMMANDS)})\b"
+    mapping = r"""[^\s,;()`]*{"(?:[^{}]|{[^{}]*})*}"""
+    return re.sub(rf"{commands}|`[^`]*`|{mapping}|[^\s,;()`]+", word, text)
 
 
 # Links to the reference from inline code of any page: public names, commands, settings.
@@ -211,14 +213,31 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         target = get_relative_url(url, page.url)
         return inner if page.url == url else f'<a href="{target}{fragment and "#"}{fragment}">{inner}</a>'
 
+    content = re.sub(r"<code>(--?\w\S{0,28})</code>", r"<code class=nowrap>\1</code>", content)  # no break at a hyphen
     return CODE.sub(link, content)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that would load anything from another host: the site is read offline, too."""
+    """Let names in tables break on a phone. Refuse a page that loads from another host: it is read offline, too."""
+    output = re.sub(r"<td.*?</td>", breakable, output, flags=re.S)
     if found := EXTERNAL.search(output):
         raise PluginError(f"{page.file.src_uri}: loads from another host ({found[0]}); put the file into docs/")
     return output
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Say on the page of missing pages what to do."""
+    way_out = '<p>There is no such page. Search above, or begin <a href="/index.html">at the first page</a>.</p>'
+    return output_content.replace("<h1>404 - Not found</h1>", f"<h1>Not found</h1>{way_out}")
+
+
+def breakable(cell: re.Match[str]) -> str:
+    """Return a cell whose names in code may break between their words; site.css allows it on small screens alone."""
+
+    def marked_name(found: re.Match[str]) -> str:
+        return found[1] + re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=_)(?=\w)|(?<=\w/)(?=\w)", "<wbr>", found[2])
+
+    return re.sub(r"(<code[^>]*>)([^<]*)", marked_name, cell[0])
 
 
 EXTERNAL = re.compile(
@@ -239,10 +258,8 @@ def rewritten(text: str) -> str:
     """Return a docstring with fenced examples, one argument an item, results without types, and a marked source."""
     text = re.sub(r"^Source: ", "**Source:** ", text, flags=re.M)
     text = re.sub(r"^( +)(\w+(?:, \w+)+)(: .*(?:\n\1 .*)*)", split_names, text, flags=re.M)
-    # Griffe takes the words before ": " for a type.
-    text = re.sub(
-        r"^(?:Returns|Yields):\n(?:    .*\n?)+", lambda found: found[0].replace(": ", ":\u200b "), text, flags=re.M
-    )
+    # Griffe takes all before the first colon of a result for its type; without one it takes the annotation.
+    text = re.sub(r"^((?:Returns|Yields):\n    )", r"\1: ", text, flags=re.M)
     return re.sub(r"^Example:\n((?:    .*\n?|\n)+)", fenced, text, flags=re.M)
 
 

@@ -18,17 +18,17 @@ COMMANDS = {
     "cache": ("cache", "fill, list, check and prune the disk cache of remote data"),
     "clean": ("clean", "staging files that killed processes left on disks"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
-    "cut": ("cut", "the head of a dataset, a sample of its documents, or a split into several"),
-    "demo": ("demo", "text, tokens, a bucket, training and exact resume, on this machine"),
-    "diff": ("diff", "two datasets by their documents: added, removed, repeated, reordered"),
+    "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
+    "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
+    "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
-    "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
+    "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
     "order": ("order", "the global order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
-    "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a world and a batch size"),
-    "preprocess": ("preprocess", "text to tokens: jsonl and parquet into datasets, on one machine or many"),
+    "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
+    "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "trace": ("trace_step", "samples, documents and text of a step"),
     "verify": ("verify", "check a dataset: structure, checksums, token ids"),
@@ -87,7 +87,7 @@ def _run(name: str, *arguments: str) -> int:
 
 def usage() -> str:
     """Return the list of commands."""
-    rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    rows = [f"  {name:<13}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
-    more = "binidx COMMAND --help says more about one; binidx --version; binidx --print-completion SHELL"
-    return "\n".join([*head, *rows, "", more])
+    more = ["binidx COMMAND --help", "binidx --version", "binidx --print-completion SHELL"]
+    return "\n".join([*head, *rows, "", *more])

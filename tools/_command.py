@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,6 +163,41 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """A formatter that wraps a docstring, and lists choices in the help of their option."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = re.split(r"\n\s*\n", text.strip("\n"))
+        return "\n\n".join(wrap_block(block, width) for block in blocks)
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        if action.option_strings and action.choices and not action.metavar:
+            action.metavar = action.dest.upper()
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.option_strings and action.choices:
+            return f"{action.help or 'one of'}: {', '.join(map(str, action.choices))}"
+        return action.help
+
+
+def wrap_block(block: str, width: int) -> str:
+    """Return a paragraph, or indented lines of `name  text`, in lines of a width; a longer example continues."""
+    if block.startswith("example:"):
+        return re.sub(rf"^(?=.{{{width + 1}}})(.{{,{width - 2}}}) (--)", r"\1 \\\n      \2", block, flags=re.MULTILINE)
+    if not block.startswith(" "):
+        return textwrap.fill(" ".join(block.split()), width, break_on_hyphens=False)
+    lines = re.sub(r"\n {6,}", " ", block).splitlines()
+    columns = [re.match(r" *\S.*? {2,}|", line)[0] for line in lines]  # type: ignore[index]
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=" " * len(column), break_on_hyphens=False)
+        for line, column in zip(lines, columns, strict=True)
+    )
+
+
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Treat SIGTERM, which schedulers send, and SIGHUP like Ctrl-C, so that every `finally` runs."""
@@ -186,7 +222,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
         prog=f"binidx {name}",
         description=summary,
         epilog=rest.strip("\n"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
 

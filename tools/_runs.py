@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from binidx.run.schedule import check_steps, split_sizes
 from ._command import add_json
 
 TEXT_WIDTH = 100
-"""Characters of a document's text that are printed."""
+"""Characters of a document's text that are printed where the output is no terminal."""
 
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
@@ -218,5 +219,6 @@ def _block(row: Mapping[str, Any]) -> str:
             lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:
             text = " ".join(doc["text"].split())
-            lines.append(f"    {text[:TEXT_WIDTH]}{'…' * (len(text) > TEXT_WIDTH)}")
+            width = shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
+            lines.append(f"    {text[:width]}{'…' * (len(text) > width)}")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ A virtual merge arrives as one dataset. (binidx merge writes one, too, and lets 
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.
 
-exit status: 0 the dataset stands at the target, 1 the data is bad, 2 the call is
+exit status: 0 the dataset stands at the target, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx convert data/en s3://bucket/packed --compress 9

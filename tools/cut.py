@@ -13,7 +13,7 @@ convert takes checksums anew. Nothing stands under a target's name before it is 
 begins again; what the first run had published is compared, byte for byte, and left alone, while a target of other
 content needs --overwrite.
 
-exit status: 0 done, 1 the data is bad, 2 the call is
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx cut head data/en --to data/en-10k -n 10000

@@ -7,7 +7,7 @@ about 32 bytes a document.
 Of each kind the first few are named, by their numbers in the dataset that has them. An order break is a document of A
 whose match stands in B before that of the document ahead of it.
 
-exit status: 0 the same documents in the same order, 1 they differ or the data is bad, 2 the call is
+exit status: 0 the same documents in the same order, 1 they differ or the data is bad, 2 the call is wrong
 
 example:
   binidx diff data/en s3://corpus/en

@@ -7,7 +7,7 @@ holds the true count in 95 of 100 samples; another --seed draws another one. A l
 The cost is that of `binidx preprocess` with the same tokenizer: hours of one core of this machine, bytes read and
 written, requests and their list price. Compression of the output and moving parts are not in it.
 
-exit status: 0 done, 1 the data is bad, 2 the call is
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx estimate 's3://corpus/en/*.jsonl.zst' --tokenizer tokenizer.json
@@ -43,7 +43,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
     add_filters(options, "leave {} out")
-    options.add_argument("--sample", type=num_bytes, default=SAMPLE_BYTES, metavar="SIZE", help="64MiB by default")
+    sample = f"{SAMPLE_BYTES >> 20}MiB"
+    options.add_argument("--sample", type=num_bytes, default=sample, metavar="SIZE", help=f"text to read ({sample})")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     add_json(options, "--source-options", "fsspec's options for the text")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")

@@ -16,7 +16,7 @@ number in it. Compressed datasets (.bin.zst) give a compressed one, without bein
 or none. What is moved is not read, so a damaged source gives a damaged target: run binidx verify before. Checksums
 (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
 
-exit status: 0 merged, 1 the data is bad, 2 the call is
+exit status: 0 merged, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx merge data/part-0 data/part-1 data/part-2 --to data/en

@@ -17,7 +17,7 @@ document stops the job, unless --on-error skip or quarantine, which writes it to
 Options of Megatron's tool mean the same. --partitions is taken and not needed; documents always stay in their order, as
 with its --keep-sequential-samples.
 
-exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is
+exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is wrong
 
 example:
   binidx preprocess data/en.jsonl --to data/en --tokenizer data/tokenizer.json --append-eod --eod "<|endoftext|>"
@@ -50,7 +50,7 @@ FINISH = (None, 1)
 MOST_SOURCES = 20
 """Most rows of sources in the summary."""
 
-FORMAT = "{percentage:3.0f}%|{bar:10}| {desc}"
+FORMAT = "{percentage:3.0f}%|{bar:8}| {desc}"
 """Format of the bar without tqdm's rate, which is that of the last part; the description has that of the whole run."""
 
 
@@ -136,9 +136,9 @@ class PreprocessBar(Bar):
 
 def _fields(progress: Progress) -> Iterator[str]:
     """Yield the fields of the bar's description, the most important first: the terminal may cut off the end."""
-    yield f"part {progress.parts_done:,} of {progress.parts:,}"
+    yield f"part {progress.parts_done:,}/{progress.parts:,}"
     if progress.parts < progress.all_parts:
-        yield f"{progress.all_parts_done:,} of {progress.all_parts:,} of all shards"
+        yield f"{progress.all_parts_done:,}/{progress.all_parts:,} of all shards"
     if progress.seconds_left is not None:
         yield f"{progress.bytes_per_second / 1e6:,.1f} MB/s"
         yield f"{human_seconds(progress.seconds_left)} left"

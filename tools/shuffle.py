@@ -13,7 +13,7 @@ is compared, byte for byte, and left alone, while a target of other content need
 With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
 so.
 
-exit status: 0 shuffled, 1 the data is bad, 2 the call is
+exit status: 0 shuffled, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx shuffle data/en --to data/en-shuffled --seed 1 --memory 2GB
@@ -41,7 +41,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
     options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
-    options.add_argument("--memory", type=num_bytes, default=MEMORY_BYTES, metavar="SIZE", help="2GiB by default")
+    memory = f"{MEMORY_BYTES >> 30}GiB"
+    options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")
     add_writing(options)

@@ -5,7 +5,7 @@ the frames of a .bin.zst where there are any, with --vocab-size against the voca
 against the hash that .lineage.parquet has of it. Where there is a .manifest.json its counts must be those of the index.
 --quick reads only the index and the sizes. The first document that is wrong is named.
 
-exit status: 0 all is sound, 1 something is wrong, 2 the call is
+exit status: 0 all is sound, 1 something is wrong, 2 the call is wrong
 
 example:
   binidx verify data/en --vocab-size 50257

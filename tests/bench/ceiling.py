@@ -1,4 +1,4 @@
-"""Bytes moved from S3 for each byte of the samples, counted by the proxy: exact ranges, and as it comes.
+"""Bytes moved from S3 for each byte of the samples, counted by the proxy: exact ranges, and with default settings.
 
 The limit is 1.0. A token more than a sample has is read with each, which is 0.0002 of it. Exact ranges (`max_gap` 0, or
 BINIDX_MAX_GAP=0) fetch nothing in vain; by default a gap between two ranges is fetched where it is cheaper than one

@@ -1,4 +1,4 @@
-"""From a config to the first batch, where nothing lies on this machine and all in a bucket 30 ms away.
+"""From a config to the first batch; all data is in a bucket 30 ms away, nothing on this machine.
 
 A blend of 1,000 prefixes; their indices, the blend's and the bundle of their `.idx` are cached in the same bucket by a
 start before. Read by a process of its own with an empty index_dir; against Megatron Core in one with data and caches on

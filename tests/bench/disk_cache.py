@@ -1,4 +1,4 @@
-"""What lies in a disk cache against a local file; and what many processes move that share one.
+"""Reading through a disk cache against a local file, and bytes moved by processes that share one.
 
 second epoch    shuffled samples, 4,096 tokens each, in micro-batches of 8, out of a warm cache in one process
 first epoch     of a new process over what others kept: each chunk of 64 KiB is compared with its sum once

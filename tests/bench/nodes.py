@@ -1,4 +1,4 @@
-"""A run that starts on simulated nodes: who builds, what it costs, and what happens when somebody fails or dies.
+"""Start of a run on simulated nodes: time and bytes of the index build, and of a failed or killed builder.
 
 Each node is a directory of its own (BINIDX_INDEX_DIR); ranks are processes with torch's gloo backend, or without it;
 the store is SeaweedFS behind the proxy that counts. All share the cores of one machine: eight processes that check the

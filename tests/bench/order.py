@@ -1,4 +1,4 @@
-"""Who saw what: orders exported and traced, packed orders at any position, and a baked run from S3.
+"""Orders exported and traced, packed orders opened at any position, and a baked run from S3.
 
 The other column is the goal. Limits: an export without documents is parquet encoding 24 bytes a sample, 10 ns; with
 them, of 53 bytes, 90 ns, most of it the levels of the one list; each piece by itself is three lists more and a cache

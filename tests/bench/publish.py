@@ -7,8 +7,10 @@ python -m tests.bench.publish                          write both pages from the
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from tests.bench.table import figure
 
 ROOT = Path(__file__).parents[2]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "explanation" / "benchmarks.md"
-BEGIN, END = "<!-- figures: written by `python -m tests.bench.publish` -->", "<!-- end of figures -->"
+BEGIN = "<!-- --8<-- [start:figures] written by `python -m tests.bench.publish` -->"
+END = "<!-- --8<-- [end:figures] -->"
 
 
 def main() -> None:
@@ -67,47 +70,81 @@ def times(ratio: float) -> str:
 
 
 def all_tables(results: Sequence[Results]) -> str:
-    """Return every row of every bench: a section a bench, a column a CPU."""
+    """Return every row of every bench: a section a bench, in it a table a CPU."""
     names = sorted({name for each in results for name in each["benches"]})
-    return "\n\n".join(bench_table(name, results) for name in names)
+    return "\n\n".join(bench_section(name, results) for name in names)
 
 
-def bench_table(name: str, results: Sequence[Results]) -> str:
-    records = [(each["machine"]["cpu"], each["benches"][name]) for each in results if name in each["benches"]]
-    lines = [f"### {name}", "", *(f"- {run_of(cpu, record)}" for cpu, record in records), ""]
-    lines += [f"| work, its conditions | against | {' | '.join(cpu for cpu, _ in records)} |"]
-    lines += [f"|---|---|{'---|' * len(records)}"]
-    keys = {(row["work"], row["setting"]): row for _, record in reversed(records) for row in record["rows"]}
-    for key in dict.fromkeys((row["work"], row["setting"]) for _, record in records for row in record["rows"]):
-        row = keys[key]
-        cells = " | ".join(cell(find_row(record, *key)) for _, record in records)
-        lines.append(f"| {row['work']} ({conditions(row)}) | {against(row)} | {cells} |")
+def bench_section(name: str, results: Sequence[Results]) -> str:
+    records = [each["benches"][name] for each in results if name in each["benches"]]
+    return "\n\n".join([f"### {name}", purpose(name), *map(machine_table, records)])
+
+
+def purpose(name: str) -> str:
+    """Return the first line of the docstring of a bench."""
+    source = (Path(__file__).parent / f"{name}.py").read_text()
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def machine_table(record: Record) -> str:
+    """Return the rows of a bench on one machine, by their work; the usual conditions stand above them."""
+    here, works = record["machine"], dict.fromkeys(row["work"] for row in record["rows"])
+    rows = [row for work in works for row in record["rows"] if row["work"] == work]
+    usual = [Counter(column).most_common(1)[0][0] for column in zip(*map(conditions, rows), strict=True)]
+    common = [each for each in notes(rows[0]) if all(each in notes(row) for row in rows)]
+    peers = list(dict.fromkeys(row["against"] for row in rows))
+    settings = len(peers) > 1 or any(row["setting"] for row in rows)
+    names = [*(["against"] if settings else []), "binidx", peers[0] if len(peers) == 1 else "the other", "ratio"]
+    lines = [
+        f"**{here['cpu']}**, {here['cores']} cores; {record['measured']}, commit `{record['commit']}`, "
+        f"load {here['load_before']} before. Unless a row says otherwise: "
+        f"{'; '.join(each for each in [*usual, *common] if each != ALONE)}.",
+        "",
+        f"| work | {' | '.join(names)} |",
+        f"|---|{'---|' * settings}---:|---:|---:|",
+    ]
+    for last, row in zip([None, *rows], rows, strict=False):
+        work = "" if last and last["work"] == row["work"] else row["work"]
+        own = [each for each, expected in zip(conditions(row), usual, strict=True) if each != expected]
+        own += [each for each in notes(row) if each not in common]
+        cells = [two_lines(work, [each for each in own if not is_said(each, f"{row['work']}; {row['options']}")])]
+        if settings:
+            peer = against(row, len(peers) == 1)
+            repeats = row["setting"] and row["options"].startswith(peer)
+            cells.append(row["options"] if repeats else two_lines(peer, [row["options"]]))
+        cells += [f"{figure(row[side])} {row['unit']}".strip() for side in ("ours", "theirs")]
+        lines.append(f"| {' | '.join(cells)} | **{times(row['ratio'])}** |")
     return "\n".join(lines)
 
 
-def cell(row: dict[str, Any] | None) -> str:
-    """Return the ratio, both values and the note of a row."""
-    if row is None:
-        return "not measured"
-    values = f"{figure(row['ours'])} / {figure(row['theirs'])} {row['unit']}".strip()
-    return f"**{times(row['ratio'])}** {'; '.join(filter(None, (values, row['options'], row['note'])))}"
+ALONE = "no workers"
 
 
-def against(row: dict[str, Any]) -> str:
-    """Return the peer and the name of its setting, where the peer's name does not have it."""
-    return row["against"] if row["setting"] in row["against"] else f"{row['against']}, {row['setting']}"
-
-
-def run_of(cpu: str, record: Record) -> str:
-    here = record["machine"]
-    load = f"load {here['load_before']} before"
-    return f"{cpu}, {here['cores']} cores, {record['measured']}, commit {record['commit']}, {load}"
-
-
-def conditions(row: dict[str, Any]) -> str:
+def conditions(row: dict[str, Any]) -> tuple[str, ...]:
     cores = f"{row['cores']} core{'s' * (row['cores'] > 1)}" if row["cores"] else "all cores"
-    workers = f", {row['workers']} workers" if row["workers"] else ""
-    return f"{row['size']}; {cores}{workers}; warm: {row['cached']}"
+    workers = f"{row['workers']} worker{'s' * (row['workers'] > 1)}" if row["workers"] else ALONE
+    return row["size"], cores, workers, f"warm: {row['cached']}"
+
+
+def notes(row: dict[str, Any]) -> list[str]:
+    return list(filter(None, row["note"].split("; ")))
+
+
+def is_said(text: str, where: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", where))
+
+
+def two_lines(text: str, small: Sequence[str]) -> str:
+    """Return a cell: text, and below it small text."""
+    below = "; ".join(filter(None, small))
+    return "<br>".join(filter(None, (text, below and f"<small>{below}</small>")))
+
+
+def against(row: dict[str, Any], known: bool) -> str:
+    """Return the peer and the name of its setting; the setting alone where the peer is known."""
+    if known and row["setting"]:
+        return str(row["setting"])
+    return ", ".join(filter(None, (row["against"], row["setting"] if row["setting"] not in row["against"] else "")))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`.bin.zst` and checksums: what they save, what they cost.
+"""`.bin.zst` and checksums: size, and time of reading and writing.
 
     size              of the tokens of real text (`tests/bench/text.py`), level 3, as a part of the plain `.bin`
     speed             of writing, reading and checking against the bare library over the same 64 KiB, one core

@@ -1,4 +1,4 @@
-"""What a trainer waits for its batches, 30 ms away, with look-ahead and without it.
+"""Time for which a trainer waits for batches from S3, 30 ms away, with look-ahead and without.
 
 The trainer takes 200,000 tokens a second: a micro-batch of 8 samples of 4,096 tokens every 164 ms. The same asked for
 as fast as it comes: the limit is what the link carries, requests in flight / 30 ms, over 5 requests a sample.

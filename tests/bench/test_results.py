@@ -13,7 +13,16 @@ from tests.bench import quick
 from tests.bench.__main__ import BENCHES, ON_REQUEST
 from tests.bench.claims import CLAIMS, Claim
 from tests.bench.machine import describe_machine, slug
-from tests.bench.publish import PAGE, README, all_tables, bench_table, claim_cell, claims_table, with_figures
+from tests.bench.publish import (
+    PAGE,
+    README,
+    all_tables,
+    bench_section,
+    claim_cell,
+    claims_table,
+    machine_table,
+    with_figures,
+)
 from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
 from tests.bench.table import Conditions, Row, to_json
 
@@ -85,15 +94,30 @@ def test_without_a_best_setting_several_rows_are_no_claim() -> None:
     assert find_row(record(rows), "read") is None
 
 
-def test_the_page_has_a_column_a_cpu() -> None:
+def test_the_page_has_a_table_a_cpu() -> None:
     def results(cpu: str, rows: list[Row]) -> dict[str, Any]:
         found = record(rows)
         machine = {**found["machine"], "cpu": cpu}
-        return {"machine": machine, "benches": {"a_bench": {**found, "machine": machine}}}
+        return {"machine": machine, "benches": {"blend": {**found, "machine": machine}}}
 
-    lines = bench_table("a_bench", [results("One", ROWS), results("Two", ROWS[2:])]).splitlines()
-    assert "One | Two" in next(line for line in lines if line.startswith("| work"))
-    assert sum(line.startswith("| read") for line in lines) == 2
+    section = bench_section("blend", [results("One", ROWS), results("Two", ROWS[2:])])
+    assert section.startswith("### blend\n\nBlends against")
+    first, second = section.split("**One**")[1].split("**Two**")
+    assert "| work | against | binidx | the other | ratio |" in first
+    assert f"| work | binidx | {ROWS[2].against} | ratio |" in second
+
+
+def test_usual_conditions_stand_above_the_table() -> None:
+    rows = [
+        dataclasses.replace(ROWS[1], note="b"),
+        dataclasses.replace(ROWS[0], note="a; b", conditions=Conditions(2, "10 documents", "nothing", 4)),
+    ]
+    above, table = machine_table(record(rows)).split("\n\n")
+    assert above.endswith("Unless a row says otherwise: 10 documents; 1 core; warm: nothing; b.")
+    assert table.splitlines()[2:] == [
+        "| read | default<br><small>no workers</small> | 8.00 MB/s | 1.00 MB/s | **8x** |",
+        "| <small>2 cores; a</small> | best<br><small>4 workers</small> | 8.00 MB/s | 2.00 MB/s | **4x** |",
+    ]
 
 
 def test_the_nearest_cpu_is_of_the_same_family() -> None:

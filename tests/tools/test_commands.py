@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -15,8 +16,8 @@ from conftest import Bucket
 
 import binidx
 from binidx import errors
-from binidx.tools import COMMANDS, main
-from binidx.tools._command import add_json, num_bytes, parser, run, with_flags
+from binidx.tools import COMMANDS, main, usage
+from binidx.tools._command import add_json, num_bytes, parser, run, with_flags, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,7 +45,7 @@ def test_help_lists_the_commands(capsys) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"  {name:<13} {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
+        assert all(f"  {name:<13}  {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
 
 
 def test_the_version_is_said(capsys) -> None:
@@ -219,6 +220,24 @@ def test_a_parser_takes_its_help_from_the_docstring() -> None:
     text = parser("x", "First line.\n\nThe rest.\n\nexample:\n  binidx x\n").format_help()
     assert text.startswith("usage: binidx x [-h]\n\nFirst line.\n")
     assert text.endswith("The rest.\n\nexample:\n  binidx x\n")
+
+
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, (module, _) in COMMANDS.items():
+        command = parser(name, import_module(f"binidx.tools.{module}").__doc__)
+        import_module(f"binidx.tools.{module}").add_options(command)
+        assert [line for line in command.format_help().splitlines() if len(line) > 80] == [], name
+    assert max(map(len, usage().splitlines())) <= 80
+
+
+def test_help_has_choices_and_wraps_lines_of_names() -> None:
+    options = parser("x", "X\n\nsome words of text\n\n  name   some words\n         of text")
+    options.add_argument("--kind", choices=["a", "b"], help="of it")
+    text = options.format_help()
+    assert re.search(r"--kind KIND +of it: a, b\n", text)
+    assert wrap_block("  name   some words\n         of text", 20) == "  name   some words\n         of text"
+    assert wrap_block("example:\n  x --some --options", 14) == "example:\n  x --some \\\n      --options"
 
 
 def test_options_of_stores_come_from_a_file_or_the_environment_too(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -138,9 +138,10 @@ def test_a_file_of_ranks_of_no_known_name_takes_a_pattern(tmp_path: Path, capsys
 
 
 def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main(["preprocess", "--help"])
-    example = shlex.split(capsys.readouterr().out.rstrip().splitlines()[-1])
+    example = shlex.split(capsys.readouterr().out.partition("example:")[2].replace("\\\n", ""))
     monkeypatch.undo()  # as a user: processes, and paths from where he stands
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
@@ -167,8 +168,8 @@ def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch:
         while more := os.read(ours, 10_000).decode():
             drawn += more
     os.close(ours)
-    assert " 50%|█████     | part 2 of 4, 2.0 MB/s, 1.0 s left, 5.6 M tokens, 1,234 documents" in drawn
-    assert "| part 3 of 4, 9 of 12 of all shards, 1.0 MB/s, 1.0 s left, 6.7" in drawn  # with 80 columns
+    assert " 50%|████    | part 2/4, 2.0 MB/s, 1.0 s left, 5.6 M tokens, 1,234 documents" in drawn
+    assert "| part 3/4, 9/12 of all shards, 1.0 MB/s, 1.0 s left, 6.7" in drawn  # with 80 columns
 
 
 def test_time_left_counts_only_what_this_run_has_made() -> None:

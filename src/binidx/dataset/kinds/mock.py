@@ -132,7 +132,9 @@ class MockGPTDataset(GPTDataset):
         ConfigError: the config has a blend.
 
     Example:
-        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.MockGPTDataset, [1000, 10, 10], lambda: True, config)
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.MockGPTDataset, [1000, 10, 10], lambda: True, config
+        ... )
         >>> train, valid, test = builder.build()
 
     Source: Megatron Core, `MockGPTDataset`.

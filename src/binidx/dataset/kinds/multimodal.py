@@ -121,7 +121,9 @@ class MultimodalDataset(MegatronDataset):
         IndexBuildError: samples are requested of a split without documents.
 
     Example:
-        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.MultimodalDataset, [1000, 0, 0], lambda: True, config)
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.MultimodalDataset, [1000, 0, 0], lambda: True, config
+        ... )
         >>> train, _, _ = builder.build()
         >>> image = image_bytes(train[0]["images"][0])
 
