@@ -224,7 +224,7 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
         (["trace", "{run}", "--step", "15"], "--step: found 15, the run has 15 steps, counted from 0"),
         (["trace", "{run}", "--step", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
-        (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
+        (["where", "{run}", "--document", "60", "--source", "{en}"], "document 60, it has 60"),
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
         (["bake", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
         (["bake", "{run}", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
