@@ -161,10 +161,11 @@ def test_bytes_are_right_in_weather_of_every_kind_and_few_are_asked_for_twice(di
     # chance one run in ninety has such a range.
     rare = dict.fromkeys(WRONG, 0.01) | dict.fromkeys(STANDING, 0.002)
     weather = dict.fromkeys(PASSING, 0.02) | rare
-    distant.proxy.become(faults=weather, spread=0.5, seed=5)
+    distant.proxy.become(faults=weather, spread=0.5, seed=10)
     ranges = [(start, start + 700) for start in range(0, len(DATA) - 700, 2000)]
     outcome = attempt(distant, "data-mixed", ranges, hedge=True)
     assert outcome.found == [DATA[start:stop] for start, stop in ranges]
+    assert {each.fault for each in outcome.requests} == {*weather, None}
     met = sum(each.fault is not None for each in outcome.requests)
     # A request meets a fault with a probability of 0.24.
     assert 0.1 < met / len(outcome.requests) < 0.4
