@@ -213,12 +213,12 @@ def _block(row: Mapping[str, Any]) -> str:
     if row["step"] is not None:
         where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
     lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
+    width = shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
     for doc in row["docs"]:
         lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
         if "origin" in doc:
             lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:
             text = " ".join(doc["text"].split())
-            width = shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
             lines.append(f"    {text[:width]}{'…' * (len(text) > width)}")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,24 +83,30 @@ def ours(uri: str, options: dict[str, Any], starts: list[int], **settings: Any) 
 
 
 def bare_aiohttp(endpoint: str) -> Run:
-    """On a loop of its own in this thread; its URL is as long as a signed one."""
+    """Its URL is as long as a signed one."""
+    url = f"{endpoint}/bench/data?" + "X-Amz-Signature=0123456789abcdef" * 10
+    return lambda: fetch_bare(url, STARTS, RANGE_BYTES, IN_FLIGHT)
+
+
+def fetch_bare(url: str, starts: Sequence[int], num_bytes: int, in_flight: int) -> int:
+    """Fetch ranges by aiohttp on a loop of its own in this thread; return the bytes that came."""
     import aiohttp
 
-    url = f"{endpoint}/bench/data?" + "X-Amz-Signature=0123456789abcdef" * 10
+    async def all_of_them() -> int:
+        left = iter(starts)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=in_flight)) as session:
 
-    async def all_of_them() -> None:
-        left = iter(STARTS)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as session:
-
-            async def work() -> None:
+            async def work() -> int:
+                came = 0
                 for start in left:
-                    header = {"Range": f"bytes={start}-{start + RANGE_BYTES - 1}"}
+                    header = {"Range": f"bytes={start}-{start + num_bytes - 1}"}
                     async with session.get(url, headers=header) as response:
-                        await response.read()
+                        came += len(await response.read())
+                return came
 
-            await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+            return sum(await asyncio.gather(*(work() for _ in range(in_flight))))
 
-    return lambda: asyncio.run(all_of_them())
+    return asyncio.run(all_of_them())
 
 
 def s3fs_ranges(options: dict[str, Any], pool: int | None) -> Run:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers.ports import free_port
 from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Logged
 
@@ -70,10 +70,7 @@ class Run:
             "prefix": place.prefix, "cache": cache, "sequence_length": SEQUENCE_LENGTH, "log": str(self.log),
             "start": str(self.gate), "samples": SEQUENCES * MEAN_TOKENS * EPOCHS // SEQUENCE_LENGTH * 9 // 10, **how,
         }  # fmt: skip
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-        about = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        about = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
         about["OMP_NUM_THREADS"] = "1"
         self.processes = []
         for rank in range(count):

@@ -12,7 +12,7 @@ many ranges of the same `.idx`, fetched by a bare client, stand beside ours.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import random
 import statistics
 import tempfile
@@ -27,6 +27,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.format.idx import format_idx_header
 from binidx.run.run_file import Run, SavedTokenizer
 from binidx.tools.seaweed import s3_client
+from tests.bench.clients import fetch_bare
 from tests.bench.race import DELAY_MS, far_away, store
 from tests.bench.table import Conditions, Row
 from tests.bench.trace import GOAL, MICRO_BATCH, RANKS, ask
@@ -83,24 +84,11 @@ def write_corpus(prefix: Path) -> str:
 
 def bare_seconds(server: Any, count: int) -> float:
     """Seconds to fetch so many lengths at random places of the `.idx` from the server, and to do nothing else."""
-    import aiohttp
-
-    client = s3_client(server.endpoint, server.key, server.secret)
-    url = client.generate_presigned_url("get_object", Params={"Bucket": "bench", "Key": "corpus.idx"})
-    left = iter(random.Random(2).choices(range(64, 4 * NUM_DOCUMENTS, 4), k=count))
-
-    async def all_of_them() -> None:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as session:
-
-            async def work() -> None:
-                for start in left:
-                    async with session.get(url, headers={"Range": f"bytes={start}-{start + 3}"}) as response:
-                        assert len(await response.read()) == 4
-
-            await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
-
+    with contextlib.closing(s3_client(server.endpoint, server.key, server.secret)) as client:
+        url = client.generate_presigned_url("get_object", Params={"Bucket": "bench", "Key": "corpus.idx"})
+    starts = random.Random(2).choices(range(64, 4 * NUM_DOCUMENTS, 4), k=count)
     began = time.perf_counter()
-    asyncio.run(all_of_them())
+    assert fetch_bare(url, starts, 4, IN_FLIGHT) == 4 * count
     return time.perf_counter() - began
 
 

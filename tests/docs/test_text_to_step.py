@@ -63,3 +63,5 @@ def test_every_command_runs_and_prints_what_the_page_shows(
     assert 20 <= first <= len(killed)
     again = len(killed) - first
     assert resumed[:again] == killed[first : first + len(resumed)]
+    assert [line.split("  ")[0] for line in resumed] == [f"step {first + number}" for number in range(len(resumed))]
+    assert len(resumed) >= 5
