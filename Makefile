@@ -9,15 +9,22 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint docs test arm test-ceph test-oldest test-versions test-install first-hour wheels arm-wheel \
-	bench bench-quick bench-publish bench-peers bench-sweep soak clean
+.DEFAULT_GOAL := help
+.PHONY: help demo fast check lint depth docs test arm test-ceph test-oldest test-versions test-install first-hour wheels \
+	arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak clean
+
+help:                           ## what each target does; also what `make` alone prints
+	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
 
-check: lint test                ## everything that must hold before a change lands; the C under sanitizers too
+fast: $(VENV)/.test             ## the inner loop: lint of changed files and the tests nearest to them, at most a minute
+	$(BIN)/python tests/fast.py
 
-lint: $(VENV)/.test
+check: lint depth test          ## everything that must hold before a change lands; the C under sanitizers too
+
+lint: $(VENV)/.test             ## style, types, layers of imports, and the site without warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -27,10 +34,13 @@ lint: $(VENV)/.test
 	$(BIN)/python tests/structure.py
 	$(SITE) build  # with --quiet no warning would fail it
 
+depth: $(VENV)/.test            ## modules that a read and a build over S3 run through, and their limits; --list prints them
+	$(BIN)/python tests/call_depth.py
+
 docs: $(VENV)/.test             ## build the documentation site, and serve it on http://127.0.0.1:8000
 	$(SITE) serve
 
-test: $(VENV)/.test
+test: $(VENV)/.test             ## the tests without lint; those that take minutes are in `make soak`
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
@@ -80,7 +90,7 @@ bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData 
 bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-results/sweep.png, minutes
 	$(BIN)/python -m tests.bench sweep
 
-clean:
+clean:                          ## remove the virtual environments and all that was built
 	rm -rf $(VENV) $(VENV)-* build dist src/binidx/_native.* src/*.egg-info
 
 $(BIN)/python:

@@ -21,7 +21,6 @@ from mkdocs.utils import get_relative_url
 
 import binidx
 import binidx.errors
-import binidx.order
 from binidx.tools import COMMANDS
 from binidx.tools._command import parser
 
@@ -185,7 +184,6 @@ def marked(text: str) -> str:
 # Links to the reference from inline code of any page: public names, commands, settings.
 ERRORS = {name: f"binidx.errors.{name}" for name in vars(binidx.errors) if name.endswith("Error")}
 HOMES = {name: f"binidx.{name}" for name in binidx.HOMES} | ERRORS
-HOMES |= {name: f"binidx.order.{name}" for name in binidx.order.HOMES}
 AMBIGUOUS = {"account", "bake", "preprocess", "report"}
 """Names that in prose are commands or words; they are linked with `binidx.` before them, and on the page of names."""
 CODE = re.compile(

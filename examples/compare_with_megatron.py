@@ -92,14 +92,17 @@ def first_difference(theirs: Any, ours: Any, numbers: Iterable[int]) -> str | No
     """What differs first in these samples; None if nothing does."""
     for number in numbers:
         old, new = theirs[number], ours[number]
-        for name in old.keys() | new.keys():
+        if {*old} != {*new}:
+            return f"sample {number}: has {', '.join(old)}, and {', '.join(new)} in binidx"
+        for name in old:
             a, b = (torch.as_tensor(sample[name]) for sample in (old, new))
             where = f"sample {number}: {name} is"
             if (a.dtype, a.shape) != (b.dtype, b.shape):
                 return f"{where} {a.dtype} {[*a.shape]}, and {b.dtype} {[*b.shape]} in binidx"
             if len(wrong := torch.nonzero(a != b)):
-                at = int(wrong[0])
-                return f"{where} {a[at]} at position {at}, and {b[at]} in binidx"
+                at = tuple(wrong[0].tolist())  # () of a number, such as dataset_id
+                place = f" at position {', '.join(map(str, at))}" if at else ""
+                return f"{where} {a[at]}{place}, and {b[at]} in binidx"
     return None
 
 

@@ -283,6 +283,7 @@ typedef struct {
     int32_t dtype;    /* code of an .idx */
     int32_t extra;    /* 1 when a whole sample has a token more than the row */
     int32_t mask_eod; /* no loss on an EOD */
+    int32_t mask_ends; /* no loss on the last token of a piece, whose label is of another document */
     int32_t starts;   /* of positions: BINIDX_EACH_SAMPLE ... */
     int64_t *tokens, *labels, *positions; /* (rows, sequence_length) */
     float *loss_mask;
@@ -307,6 +308,11 @@ typedef struct {
     const binidx_blocks *blocks;
     int64_t num_chunks;         /* out: of blocks, that the tokens lie in */
 } binidx_mapping;
+
+/* From spans, those of gather->bounds, to filled rows; `ranges` has room for 2 * num_spans items. Returns num_spans, or a
+ * code: something is out of bounds, or BINIDX_NOT_HERE. */
+int64_t binidx_read_spans(const binidx_sequences *sequences, const int64_t *spans, int64_t num_spans,
+                          binidx_mapping *mapping, binidx_gather *gather, int64_t *ranges, int level);
 
 /* All of the above for the samples served under these numbers: the pieces that `gather` has no need to name. Returns the
  * pieces that they have; when those are more than `room`, nothing was written and it wants scratch for so many:
@@ -353,5 +359,22 @@ typedef struct {
 
 /* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
 int64_t binidx_best_fit(const binidx_packing *packing);
+
+/* first_fit.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const int32_t *lengths; /* 1 to capacity each */
+    int64_t num_pieces;
+    int64_t capacity;       /* tokens of a bin */
+    int64_t *pieces;        /* (num_pieces,) out: numbers of the pieces, bin by bin */
+    int64_t *bounds;        /* (num_pieces + 1,) out: where each bin begins in it, then the end */
+    int64_t *bin_of;        /* (num_pieces,) scratch */
+    int32_t *rooms;         /* (binidx_first_fit_nodes(num_pieces),) scratch, all 0 */
+} binidx_first_fit_packing;
+
+int64_t binidx_first_fit_nodes(int64_t num_pieces);
+
+/* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
+int64_t binidx_first_fit(const binidx_first_fit_packing *packing);
 
 #endif

@@ -129,6 +129,15 @@ INLINE void mask_eods(const row *r, int64_t eod) {
     for (int64_t i = 0; i < r->length; i++) loss_mask[i] = tokens[i] == eod ? 0 : loss_mask[i];
 }
 
+/* The last token of each piece that another follows: its label begins that one. */
+INLINE void mask_ends(const binidx_gather *g, int64_t sample, const row *r) {
+    int64_t at = 0;
+    for (int64_t piece = g->bounds[sample]; piece < g->bounds[sample + 1]; piece++) {
+        at += piece_tokens(g, piece);
+        if (at > 0 && at <= r->length && piece + 1 < g->bounds[sample + 1]) r->loss_mask[at - 1] = 0;
+    }
+}
+
 INLINE void count_up(int64_t *restrict positions, int64_t count) {
     for (int64_t i = 0; i < count; i++) positions[i] = i;
 }
@@ -152,12 +161,19 @@ INLINE void count_after_eods(const row *r, int64_t eod) {
     }
 }
 
-/* Megatron's rule: the extra token does not count, the last piece has the pads, one without tokens is a bound said
+INLINE int64_t tokens_of(const binidx_gather *g, int64_t sample) {
+    int64_t tokens = 0;
+    for (int64_t piece = g->bounds[sample]; piece < g->bounds[sample + 1]; piece++) tokens += piece_tokens(g, piece);
+    return tokens;
+}
+
+/* Megatron's rule, but of packed documents a last one of one token is the extra token only where the row is full: the
+ * extra token does not count, the last piece has the pads, one without tokens is a bound said
  * twice, except at the end. Where that were more bounds than a row holds (Megatron fails there) these are left out. */
 INLINE void count_in_pieces(const binidx_gather *g, int64_t sample, const row *r) {
     int32_t *bounds = g->cu_seqlens + g->rows[sample] * (r->length + 1), longest = 0;
     int64_t first = g->bounds[sample], last = g->bounds[sample + 1] - 1, start = 0, n = 0;
-    if (g->extra && last >= first && piece_tokens(g, last) == 1) last--;
+    if (g->extra && last >= first && piece_tokens(g, last) == 1 && (!g->mask_ends || tokens_of(g, sample) > r->length)) last--;
     int leave_out = last - first >= r->length;
     for (int64_t piece = first; start < r->length; piece++) {
         int64_t left = r->length - start, count = piece < last ? piece_tokens(g, piece) : left;
@@ -187,6 +203,7 @@ INLINE void put_sample(const binidx_gather *g, int64_t sample) {
     row r = {g->tokens + first, g->labels + first, g->positions + first, g->loss_mask + first, g->sequence_length, 0};
     put_tokens(g, sample, &r);
     if (g->mask_eod) mask_eods(&r, g->eod);
+    if (g->mask_ends) mask_ends(g, sample, &r);
     put_positions(g, sample, &r);
     if (!r.pads) return;
     hide_pads(r.tokens, r.length, g->pad);

@@ -20,7 +20,7 @@ from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
 
-from binidx.storage.requests.scheduler import ANSWERED
+from binidx.storage.requests.retries import ANSWERED
 from binidx.tools import seaweed
 from binidx.tools.seaweed import S3Server, s3_server
 

@@ -208,7 +208,7 @@ def mistakes(user: Newcomer) -> None:
     user.types("binidx shuffle data/en_text_document --to data/mixed --seed 1 --memory 2", "--memory", status=2)
     user.types("binidx --print-completion nosh", "found nosh, needs bash, zsh", status=2)
     user.types("binidx --print-completion bash > completion.bash && bash -n completion.bash && echo fine", "fine")
-    user.types("binidx demo --steps 8 --plain", "resume", "s3://")
+    user.types("binidx demo --steps 8", "resume", "s3://")
 
 
 def main(wheel: str) -> int:

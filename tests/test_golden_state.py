@@ -18,7 +18,9 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
+from binidx.errors import ConfigError
 from binidx.format.prefix_listing import IdxBundle
+from binidx.storage.location import Location
 from binidx.tools import main
 
 EXPECTED = json.loads((golden.STATE / "expected.json").read_text())
@@ -77,6 +79,24 @@ def test_a_loader_resumes_from_the_state_of_an_earlier_one(name: str, local: Pat
         assert_loaders_resume(lambda dataset=dataset: dataset, EXPECTED["datasets"][name][split])
 
 
+CHANGED = ["fim", "bert", "bert, blend", "chats", "chats, shuffled", "varlen chats"]
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_state_of_samples_of_0_16_1_is_refused_by_those_of_main_in_the_same_index(
+    name: str, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(golden, "EARLIER", {})
+    before = files(golden.CACHE)
+    for split, dataset in golden.DATASETS[name]().items():
+        expected = EXPECTED["datasets"][name][split]
+        assert dataset.unique_description_hash == expected["unique_description_hash"]
+        for kind, recorded in expected["loader"].items():
+            with pytest.raises(ConfigError, match=r"check megatron_samples \('main' here; .* need '0.16.1'\), data"):
+                golden.new_loader(dataset, kind).load_state_dict(recorded["state"])
+    assert files(golden.CACHE) == before
+
+
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("name", golden.OTHERS)
 def test_a_loader_of_data_without_an_index_resumes_from_the_state_of_an_earlier_one(name: str, local: Path) -> None:
@@ -131,7 +151,7 @@ def test_indices_in_a_store_are_found(store: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_bundle_of_idx_files_is_found(store: Any) -> None:
-    bundle = IdxBundle(f"{STORE}/cache", writable=False).read(golden.SMALL)
+    bundle = IdxBundle(Location.of(f"{STORE}/cache"), writable=False).read(golden.SMALL)
     assert bundle is not None
     for prefix in golden.SMALL:
         data = store.cat_file(f"{prefix}.idx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -30,8 +31,9 @@ from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
 from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
 from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
-from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run
+from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
+from binidx.storage.location import Location
 from binidx.storage.writing.copy import CopyState
 
 IDENTITY = {"size": 8, "etag": '"e"'}
@@ -253,7 +255,7 @@ def test_a_number_beyond_64_bits_is_refused_in_our_files_and_ignored_in_those_of
 @pytest.mark.parametrize("size", [2**63 - 1, 1])
 def test_a_convert_whose_journal_has_another_size_begins_again(size: int, tmp_path: Path) -> None:
     prefix, target = str(Path(__file__).parent / "golden" / "state" / "local" / "corpus" / "en"), str(tmp_path / "en")
-    source = _Convert(prefix, target, StorageFormat(), "checksum", None, None, None).journal.source
+    source = _Convert(Location.of(prefix), Location.of(target), StorageFormat(), "checksum", None).journal.source
     states = {"bin": {**asdict(STATE), "size": size, "part_bytes": 1, "sent": {1: ("d", "e")}}}
     journal = {**JOURNAL_FILE.tags, "owner": "o", "source": source, "objects": states}
     (tmp_path / "en.convert.json").write_text(json.dumps(journal))
@@ -271,9 +273,9 @@ def huge(path: Path) -> str:
 LARGE: dict[str, tuple[str, Callable[[str], Any], type[BinidxError]]] = {
     "run": ("run.json", binidx.Run.load, ConfigError),
     "packed": ("packed.json", load_packed_run, ConfigError),
-    "baked": ("baked.json", lambda uri: read_baked(uri, None), FormatError),
-    "parts": ("x.parts.json", lambda uri: read_parts(uri.removesuffix(".parts.json")), FormatError),
-    "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(uri, None), FormatError),
+    "baked": ("baked.json", lambda uri: read_baked(Location.of(uri)), FormatError),
+    "parts": ("x.parts.json", lambda uri: read_parts(Location.of(uri.removesuffix(".parts.json"))), FormatError),
+    "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(Location.of(uri)), FormatError),
     "tokenizer.json": ("tokenizer.json", describe_tokenizer, FormatError),
 }
 
@@ -290,4 +292,28 @@ def test_a_large_file_that_only_saves_work_is_none(tmp_path: Path) -> None:
     huge(tmp_path / "meta.json")
     assert read_meta(str(tmp_path)) is None
     huge(tmp_path / "en.convert.json")
-    assert ConvertJournal(f"{tmp_path}/en", {}, None).adopt() == "other"
+    assert ConvertJournal(Location.of(f"{tmp_path}/en"), {}).adopt() == "other"
+
+
+def test_an_error_quotes_no_more_of_a_hostile_file_than_a_reader_takes_in() -> None:
+    name = "x" * 100_000
+    described = json.loads(RUN)
+    for broken in (
+        {**described, name: 1},
+        {**described, "config": {**described["config"], "tokenizer": {"unique_identifiers": {}, name: {}}}},
+        {**described, "dataloader_type": name},
+        {**described, **{f"{number}{name[:90]}": 1 for number in range(1000)}},
+    ):
+        with pytest.raises(ConfigError) as raised:
+            parse_run(json.dumps(broken).encode())
+        assert len(str(raised.value)) < 3_000
+        assert "x" * 30 in str(raised.value)
+
+
+def test_no_message_is_longer_than_ten_thousand_characters() -> None:
+    for quoted in ("x" * 100_000, "x y " * 25_000):
+        message = str(FormatError(f"en.json: {quoted}; write it again"))
+        assert len(message) < 10_100
+        assert re.fullmatch(r"en\.json: x[xy ]+\[[\d,]{6} more characters\][xy ]+; write it again", message)
+    path = f"s3://bucket/{'x' * 1024}"
+    assert path in str(FormatError(f"{path}: truncated"))

@@ -1,4 +1,4 @@
-"""The commands: one file each, thin. `binidx NAME ...` and `python tools/NAME.py ...` are the same code."""
+"""The commands of `binidx`: one module each, thin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
-# command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder
-# before the standard library, which has one of that name; nor `trace`.
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
     "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
@@ -34,6 +32,7 @@ COMMANDS = {
     "verify": ("verify", "check a dataset: structure, checksums, token ids"),
     "where": ("where", "every step, rank and slot that read a document"),
 }
+"""Command -> its module here, and its purpose."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from binidx.corpus.whole_dataset import OBJECT_SUFFIXES
 from binidx.errors import (
     AccessError,
     BinidxError,
@@ -26,10 +25,10 @@ from binidx.errors import (
     ObjectNotFoundError,
     UnreachableError,
 )
+from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.virtual import SUFFIX as PARTS
+from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.settings import parse_bytes
-
-from . import main as run_command
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -44,7 +43,7 @@ def command(
     add_options: Callable[[argparse.ArgumentParser], None],
     body: Callable[[argparse.Namespace], int],
     after_interrupt: str = "interrupted",
-) -> Callable[..., int]:
+) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
 
     Args:
@@ -52,9 +51,7 @@ def command(
         after_interrupt: message after Ctrl-C.
     """
 
-    def main(argv: Sequence[str] | None = None) -> int:
-        if argv is None:  # `python tools/NAME.py` is `binidx NAME`
-            return run_command([name, *sys.argv[1:]])
+    def main(argv: Sequence[str]) -> int:
         options = parser(name, doc)
         add_options(options)
         as_json = "--json" in argv
@@ -276,8 +273,8 @@ def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-DATASET_ENDS = (*OBJECT_SUFFIXES, PARTS[1:])
-"""Endings of the files of a dataset, after its prefix and a dot."""
+DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
+"""Endings of the files of a dataset after its prefix, but for those that hold tokens."""
 
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
@@ -285,7 +282,8 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 
 def strip_end(text: str) -> str | None:
     """Return the prefix of a dataset from the name of one of its files; None for other names."""
-    return next((text.removesuffix(f".{end}") for end in DATASET_ENDS if text.endswith(f".{end}")), None)
+    found = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
+    return found if found != text else None
 
 
 def prefix(text: str) -> str:

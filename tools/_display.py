@@ -33,10 +33,11 @@ class Bar:
         """Start a new bar, below the previous one."""
         self._end()
         shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
-        # disable=None: no bar unless it is a terminal.
+        # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
         self._bar = tqdm(
-            desc=what, total=total, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor, disable=None
-        )
+            desc=what, total=total, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor, disable=None,
+            smoothing=0,
+        )  # fmt: skip
 
     def advance(self, count: int) -> None:
         """Advance the bar."""

@@ -22,6 +22,7 @@ from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps, split_sizes
+from binidx.storage.location import Location
 
 from ._command import add_json
 
@@ -151,7 +152,7 @@ def build_rows(
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document."""
-    tokens = read_text(order.dataset, readings.sample) if decode else None
+    tokens = read_text(order.order, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
@@ -177,18 +178,16 @@ def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int,
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
-        prefix, options = order.prefixes[number], order.sources[number].config.storage_options
-        rows = known_origins(prefix, contents.spans.document[source_of_piece == number].tolist(), options)
+        source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
+        rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
         found |= {(number, document): origin for document, origin in rows.items()}
     return found
 
 
-def known_origins(
-    prefix: str, documents: Sequence[int], options: Mapping[str, Any] | None
-) -> dict[int, dict[str, Any]]:
+def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints."""
     try:
-        return read_origins(prefix, documents, options)
+        return read_origins(prefix, documents)
     except MissingDriverError as error:
         _print_once(f"binidx: origins of documents are left out: {error}")
         return {}

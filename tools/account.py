@@ -8,7 +8,7 @@ source continues, and the proof that none of its samples was skipped or repeated
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx account run.json --before-step 41200 --picture sources.png
+  binidx account run.json --before-step 41200 --to sources.parquet
   binidx account run.json --consumed-samples 21094400 --repeats
 """
 
@@ -19,12 +19,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-__package__ = "binidx.tools"  # for `python tools/account.py`
-
-from binidx.dataset.staged.staged_blend import StagedBlendedDataset
-from binidx.errors import MissingDriverError
+from binidx.order.blended_order import BlendedOrder
 from binidx.run.provenance.accounts import SourceAccount, account
-from binidx.storage.writing.publish import create_object
+from binidx.storage.location import Location
+from binidx.storage.writing.publish import write_object
 
 from ._command import command
 from ._display import table as columns
@@ -43,7 +41,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
     options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
     options.add_argument("--to", metavar="URI", help="write the rows as parquet")
-    options.add_argument("--picture", metavar="PNG", help="draw the epochs and tokens of each source")
     options.add_argument("--json", action="store_true", help="print one JSON list")
 
 
@@ -55,11 +52,9 @@ def account_run(arguments: argparse.Namespace) -> int:
     accounts = account(order, stop, repeats=arguments.repeats)
     if arguments.to:
         write_parquet(accounts, arguments.to, arguments.storage_options)
-    if arguments.picture:
-        draw(accounts, arguments.picture, stop)
     print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
-    if isinstance(order.dataset, StagedBlendedDataset) and not arguments.json:
-        print(order.dataset.proof)
+    if isinstance(order.order, BlendedOrder) and order.order.proof and not arguments.json:
+        print(order.order.proof)
     return 0
 
 
@@ -85,43 +80,7 @@ def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str
 
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)
-    with create_object(uri, options) as out:
-        out.write(memoryview(sink.getvalue()))
-
-
-def short_names(sources: Sequence[str]) -> list[str]:
-    """Return the last part of each name, or the whole names if two last parts are equal."""
-    names = [each.rstrip("/").rpartition("/")[2] or each for each in sources]
-    return names if len({*names}) == len(names) else list(sources)
-
-
-def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
-    """Draw two bars per source: its tokens, and its epochs."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError as error:
-        raise MissingDriverError(f"{path}: needs matplotlib; pip install matplotlib") from error
-    names = short_names([each.source for each in accounts])
-    figure = Figure(figsize=(9, 1.9 + 0.34 * len(names)), layout="constrained")
-    tokens, epochs = figure.subplots(1, 2, sharey=True)
-    places = range(len(names))
-    tokens.barh(places, [each.tokens for each in accounts], color="#c9d4e5", label="there are")
-    tokens.barh(places, [each.tokens_read for each in accounts], height=0.4, color="#2b5c9e", label="read")
-    tokens.set(yticks=list(places), yticklabels=names, xlabel="tokens")
-    tokens.xaxis.set_major_formatter(EngFormatter())
-    tokens.set_ylim(len(names) - 0.4, -0.6)  # the first one on top, and no more room the more there are
-    epochs.barh(places, [each.epochs_read for each in accounts], height=0.4, color="#2b5c9e")
-    epochs.axvline(1, color="#999999", linewidth=0.8)
-    epochs.set(xlabel="epochs read")
-    for axes in (tokens, epochs):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"sources before step {stop_step:,}", x=0.01, ha="left")
-    figure.legend(*tokens.get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False)
-    figure.savefig(path, dpi=150)
+    write_object(Location(uri, options), [memoryview(sink.getvalue())])
 
 
 main = command("account", __doc__, add_options, account_run)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

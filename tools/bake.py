@@ -15,14 +15,10 @@ from __future__ import annotations
 
 import argparse
 
-from tqdm import tqdm
-
-__package__ = "binidx.tools"  # for `python tools/bake.py`
-
 from binidx.run.provenance.baking import bake, plan_bake
 
 from ._command import RESUMES, command, print_result, shard
-from ._display import counts, human_bytes
+from ._display import Bar, counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
 
@@ -43,7 +39,8 @@ def bake_run(arguments: argparse.Namespace) -> int:
     number, count = arguments.shard
     mine = baked.parts()[number::count]
     total = sum(map(len, mine))
-    with tqdm(desc="bake", total=total, unit=" samples", unit_scale=True, disable=None) as bar:
+    with Bar("bake") as bar:
+        bar.begin("bake", total, 0, "samples")
         written = bake(
             order,
             arguments.to,
@@ -52,7 +49,7 @@ def bake_run(arguments: argparse.Namespace) -> int:
             shard=number,
             num_shards=count,
             storage_options=arguments.storage_options,
-            watch=bar.update,
+            watch=bar.advance,
         )
     size = total * baked.stored_length * order.token_dtype.itemsize
     text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}"
@@ -62,6 +59,3 @@ def bake_run(arguments: argparse.Namespace) -> int:
 
 
 main = command("bake", __doc__, add_options, bake_run, RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -35,12 +35,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
-
-__package__ = "binidx.tools"  # for `python tools/cache.py`
 
 from binidx.errors import ConfigError, redacted
-from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
 from binidx.format.source import open_source
@@ -49,12 +45,13 @@ from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
 
 from ._command import RESUMES, add_json, command, num_bytes
-from ._display import counts, human_bytes, human_seconds
+from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -127,9 +124,9 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
     began = time.monotonic()
-    # disable=None: no bar unless it is a terminal.
-    with tqdm(desc="warm", total=total, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as bar:
-        done = warm(jobs, bar.update)
+    with Bar("cache") as bar:
+        bar.begin("warm", total, 0)
+        done = warm(jobs, bar.advance)
     seconds = time.monotonic() - began
     if arguments.json:
         print(json.dumps({**asdict(done), "num_objects": len(jobs), "seconds": seconds}))
@@ -164,12 +161,13 @@ def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
 
 def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
     """Yield a reader of an object, or readers of the files of a dataset."""
-    if object_exists(uri, options):
-        yield open_object(uri, storage_options=options)
+    location = Location(uri, options)
+    if object_exists(location):
+        yield open_object(location)
         return
-    for pair in open_source(uri, options).pairs:
-        yield open_object(get_idx_path(pair.prefix), storage_options=pair.options)
-        yield open_bin(pair.prefix, storage_options=pair.options)
+    for pair in open_source(location).pairs:
+        yield open_object(pair.prefix + ".idx")
+        yield open_bin(pair.prefix)
 
 
 def check_cached(reader: RangeReader) -> DiskCache:
@@ -223,24 +221,14 @@ def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDatase
         names it twice.
     """
     found: dict[str, tuple[IndexedDataset, list[NDArray[np.int64]]]] = {}
-    for each, numbers in samples_by_dataset(dataset, np.asarray(idxs, np.int64)):
-        stored, parts = found.setdefault(each.dataset.path_prefix, (each.dataset, []))
-        for at in range(0, len(numbers), SAMPLES_AT_ONCE):
-            spans, _ = each.orders.spans(numbers[at : at + SAMPLES_AT_ONCE])
-            parts.append(merge_ranges(stored.locate_all(spans)))
+    for first in range(0, len(idxs), SAMPLES_AT_ONCE):
+        spans, _ = dataset.order.spans(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64))
+        for source in np.unique(spans[:, 0]).tolist():
+            stored = dataset.order.sources[source].dataset
+            _, parts = found.setdefault(stored.path_prefix, (stored, []))
+            own = np.ascontiguousarray(spans[spans[:, 0] == source, 1:])
+            parts.append(merge_ranges(stored.locate_all(own)))
     return [(stored, merge_ranges(np.concatenate(parts))) for stored, parts in found.values() if parts]
-
-
-def samples_by_dataset(dataset: Any, idxs: NDArray[np.int64]) -> Iterator[tuple[Any, NDArray[np.int64]]]:
-    """Yield each dataset of a blend that has some of the samples, with the numbers of these samples in it."""
-    from binidx.dataset.blended import BlendedDataset
-
-    if not isinstance(dataset, BlendedDataset):
-        yield dataset, idxs
-        return
-    ids, numbers = dataset.dataset_index[idxs], dataset.dataset_sample_index[idxs]
-    for each in np.unique(ids):
-        yield from samples_by_dataset(dataset.datasets[each], numbers[ids == each])
 
 
 def merge_ranges(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -291,9 +279,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
     contents = cached_contents(cache_directory(arguments))
     total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
     damaged: dict[str, int] = {}
-    with tqdm(desc="verify", total=total, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as bar:
+    with Bar("cache") as bar:
+        bar.begin("verify", total, 0)
         for kept in contents:
-            found = verify(kept, bar.update)
+            found = verify(kept, bar.advance)
             num_chunks += found.num_chunks
             if found.num_bad and kept.content:
                 uri = redacted(kept.content.uri)
@@ -331,6 +320,3 @@ def belongs(uri: str, chosen: str) -> bool:
 
 
 main = command("cache", __doc__, add_options, lambda arguments: int(arguments.body(arguments)), RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,8 +20,6 @@ import os
 import time
 from typing import Any
 
-__package__ = "binidx.tools"  # for `python tools/clean.py`
-
 from binidx.errors import ObjectNotFoundError
 from binidx.storage.cache.block_files import remove_unlocked
 from binidx.storage.writing.staging import list_staging_files
@@ -63,6 +61,3 @@ def clean(arguments: argparse.Namespace) -> int:
 
 
 main = command("clean", __doc__, add_options, clean)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

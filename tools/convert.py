@@ -31,10 +31,8 @@ from __future__ import annotations
 
 import argparse
 
-__package__ = "binidx.tools"  # for `python tools/convert.py`: a script names its own package (PEP 366)
-
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
-from binidx.storage.codecs.segments import check_level
+from binidx.storage.open import COMPRESSED
 
 from ._command import DATASET, RESUMES, add_json, command, prefix, show
 from ._display import Bar, counts, human_bytes, human_seconds
@@ -54,6 +52,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
         help="write a .bin.zst, at a level of 1 to 22 (3)",
     )
     stored.add_argument("--plain", action="store_true", help="write a .bin, also from a .bin.zst")
+    options.add_argument("--codec", metavar="NAME", help="codec of --compress (zstd); also one of an installed package")
     options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
     options.add_argument("--overwrite", action="store_true", help="replace another dataset, or wrong checksums")
     options.add_argument(
@@ -69,7 +68,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def convert(arguments: argparse.Namespace) -> int:
     """Copy the dataset, and print a summary."""
-    codec = "zstd" if arguments.compress is not None else "raw" if arguments.plain else None
+    encoded = arguments.codec or (COMPRESSED if arguments.compress is not None else None)
+    codec = "raw" if arguments.plain else encoded
     with Bar("convert") as bar:
         done = convert_dataset(
             arguments.source,
@@ -89,10 +89,9 @@ def convert(arguments: argparse.Namespace) -> int:
 
 def level(text: str) -> int:
     """Parse a compression level; after a bare --compress, argparse passes the next argument."""
-    try:
-        return check_level(int(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"found {text}, needed a level from 1 to 22; or say --compress last") from None
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a level from 1 to 22; or say --compress last")
+    return int(text)
 
 
 def describe(done: ConvertResult) -> str:
@@ -121,6 +120,3 @@ def describe(done: ConvertResult) -> str:
 
 
 main = command("convert", __doc__, add_options, convert, RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -26,8 +26,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-__package__ = "binidx.tools"  # for `python tools/cut.py`
-
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
@@ -94,6 +92,3 @@ def describe(done: CutResult) -> str:
 
 
 main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

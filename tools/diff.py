@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-__package__ = "binidx.tools"  # for `python tools/diff.py`
-
 from binidx.corpus.diff import Difference, diff_datasets
 
 from ._command import DATASET, add_json, command, prefix, show
@@ -82,6 +80,3 @@ def counted(count: int, first: Sequence[int], where: str) -> str:
 
 
 main = command("diff", __doc__, add_options, diff)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

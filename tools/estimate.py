@@ -23,8 +23,6 @@ from dataclasses import asdict
 from glob import has_magic
 from typing import Any
 
-__package__ = "binidx.tools"  # for `python tools/estimate.py`
-
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
@@ -111,6 +109,3 @@ def interval(found: Estimate) -> str:
 
 
 main = command("estimate", __doc__, add_options, estimate)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

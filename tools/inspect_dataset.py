@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__package__ = "binidx.tools"  # for `python tools/inspect_dataset.py`
-
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
-from binidx.storage.codecs.segments import SegmentedObject
+from binidx.storage.interfaces import LayeredReader
+from binidx.storage.open import suffix_of
+from binidx.storage.ranges import as_block_reader
 
 from ._command import DATASET, add_json, command, prefix
 from ._display import human_bytes, table
@@ -78,7 +78,7 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         num_tokens: number of tokens to show of each.
     """
     index = dataset.index
-    source = open_source(dataset.path_prefix, dataset.storage_options)
+    source = open_source(dataset.location)
     stream = source.open_index()
     return {
         "prefix": dataset.path_prefix,
@@ -97,7 +97,6 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
             "percentiles": percentiles(index.sequence_lengths),
-            "histogram": bins(index.sequence_lengths),
         },
         "modes": count_modes(stream) if stream.multimodal else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
@@ -111,16 +110,17 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     """
     if isinstance(source, VirtualSource):
         parts = [
-            {"prefix": each.prefix, "codec": each.codec, "checksums": bool(each.sums_uri)} for each in source.pairs
+            {"prefix": each.prefix.uri, "codec": each.codec, "checksums": bool(each.sums)} for each in source.pairs
         ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
-    reader: Any = dataset.bin_reader
-    while reader is not None and not isinstance(reader, SegmentedObject):
-        reader = getattr(reader, "reader", None)  # of a cache, the reader below it
-    if reader is None:
-        return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": bool(source.sums_uri)}
-    sizes = {"segments": len(reader.table), "segment_bytes": reader.block_bytes}
-    return {"codec": source.codec, "bytes": reader.stored_bytes, **sizes}
+    reader = dataset.bin_reader
+    while as_block_reader(reader) is None and isinstance(reader, LayeredReader):
+        reader = reader.reader
+    blocks = as_block_reader(reader)
+    if source.codec == "raw" or blocks is None:
+        return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": bool(source.sums)}
+    sizes = {"segments": blocks.num_blocks, "segment_bytes": blocks.block_bytes}
+    return {"codec": source.codec, "bytes": blocks.stored_bytes, **sizes}
 
 
 def first_documents(dataset: IndexedDataset, count: int) -> list[int]:
@@ -148,7 +148,7 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
     documents = first_documents(dataset, count)
     spans = [starting_spans(dataset, document) for document in documents]
     tokens = iter(dataset.read([span for each in spans for span in each]))
-    origins = known_origins(dataset.path_prefix, documents, dataset.storage_options)
+    origins = known_origins(dataset.location, documents)
     found = []
     for document, each in zip(documents, spans, strict=True):
         ids = np.concatenate([next(tokens) for _ in each]).tolist()
@@ -196,20 +196,6 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
     return {**found, "max": int(lengths.max())}
 
 
-def bins(lengths: NDArray[np.int32]) -> list[dict[str, int]]:
-    """Return the numbers of sequences with 0, 1, 2-3, 4-7, 8-15, ... tokens, from the shortest to the longest."""
-    counts = np.zeros(33, np.int64)
-    for start in range(0, len(lengths), BLOCK):
-        # frexp gives the number of binary digits: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3; exact in float64.
-        digits = np.frexp(lengths[start : start + BLOCK].astype(np.float64))[1]
-        counts += np.bincount(digits, minlength=33)
-    used = counts.nonzero()[0]
-    return [
-        {"from": (1 << d) >> 1, "to": (1 << d) - 1, "sequences": int(counts[d])}
-        for d in (range(used[0], used[-1] + 1) if len(used) else ())
-    ]
-
-
 def describe(report: dict[str, Any]) -> str:
     """Return the report as text."""
     lengths, columns = report["sequence_lengths"], shutil.get_terminal_size().columns
@@ -219,7 +205,6 @@ def describe(report: dict[str, Any]) -> str:
         values = [f"{value:,}" for value in lengths["percentiles"].values()]
         mean = f"{lengths['mean']:,.1f}"
         lines += ["tokens in a sequence", table(["", *names, "mean"], [["", *values, mean]]), ""]
-        lines += [*draw(lengths["histogram"], columns), ""]
     if report["first_tokens"]:
         lines.append("first tokens")
         for each in report["first_tokens"]:
@@ -263,24 +248,12 @@ def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
         return {".bin.xxh3": "checksums"} if stored["checksums"] else {}
     ratio = f"1 / {bin_bytes / stored['bytes']:.2f} of it"
     segments = f"{stored['segments']:,} segments of {human_bytes(stored['segment_bytes'])}"
-    return {".bin.zst": f"{exact_bytes(stored['bytes'])}, {ratio}, {segments}"}
+    return {f".bin{suffix_of(stored['codec'])}": f"{exact_bytes(stored['bytes'])}, {ratio}, {segments}"}
 
 
 def exact_bytes(count: int) -> str:
     """Format bytes: 1_234_567 -> `1,234,567 bytes (1.2 MiB)`."""
     return f"{count:,} bytes ({human_bytes(count)})" if count >= 1024 else f"{count:,} bytes"
-
-
-def draw(histogram: list[dict[str, int]], columns: int) -> list[str]:
-    """Return the histogram as bars, for a terminal of `columns` columns; a bin that is not empty has a bar."""
-    labels = [f"{each['from']:,}" + (f"-{each['to']:,}" if each["to"] > each["from"] else "") for each in histogram]
-    counts = [f"{each['sequences']:,}" for each in histogram]
-    left, right = max(map(len, labels)), max(map(len, counts))
-    width = max(8, min(columns, 100) - left - right - 8)
-    highest = max(each["sequences"] for each in histogram)
-    bars = ["#" * -(-each["sequences"] * width // highest) for each in histogram]
-    parts = zip(labels, bars, counts, strict=True)
-    return [f"  {label:>{left}}  {bar:<{width}}  {count:>{right}}" for label, bar, count in parts]
 
 
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
@@ -295,6 +268,3 @@ def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
 
 
 main = command("inspect", __doc__, add_options, inspect)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -29,8 +29,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__package__ = "binidx.tools"  # for `python tools/merge.py`
-
 from binidx.corpus.merge import MergeResult, VirtualMergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
@@ -95,6 +93,3 @@ def describe(done: MergeResult) -> str:
 
 
 main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,7 +8,7 @@ which are read from the data. Existing files are kept, so an interrupted export 
   worker_{rank}-of-{ranks}_ordered_dataset.parquet     one a rank (default), as the Gemstones are published
   steps-{first}-{stop}.parquet                         with --steps-per-file
 
---check-nesting 64,256,512 proves for packed files where runs of so many ranks have read the same set of blocks.
+--check-nesting 64,256,512 prints for packed files where runs of so many ranks have read the same set of blocks.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -22,17 +22,13 @@ import argparse
 import json
 from typing import Any
 
-from tqdm import tqdm
-
-__package__ = "binidx.tools"  # for `python tools/order.py`
-
 from binidx.errors import ConfigError
 from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
-from binidx.run.run_file import RUN_FILE, is_packed_run
-from binidx.storage.open import read_document
+from binidx.run.run_file import RUN_FILE, is_packed_run, read_run_file
+from binidx.storage.location import Location
 
 from ._command import RESUMES, command, print_result
-from ._display import counts
+from ._display import Bar, counts
 from ._runs import add_run, open_run, parse_steps
 
 
@@ -64,7 +60,8 @@ def export_order(arguments: argparse.Namespace) -> int:
     steps = parse_steps(order, arguments.steps)
     per_file = arguments.steps_per_file
     parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
-    with tqdm(desc="order", total=order.num_rows(steps), unit=" rows", unit_scale=True, disable=None) as bar:
+    with Bar("order") as bar:
+        bar.begin("order", order.num_rows(steps), 0, "rows")
         written = export(
             order,
             arguments.to,
@@ -73,7 +70,7 @@ def export_order(arguments: argparse.Namespace) -> int:
             tokens=arguments.tokens,
             threads=arguments.threads,
             storage_options=arguments.storage_options,
-            watch=bar.update,
+            watch=bar.advance,
         )
     rows = order.num_rows(steps)
     text = f"{arguments.to}: {counts(files=len(parts))}, {written:,} written now, {counts(rows=rows)}"
@@ -83,13 +80,13 @@ def export_order(arguments: argparse.Namespace) -> int:
 
 def open_order(arguments: argparse.Namespace) -> Any:
     """Return the order of a GPT run or of a run over packed files, as the fields of RUN show."""
-    text = read_document(RUN_FILE, arguments.run, arguments.storage_options)
+    text = read_run_file(Location(arguments.run, arguments.storage_options))
     packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
-    """Prove for each packed set after how many tokens all numbers of ranks have read the same blocks; print it."""
+    """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
     text, found = arguments.check_nesting, []
     if not isinstance(order, PackedRunOrder) or order.files is None:
         raise ConfigError(
@@ -101,7 +98,6 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
     for name, of, files in zip(order.names, order.sets, order.files, strict=True):
         nesting = Nesting(of, files.block_size, [each * max(1, order.num_workers) for each in ranks])
-        nesting.check()
         last = nesting.num_syncs
         reads = [nesting.files_read(shards) for shards in nesting.shards]
         rests = [
@@ -115,7 +111,7 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
         print(
             f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every "
             f"{nesting.sync_tokens:,} tokens ({counts(files=nesting.sync_files)})\n"
-            f"  proved for {last} sync points in a pass, the last after {last * nesting.sync_tokens:,} tokens"
+            f"  {last} times in a pass, the last after {last * nesting.sync_tokens:,} tokens"
         )
         for each in rests:
             behind = f"{each['files_behind']:,} files after it are not in step"
@@ -126,6 +122,3 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
 
 
 main = command("order", __doc__, add_options, export_order, RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

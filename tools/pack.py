@@ -17,17 +17,13 @@ from __future__ import annotations
 
 import argparse
 
-from tqdm import tqdm
-
-__package__ = "binidx.tools"  # for `python tools/pack.py`
-
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
 from ._command import DATASET, RESUMES, add_json, command, prefix, print_result
-from ._display import counts
+from ._display import Bar, counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -49,7 +45,8 @@ def pack(arguments: argparse.Namespace) -> int:
     if len(arguments.others) != 1:
         raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
-    with tqdm(desc="pack", total=dataset.index.num_tokens, unit=" tokens", unit_scale=True, disable=None) as bar:
+    with Bar("pack") as bar:
+        bar.begin("pack", dataset.index.num_tokens, 0, "tokens")
         names = indexed_to_packed(
             dataset,
             arguments.others[0],
@@ -59,7 +56,7 @@ def pack(arguments: argparse.Namespace) -> int:
             add_separator=arguments.add_separator,
             overwrite=arguments.overwrite,
             storage_options=arguments.storage_options,
-            watch=bar.update,
+            watch=bar.advance,
         )
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
@@ -70,15 +67,15 @@ def pack(arguments: argparse.Namespace) -> int:
 def unpack(arguments: argparse.Namespace) -> int:
     """Write a dataset from packed files."""
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
-    total = len(files.uris) * files.header.chunk_size
-    with tqdm(desc="unpack", total=total, unit=" tokens", unit_scale=True, disable=None) as bar:
+    with Bar("pack") as bar:
+        bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
         count = packed_to_indexed(
             files,
             arguments.prefix,
             arguments.sep,
             overwrite=arguments.overwrite,
             storage_options=arguments.storage_options,
-            watch=bar.update,
+            watch=bar.advance,
         )
     found = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
     print_result(found, f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}", arguments)
@@ -86,6 +83,3 @@ def unpack(arguments: argparse.Namespace) -> int:
 
 
 main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments), RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,8 +20,6 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-__package__ = "binidx.tools"  # for `python tools/plan_run.py`
-
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.storage.stats import counted
@@ -100,7 +98,7 @@ def _sources(found: RunPlan) -> list[list[str]]:
     for each in found.costs:
         summary = each.summary
         parts = counts(parts=summary.num_parts) if summary.num_parts else ""
-        kinds = ["zstd" if summary.compressed else "", "checked" if summary.checked else "", parts]
+        kinds = [summary.codec if summary.compressed else "", "checked" if summary.checked else "", parts]
         stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
         share = f"{each.samples / max(found.num_samples, 1):.1%}"
         numbers = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
@@ -165,6 +163,3 @@ def _start(found: RunPlan) -> list[tuple[str, str]]:
 
 
 main = command("plan", __doc__, add_options, plan)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

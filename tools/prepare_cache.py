@@ -28,8 +28,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-__package__ = "binidx.tools"  # for `python tools/prepare_cache.py`
-
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.dataset.required_indices import required_indices
@@ -60,7 +58,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def prepare(arguments: argparse.Namespace) -> int:
     """Build the indices of a run, and print them."""
     given = load_sized(arguments)
-    if arguments.for_megatron and given.config.path_to_cache is None and "://" in all_prefixes(given)[0]:
+    if arguments.for_megatron and given.config.path_to_cache is None and "://" in given.paths[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
     threads = arguments.threads or available_cores()
     small = given.config.cache_small_indices or arguments.for_megatron
@@ -93,7 +91,7 @@ def build(wanted: Run) -> Iterator[dict[str, Any]]:
 def is_there(outcome: Outcome) -> bool:
     """Return False if an index was built but not written, for which the build only logs a warning; else True."""
     try:
-        return outcome.how != BUILT or object_exists(outcome.files.uri(MANIFEST), outcome.files.storage_options)
+        return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
     except StorageError:
         return False
 
@@ -115,13 +113,6 @@ def num_indices(wanted: Run) -> int | None:
     return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
 
 
-def all_prefixes(wanted: Run) -> list[str]:
-    """Return all prefixes that the run reads."""
-    config = wanted.config
-    blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in wanted.stages or ())]
-    return [prefix for blend in blends if blend is not None for prefix in blend[0]]
-
-
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
     """Return the JSON values of one index; documents and epochs of a blend are None."""
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
@@ -131,7 +122,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
     return {
         "split": split,
         "source": f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
-        "directory": files.directory if files else "",
+        "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
         "documents": None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
         "samples": len(dataset),
@@ -171,6 +162,3 @@ def _sum(rows: Sequence[dict[str, Any]]) -> str:
 
 
 main = command("prepare-cache", __doc__, add_options, prepare, "interrupted; what is built stays")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

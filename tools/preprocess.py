@@ -26,18 +26,14 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from tqdm import tqdm
-
-__package__ = "binidx.tools"  # for `python tools/preprocess.py`
 
 from binidx.format.sidecars.dataset_manifest import Machine
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_status, preprocess
-from binidx.prepare.preprocess.record import Progress
 from binidx.prepare.text.read import FORMATS
+from binidx.storage.open import COMPRESSED
 
 from ._command import RESUMES, add_json, command, num_bytes, shard, show
 from ._display import Bar, counts, human_seconds
@@ -49,9 +45,6 @@ FINISH = (None, 1)
 
 MOST_SOURCES = 20
 """Most rows of sources in the summary."""
-
-FORMAT = "{percentage:3.0f}%|{bar:8}| {desc}"
-"""Format of the bar without tqdm's rate, which is that of the last part; the description has that of the whole run."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -97,6 +90,7 @@ def _add_tokens(group: Any) -> None:
         help="of texts that the reference tokenises too (0.0001)",
     )
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
+    group.add_argument("--codec", metavar="NAME", help="codec of the tokens; also one of an installed package")
     group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
     add_json(group, "--target-options", "fsspec's options for the datasets")
 
@@ -120,41 +114,13 @@ def _add_work(group: Any) -> None:
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-class PreprocessBar(Bar):
-    """Progress watcher of preprocess: one bar for all parts, and one for each later step."""
-
-    def show(self, progress: Progress) -> None:
-        """Update the bar; it counts finished parts, so it moves by parts."""
-        text, done = ", ".join(_fields(progress)), progress.done_bytes
-        if self._bar is None:
-            total = progress.total_bytes
-            self._bar = tqdm(desc=text, total=total, initial=done, bar_format=FORMAT, dynamic_ncols=True, disable=None)
-        self._bar.set_description_str(text, refresh=False)
-        self._bar.update(done - self._bar.n)
-        self._bar.refresh()
-
-
-def _fields(progress: Progress) -> Iterator[str]:
-    """Yield the fields of the bar's description, the most important first: the terminal may cut off the end."""
-    yield f"part {progress.parts_done:,}/{progress.parts:,}"
-    if progress.parts < progress.all_parts:
-        yield f"{progress.all_parts_done:,}/{progress.all_parts:,} of all shards"
-    if progress.seconds_left is not None:
-        yield f"{progress.bytes_per_second / 1e6:,.1f} MB/s"
-        yield f"{human_seconds(progress.seconds_left)} left"
-    yield f"{progress.num_tokens / 1e6:,.1f} M tokens"
-    yield counts(documents=progress.num_documents)
-    if progress.machines > 1:
-        yield counts(machines=progress.machines)
-
-
 def make(arguments: argparse.Namespace) -> int:
     """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
         show(job_status(job), arguments, describe_status)
         return 0
-    with PreprocessBar("preprocess") as bar:
+    with Bar("preprocess") as bar:
         done = preprocess(
             job,
             engine=arguments.engine,
@@ -185,7 +151,7 @@ def parse_job(arguments: argparse.Namespace) -> Job:
         on_error=arguments.on_error,
         id_key=arguments.id_key,
         lineage=not arguments.no_lineage,
-        codec="zstd" if arguments.compress else "raw",
+        codec=arguments.codec or (COMPRESSED if arguments.compress else "raw"),
         part_bytes=arguments.part_bytes,
         engine=arguments.tokenizer_engine,
         compared_share=arguments.compare,
@@ -272,6 +238,3 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[s
 
 
 main = command("preprocess", __doc__, add_options, make, RESUMES)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -26,8 +26,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__package__ = "binidx.tools"  # for `python tools/shuffle.py`
-
 from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
@@ -95,6 +93,3 @@ def describe_lines(done: ShuffledLines) -> str:
 
 
 main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

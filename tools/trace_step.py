@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 
-__package__ = "binidx.tools"  # for `python tools/trace_step.py`
-
 from binidx.errors import ConfigError
 
 from ._command import command
@@ -47,6 +45,3 @@ def trace(arguments: argparse.Namespace) -> int:
 
 
 main = command("trace", __doc__, add_options, trace)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -3,6 +3,7 @@
 Every rule of the .idx is checked, and all tokens are read, wherever they lie: against the checksums of a .bin.xxh3 or
 the frames of a .bin.zst where there are any, with --vocab-size against the vocabulary, and with --lineage each document
 against the hash that .lineage.parquet has of it. Where there is a .manifest.json its counts must be those of the index.
+A .bin with more than 4,096 bytes after its last token belongs to another .idx, or has a leftover: both are errors.
 --quick reads only the index and the sizes. The first document that is wrong is named.
 
 exit status: 0 all is sound, 1 something is wrong, 2 the call is wrong
@@ -16,8 +17,6 @@ example:
 from __future__ import annotations
 
 import argparse
-
-__package__ = "binidx.tools"  # for `python tools/verify.py`
 
 from binidx.corpus.verify import Verification, verify_dataset
 
@@ -76,11 +75,10 @@ def tokens_read(found: Verification) -> str:
         "frames": "compared with the checksums of their frames",
         "in part": "compared with their checksums; some parts have no checksums to compare them with",
     }
-    read = sums.get(found.checked_by or "", "read; there are no checksums to compare them with")
+    unchecked = "read; there are no checksums to compare them with"
+    checked = f"compared with their {found.checked_by}" if found.checked_by else unchecked
+    read = sums.get(found.checked_by or "", checked)
     return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
 
 
 main = command("verify", __doc__, add_options, verify)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -22,11 +22,10 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-__package__ = "binidx.tools"  # for `python tools/where.py`
-
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
@@ -113,11 +112,11 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
         raise ConfigError(f"--document: found {name}, needs a number, FILE:ROW or id=ID")
 
     def search(source: int) -> list[int] | ObjectNotFoundError:
-        prefix, options = order.prefixes[source], order.sources[source].config.storage_options
+        prefix = Location(order.sources[source].prefix, order.config.storage_options)
         try:
             if name.startswith("id="):
-                return documents_with_id(prefix, name.removeprefix("id="), options)
-            return documents_at(prefix, file, int(row), options)
+                return documents_with_id(prefix, name.removeprefix("id="))
+            return documents_at(prefix, file, int(row))
         except ObjectNotFoundError as error:
             return error
 
@@ -145,6 +144,3 @@ def select_sources(order: RunOrder, prefix: str | None) -> list[int]:
 
 
 main = command("where", __doc__, add_options, find)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -50,16 +50,28 @@ if TYPE_CHECKING:
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.samplers import RandomSeedDataset as RandomSeedDataset
     from binidx.loader.torch_loader import build_pretraining_data_loader as build_pretraining_data_loader
+    from binidx.order.order_options import OrderOption as OrderOption
+    from binidx.order.order_options import register_order as register_order
+    from binidx.order.view import View as View
     from binidx.packed.packed_files import PackedDataset as PackedDataset
     from binidx.packed.packed_files import PackedDatasetBuilder as PackedDatasetBuilder
     from binidx.packed.packed_files import PackedFiles as PackedFiles
+    from binidx.packed.packed_run import Nesting as Nesting
+    from binidx.packed.packed_run import PackedRunOrder as PackedRunOrder
+    from binidx.packed.packed_run import load_packed_run as load_packed_run
     from binidx.prepare.preprocess.job import Job as Job
     from binidx.prepare.preprocess.preprocess import preprocess as preprocess
     from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
     from binidx.run.load import load_dataset as load_dataset
+    from binidx.run.provenance.accounts import account as account
+    from binidx.run.provenance.baking import bake as bake
+    from binidx.run.provenance.baking import plan_bake as plan_bake
+    from binidx.run.provenance.run_order import RunOrder as RunOrder
     from binidx.run.run_file import Run as Run
     from binidx.storage.open import open_object as open_object
+    from binidx.storage.open import register_codec as register_codec
     from binidx.storage.stats import report as report
+    from binidx.storage.stores.registry import register_store as register_store
 
 NAMES = {
     "dataset.baked": ["BakedDataset"],
@@ -92,14 +104,21 @@ NAMES = {
         "RandomSeedDataset",
     ],
     "loader.torch_loader": ["build_pretraining_data_loader"],
+    "order.order_options": ["OrderOption", "register_order"],
+    "order.view": ["View"],
     "packed.packed_files": ["PackedDataset", "PackedDatasetBuilder", "PackedFiles"],
+    "packed.packed_run": ["Nesting", "PackedRunOrder", "load_packed_run"],
     "prepare.preprocess.job": ["Job"],
     "prepare.preprocess.preprocess": ["preprocess"],
     "prepare.tokenizers.describe": ["describe_tokenizer"],
     "run.load": ["load_dataset"],
+    "run.provenance.accounts": ["account"],
+    "run.provenance.baking": ["bake", "plan_bake"],
+    "run.provenance.run_order": ["RunOrder"],
     "run.run_file": ["Run"],
-    "storage.open": ["open_object"],
+    "storage.open": ["open_object", "register_codec"],
     "storage.stats": ["report"],
+    "storage.stores.registry": ["register_store"],
 }
 """Public names by the module that defines them."""
 

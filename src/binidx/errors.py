@@ -21,7 +21,7 @@
 
 Messages read `subject: problem (found, needed); the way out`. Each class also derives from the builtin beside it, so
 code that catches `ValueError` or `OSError` goes on working. Every message passes through `redacted_text`, the text of
-drivers included:
+drivers included, and has at most 10,000 characters, as the names and values that it quotes may be hostile. Secrets:
 
     https://user:password@host/en.jsonl                       https://host/en.jsonl
     https://bucket.host/en.jsonl?X-Amz-Signature=...&part=2   https://bucket.host/en.jsonl?part=2
@@ -74,11 +74,28 @@ def _without_secrets(query: str) -> str:
     return f"?{'&'.join(kept)}" if kept else ""
 
 
+MOST_CHARACTERS, LONGEST_PATH = 10_000, 4096
+LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONGEST_PATH},}}")
+"""Text without a space that is longer than any path or key of an object."""
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a text of at most about `most` characters: of a longer one the beginning and the end."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[: most // 2]}[{left_out:,} more characters]{text[-(most // 2) :]}"
+
+
+def _bounded(message: str) -> str:
+    if len(message) < LONGEST_PATH:
+        return message
+    return clipped(LONG_WORD.sub(lambda word: clipped(word[0], 400), message), MOST_CHARACTERS)
+
+
 class BinidxError(Exception):
     """Base class: `except BinidxError` catches all errors that this library raises, and no others."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(redacted_text(each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(_bounded(redacted_text(each)) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(BinidxError, ValueError):

@@ -52,6 +52,7 @@ from multiprocessing import connection
 from typing import Any, Generic, TypeVar
 
 from binidx import errors
+from binidx.registries import Registrations
 from binidx.storage.requests.retries import pause
 from binidx.storage.threads import available_cores
 
@@ -246,11 +247,17 @@ class _Pool:
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
         try:
-            return self._executor.submit(work, task)
+            return self._submit(work, task)
         except BrokenExecutor:
             self._shutdown(wait=False)
             self._executor = self._engine.open()
-            return self._executor.submit(work, task)
+            return self._submit(work, task)
+
+    def _submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
+        registrations = Registrations()
+        if registrations:
+            return self._executor.submit(call_registered, registrations, work, task)
+        return self._executor.submit(work, task)  # Ray shows tasks under the name of the function
 
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
@@ -277,6 +284,11 @@ class _Pool:
                 f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
                 "start workers and give the same command again"
             )
+
+
+def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
+    """Return `work(task)` in a process that has unpickled the driver's registrations."""
+    return work(task)
 
 
 def in_thread(call: Callable[[], Result]) -> Future[Result]:

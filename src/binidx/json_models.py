@@ -20,10 +20,13 @@ from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from binidx.errors import BinidxError, FormatError
+from binidx.errors import BinidxError, FormatError, clipped
 
 MAX_BYTES = 1 << 30
 """Bytes of the largest file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
+
+MOST_QUOTED = 80
+"""Characters of a name or value that an error quotes."""
 
 MAX_DEPTH = 64
 """Most levels of nested arrays and objects: values of this depth are compared and written within Python's stack."""
@@ -148,7 +151,7 @@ def _found(value: Any, path: str) -> str:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}..."
+    return text if len(text) <= MOST_QUOTED else f"{type(value).__name__} {text[:60]}..."
 
 
 def _unknown(value: Any, made: Any) -> str:
@@ -170,11 +173,12 @@ def _unknown(value: Any, made: Any) -> str:
         kind: Any = type(made)
         known = [each.name for each in fields(kind) if each.init]
         if unknown := sorted(value.keys() - known):
-            return f": unknown field {', '.join(unknown)}; it has {', '.join(known)}"
+            names = clipped(", ".join(clipped(name, MOST_QUOTED) for name in unknown), 10 * MOST_QUOTED)
+            return f": unknown field {names}; it has {', '.join(known)}"
         inside = ((name, each, getattr(made, name)) for name, each in value.items())
     else:
         return ""
     for name, given, each in inside:
         if type(given) in (dict, list) and (found := _unknown(given, each)):
-            return (f"[{name}]" if isinstance(name, int) else f".{name}") + found
+            return (f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}") + found
     return ""

@@ -1,11 +1,11 @@
-"""Contracts of the storage Protocols as functions, and small readers that meet them.
+"""Contracts of stores, readers and orders as functions, and a small reader that meets them.
 
     check_range_reader(lambda data: MyReader(store(data)))
     check_object_store(lambda name, data: (MyStore(), put(name, data)))
+    check_order(MyOrder(...))
 
 A contract takes a factory, so a test can apply it to every implementation and to every stack of two. The traceback of a
-failed test names the function that checks the promise. `check_range_reader` also checks each capability of the
-reader that it finds: `MappedReader`, `CompositeReader`, `ConcurrentReader`, `VersionedReader`, `BlockReader`.
+failed test names the function that checks the promise. Capabilities of a reader, protocols of a store: all are checked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from functools import partial
 from typing import Any, cast
 
 from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
+from binidx.order.order_contract import check_order as check_order
+from binidx.order.order_contract import require
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
 from binidx.storage.ranges import as_block_reader, as_composite, as_concurrent, as_mapped, stored_reader
@@ -36,15 +38,16 @@ from binidx.storage.store_protocols import (
     ObjectInfo,
     Prices,
     ReadableStore,
+    SearchableStore,
     Store,
+    StreamingStore,
     WritableStore,
 )
 from binidx.storage.stores.driver_errors import translated
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import READS, io_loop
 
-MakeReader = Callable[[bytes], RangeReader]
-"""Function that stores bytes as an object and returns a reader of that object."""
+MakeReader = Callable[[bytes], RangeReader]  # stores bytes as an object, and returns a reader of it
 
 CONTENT = random.Random(0).randbytes(200_003)
 """Three chunks of 64 KiB and a shorter last one; no two places look alike."""
@@ -72,23 +75,6 @@ class MemoryObject(InMemory):
 
     def __reduce__(self) -> tuple[type[MemoryObject], tuple[bytes, str]]:
         return MemoryObject, (bytes(self.data), self.uri)
-
-
-class FaultyObject:
-    """Reader whose first reads may fail: each takes the next of `faults`, and raises it, or succeeds if it is None.
-
-    All reads succeed once the faults are used up.
-    """
-
-    def __init__(self, reader: RangeReader, faults: Sequence[Exception | None]) -> None:
-        self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
-        self.reader, self.faults = reader, list(faults)
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        fault = self.faults.pop(0) if self.faults else None
-        if fault is not None:
-            raise fault
-        return self.reader.read(ranges)
 
 
 def check_range_reader(make: MakeReader) -> None:
@@ -275,12 +261,6 @@ def assert_equal(views: Sequence[memoryview], ranges: Sequence[Range]) -> None:
         require(view == CONTENT[start:stop], f"range {start}-{stop}: {found} that are not those of the object")
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise AssertionError unless the condition holds; an assert statement would vanish under `python -O`."""
-    if not condition:
-        raise AssertionError(message)
-
-
 def random_reads(seed: int, count: int) -> Iterator[list[Range]]:
     """Yield lists of ranges, most of them short, some long, in random order."""
     choose = random.Random(seed)
@@ -360,9 +340,8 @@ def head_once(store: Any, uri: str) -> ObjectInfo:
     """Return the store's report of an object; check the object's last bytes, too, if the store sends them along."""
     if isinstance(store, BlockingStore):
         return store.head_now(uri)
-    run = asyncio.run_coroutine_threadsafe
-    info, none = run(store.head(uri), io_loop()).result()
-    again, tail = run(store.head(uri, tail_bytes=7), io_loop()).result()
+    info, none = wait_for(store.head(uri))
+    again, tail = wait_for(store.head(uri, tail_bytes=7))
     right = tail == CONTENT[-7:] or info.size != len(CONTENT)
     require(none == b"" and (tail == b"" or right), f"{uri}: wrong last bytes")
     require(again == info, f"{uri}: another identity with the last bytes")
@@ -370,20 +349,28 @@ def head_once(store: Any, uri: str) -> ObjectInfo:
 
 
 def fetch_once(store: Any, info: ObjectInfo, where: Range) -> bytes:
-    if isinstance(store, BlockingStore):
-        return store.fetch_now(info, [where])[0]
-    return bytes(asyncio.run_coroutine_threadsafe(store.fetch(info, where), io_loop()).result())
+    blocks = isinstance(store, BlockingStore)
+    return bytes(store.fetch_now(info, [where])[0] if blocks else wait_for(store.fetch(info, where)))
+
+
+def wait_for(coroutine: Any) -> Any:
+    return asyncio.run_coroutine_threadsafe(coroutine, io_loop()).result()
 
 
 def check_absence(store: Any, uri: str) -> None:
     for request in (lambda: head_once(store, uri), lambda: store.get(uri, 10)):
-        try:
-            found = request()
-        except Exception as error:
-            ours = error if isinstance(error, BinidxError) else translated(uri, error)
-            require(isinstance(ours, ObjectNotFoundError), f"{uri}: there is none, but the error is {error!r}")
-        else:
-            raise AssertionError(f"{uri}: there is none, but the store reports {found!r:.80}")
+        require(reports_absence(uri, request), f"{uri}: there is none, but the store reports one")
+
+
+def reports_absence(uri: str, request: Callable[[], object]) -> bool:
+    """Return whether a request for an absent object raises; its error must mean that there is none."""
+    try:
+        request()
+    except Exception as error:
+        ours = error if isinstance(error, BinidxError) else translated(uri, error)
+        require(isinstance(ours, ObjectNotFoundError), f"{uri}: there is none, but the error is {error!r}")
+        return True
+    return False
 
 
 def check_replacement(make: MakeObject) -> None:
@@ -414,6 +401,7 @@ def check_writing(store: WritableStore, uri: str) -> None:
     require(store.get(new, 100) == b"replaced", f"{new}: replaced although `if_absent`")
     store.delete(new)
     check_absence(store, new)
+    reports_absence(new, lambda: store.delete(new))  # or returns
     store.put(new, [memoryview(b"first")], if_absent=True)
     require(store.get(new, 100) == b"first", f"{new}: `put` with `if_absent` wrote other bytes")
     store.delete(new)
@@ -422,7 +410,9 @@ def check_writing(store: WritableStore, uri: str) -> None:
 def check_multipart(store: MultipartStore, uri: str) -> None:
     new, part = f"{uri}-parts", random.Random(3).randbytes(store.min_part)
     upload = store.upload(new)
-    tags = {2: upload.write(2, [memoryview(b"last")])}
+    last = bytearray(b"last")
+    tags = {2: upload.write(2, [memoryview(last)])}
+    last[:] = b"else"  # the caller uses its buffer again
     check_absence(store, new)
     upload = store.upload(new, upload.token)
     require(dict(upload.arrived()) == {2: (4, tags[2])}, f"{new}: {dict(upload.arrived())} arrived, needed part 2")
@@ -432,13 +422,51 @@ def check_multipart(store: MultipartStore, uri: str) -> None:
     require(fetch_once(store, info, (0, info.size)) == part + b"last", f"{new}: its parts are not in order")
     copy = store.upload(f"{new}-copy")
     copy.complete({1: copy.copy(1, info, (0, len(part))), 2: copy.copy(2, info, (0, 3))})
-    copied = head_once(store, f"{new}-copy")
-    found = fetch_once(store, copied, (0, copied.size))
-    require(found == part + (part + b"last")[:3], f"{new}: copied parts have other bytes")
+    copied = store.get(f"{new}-copy", len(part) + 9)
+    require(copied == part + (part + b"last")[:3], f"{new}: copied parts have other bytes")
     dropped = store.upload(f"{new}-dropped")
     dropped.write(1, [memoryview(b"x")])
     dropped.abort()
     check_absence(store, f"{new}-dropped")
+
+
+def check_streaming(store: StreamingStore, uri: str) -> None:
+    """Check that streams arrive whole and appear at their end, and that `move` replaces its target."""
+    new, unfinished, target = f"{uri}-stream", f"{uri}-discarded", f"{uri}-moved"
+    write_stream(store, new, CONTENT)
+    require(store.get(new, len(CONTENT)) == CONTENT, f"{new}: a stream with other bytes")
+    if store.hides_uploads:
+        stream = store.open_stream(unfinished)
+        stream.write(CONTENT)
+        stream.close()
+        check_absence(store, unfinished)
+        stream.discard()
+        check_absence(store, unfinished)
+    store.put(target, [memoryview(b"replaced")])
+    store.move(new, target)
+    require(store.get(target, len(CONTENT)) == CONTENT, f"{target}: `move` made other bytes of it")
+    check_absence(store, new)
+    store.delete(target)
+
+
+def write_stream(store: StreamingStore, uri: str, data: bytes) -> None:
+    """Write an object as a stream, whose buffer is used again after each `write`."""
+    stream, buffer = store.open_stream(uri), bytearray()
+    for start in range(0, len(data), 50_000):
+        buffer[:] = data[start : start + 50_000]
+        stream.write(memoryview(buffer).toreadonly())
+    stream.close()
+    if store.hides_uploads:
+        stream.commit()
+
+
+def check_search(store: SearchableStore, uri: str) -> None:
+    """Check that a folder and a pattern find an object, and that a pattern without a match finds none."""
+    folder = uri.rpartition("/")[0]
+    for name, pattern in [(folder, False), (f"{uri[:-1]}*", True)]:
+        found = store.find(name, pattern=pattern)
+        require(found.count(uri) == 1, f"{name}: `find` returns {found!r:.200}, needs {uri} once")
+    require(uri not in store.find(f"{folder}/none*", pattern=True), f"{folder}/none*: `find` returns {uri}")
 
 
 def check_composing(store: ComposingStore, uri: str) -> None:
@@ -451,15 +479,19 @@ def check_composing(store: ComposingStore, uri: str) -> None:
 def check_listing(store: ListableStore, uri: str) -> None:
     bucket, key = store.split(uri)
     request = ListRequest(bucket, key, "/", key[:-1])
-    found, token = asyncio.run_coroutine_threadsafe(store.list_page(request), io_loop()).result()
+    found, token = wait_for(store.list_page(request))
     require(token == "" or len(found) > 1, f"{uri}: an empty page that is not the last one")
     require(key in found and found[key].size == len(CONTENT), f"{uri}: not in the list")
     require(same_identity(found[key].identity, head_once(store, uri).identity), f"{uri}: listed with another identity")
+    absent = wait_for(store.list_page(ListRequest(bucket, f"{key}-none", "", "")))
+    require(absent == ({}, ""), f"{uri}-none: there is none, but the list is {absent!r:.200}")
 
 
 STORE_CHECKS: dict[Any, Callable[[Any, str], None]] = {
     WritableStore: check_writing,
     MultipartStore: check_multipart,
+    StreamingStore: check_streaming,
+    SearchableStore: check_search,
     ComposingStore: check_composing,
     ListableStore: check_listing,
 }

@@ -43,7 +43,7 @@ BENCHES = (
     "trace_s3",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "peers_long", "sweep", "billion", "large", "cold_start_large", "trace")
+ON_REQUEST = ("peers", "peers_long", "sweep", "billion", "large", "cold_start_large", "trace", "transports")
 
 
 def main() -> None:

@@ -27,9 +27,11 @@ import numpy as np
 from binidx.dataset.config import Split
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.permutations import RandomState
+from binidx.storage.location import Location
 from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(cores=2, size="1,000,000,000 documents", cached="lengths in the page cache")
@@ -81,7 +83,7 @@ def measured(directory: Path) -> dict[str, Any]:
         tokens = count_tokens(lengths, documents, threads=THREADS)
         plan = plan_epochs(tokens, SEQUENCE_LENGTH, None, add_extra_token=True, drop_last_partial=True)
         parts.append(f"token count {time.perf_counter() - start:.1f} s")
-        arrays = IndexCache(str(directory / "cache"), NAME).load_or_build(
+        arrays = IndexCache(IndexFiles(Location.of(directory / "cache"), NAME)).load_or_build(
             "described",
             {},
             ARRAYS,

@@ -9,6 +9,7 @@ that nothing is asked ahead that nobody takes.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from servers.latency_proxy import Proxy
 
 import binidx
 from tests.bench.corpus import SEQUENCE_LENGTH, run_config
-from tests.bench.race import BATCH, far_away, publish_corpus, store
+from tests.bench.race import BATCH, DELAY_MS, far_away, publish_corpus, store
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(cores=0, size="2,000 samples of 4,096 tokens", cached=".idx and indices")
@@ -45,10 +47,11 @@ def moved(proxy: Proxy, uri: str, dtype: str, cache: str, data: str, max_gap: st
         config = binidx.GPTDatasetConfig(**run_config(uri, cache))
         sizes = [None, 0, 0]
         dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config).build()[0]
-        before = proxy.counts()
+        before, began = proxy.counts(), time.perf_counter()
         loader = binidx.build_pretraining_data_loader(dataset, len(dataset) - NUM_SAMPLES, BATCH)
         samples = sum(len(batch["tokens"]) for batch in loader)
-        found = proxy.counts() - before
+        taken, found = time.perf_counter() - began, proxy.counts() - before
+    check_reached(data, found.requests, taken, DELAY_MS)
     used = samples * SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
     note = f"{found.requests / samples:.2f} requests a sample"
     return Row(f"bytes moved per byte used, {data}", found.bytes / used, 1.0, "B", False, note, "the bytes used")

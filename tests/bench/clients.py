@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from tests.bench.range_server import LEAST_MS, MOST_MS, SIZE, range_server
+from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, interleaved_medians
 
 CONDITIONS = Conditions(cores=1, size="ranges of 16 KiB of one object", cached="open connections")
@@ -77,9 +79,9 @@ def per_second(seconds: float, starts: list[int]) -> float:
 
 def ours(uri: str, options: dict[str, Any], starts: list[int], **settings: Any) -> Run:
     settings = {"max_gap": 0, "concurrency": IN_FLIGHT, **settings}
-    reader = RemoteObject(uri, {**options, "binidx": settings})
+    reader = RemoteObject(Location.of(uri, {**options, "binidx": settings}))
     ranges = [(start, start + RANGE_BYTES) for start in starts]
-    return lambda: reader.read(ranges)
+    return lambda: remote_seconds(uri, LEAST_MS, lambda: reader.read(ranges))
 
 
 def bare_aiohttp(endpoint: str) -> Run:

@@ -33,6 +33,7 @@ from servers.latency_proxy import Proxy
 
 import binidx
 from tests.bench.race import DELAY_MS, READERS, far_away, store
+from tests.bench.remote import check_reached
 from tests.bench.table import MEGATRON, Conditions, Row
 
 CONDITIONS = Conditions(cores=0, size="1,000 prefixes of 200 documents", cached="see the work")
@@ -67,6 +68,8 @@ def rows(directory: Path) -> list[Row]:
                     before = proxy.counts()
                     found = start(side)
                     moved = proxy.counts() - before
+                    if side is ours:
+                        check_reached("a start", moved.requests, found["seconds"], DELAY_MS)
                     times[side["side"]].append({**found, "requests": moved.requests, "bytes": moved.bytes})
             node = [bytes_of_node(proxy, ours, processes) for processes in (1, PROCESSES)]
     assert len({found["tokens"] for each in times.values() for found in each}) == 1
@@ -80,6 +83,7 @@ def first_start(
     before = proxy.counts()
     found = start({**ours, "cache": f"{bucket}/first-{number}"})
     moved = proxy.counts() - before
+    check_reached("the first start of all", moved.requests, found["seconds"], DELAY_MS)
     other = start({**theirs, "cache": str(directory / f"first-{number}"), "write": True})
     assert found["tokens"] == other["tokens"]
     return {"ours": found["seconds"], "theirs": other["seconds"], "requests": moved.requests, "bytes": moved.bytes}
@@ -132,9 +136,9 @@ def bytes_of_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> tup
     """Bytes of index files, and of all else but tokens, that came for so many processes that start together."""
     proxy.reset()
     with tempfile.TemporaryDirectory() as scratch:
-        for each in [begin(given, scratch) for _ in range(processes)]:
-            wait(each)
+        found = [wait(each)["seconds"] for each in [begin(given, scratch) for _ in range(processes)]]
     log = [each for each in proxy.log() if not each.path.endswith(".bin")]
+    check_reached(f"a start of {processes} processes", len(log), max(found), DELAY_MS)
     index = sum(each.bytes for each in log if each.path.endswith(INDEX_FILES))
     return index, sum(each.bytes for each in log) - index
 

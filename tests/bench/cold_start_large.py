@@ -28,6 +28,7 @@ from servers.far_object import far_object
 
 from binidx.format.idx import format_idx_header
 from tests.bench.race import READERS
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(
@@ -55,6 +56,7 @@ def rows(directory: Path) -> list[Row]:
         ours, theirs = [], []
         for _ in range(ROUNDS):
             ours.append(start(directory, endpoint, cache="s3://bench/indices"))
+            check_reached("a cold start", ours[-1]["requests"], ours[-1]["first"] - ours[-1]["imported"], 0)
             theirs.append(download(directory, endpoint, sizes))
     needed = f"{sum(sizes.values()) / 1e9:.2f} GB needed, {sizes['corpus.idx'] / 1e9:.2f} of them the .idx"
     cpu, memory = (statistics.median(found[name] for found in ours) for name in ("cpu", "anonymous"))

@@ -26,6 +26,7 @@ from binidx.storage.cache.maintenance import warm
 from binidx.storage.stores.local import LocalFile
 from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
+from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, interleaved_medians, seconds
 
 CONDITIONS = Conditions(cores=1, size="256 MiB of uint16 tokens", cached="the disk cache, in the page cache")
@@ -35,6 +36,7 @@ NUM_SAMPLES = 800
 BATCH = 8
 ROUNDS = 9
 PROCESSES = 4
+SHARED_DELAY_MS = 5
 LOCAL = "mmap of the same file"
 
 
@@ -123,12 +125,12 @@ def shared(directory: Path) -> list[Row]:
     with s3_server(directory / "server") as server, server.in_environment():
         uri = f"{server.make_bucket('bench')}/en"
         convert_dataset(prefix, uri, verify="size")
-        with latency_proxy(server.endpoint, delay_ms=5) as proxy, proxy.in_environment():
+        with latency_proxy(server.endpoint, delay_ms=SHARED_DELAY_MS) as proxy, proxy.in_environment():
             open_kept(uri, f"{directory}/shared-indices", {})
             moved = {cache: epoch_of_all(proxy, directory, uri, cache) for cache in (f"{directory}/shared-cache", "")}
     kept, exact = moved.values()
     size = Path(f"{prefix}.bin").stat().st_size + Path(f"{prefix}.idx").stat().st_size
-    note = f"one epoch each of {size >> 20} MiB, which is 1.0; 5 ms away"
+    note = f"one epoch each of {size >> 20} MiB, which is 1.0; {SHARED_DELAY_MS} ms away"
     return [
         Row(
             f"bytes moved by {PROCESSES} processes at one disk cache", kept / size, exact / size, "times the corpus",
@@ -144,6 +146,10 @@ def epoch_of_all(proxy: Any, directory: Path, uri: str, cache: str) -> int:
     codes = [
         READER.format(**names, number=number, indices=f"{directory}/shared-indices") for number in range(PROCESSES)
     ]
-    readers = [subprocess.Popen([sys.executable, "-c", code], env=os.environ) for code in codes]
-    assert [reader.wait() for reader in readers] == [0] * PROCESSES
+
+    def run() -> None:
+        readers = [subprocess.Popen([sys.executable, "-c", code], env=os.environ) for code in codes]
+        assert [reader.wait() for reader in readers] == [0] * PROCESSES
+
+    remote_seconds("an epoch of all processes", SHARED_DELAY_MS, run, lambda: proxy.counts().requests)
     return int((proxy.counts() - before).bytes)

@@ -16,6 +16,7 @@ import numpy as np
 from helpers.oracle import megatron
 
 from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.document_sample import (
     EpochPlan,
     build_document_index,
@@ -27,6 +28,7 @@ from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native import sample_index
 from binidx.native.permutations import RandomState
+from binidx.storage.location import Location
 from tests.bench.table import Conditions, Row, interleaved_medians, peak_bytes
 
 CONDITIONS = Conditions(
@@ -135,7 +137,7 @@ def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, direc
     """From lengths to the three published files, tokens counted and bytes summed; theirs by numpy.save."""
 
     def to_files() -> None:
-        writer = ArrayWriter(lambda name: f"{directory}/{name}.npy")
+        writer = ArrayWriter(IndexFiles(Location.of(directory), "0f"))
         counted, rng = planned(lengths, range(len(documents))), RandomState(SEED)
         exposed = range(len(documents))
         build_gpt_index(writer, lengths, exposed, counted, rng, SEQUENCE_LENGTH, threads=THREADS)

@@ -187,4 +187,4 @@ def in_c(dataset: Any, batches: list[list[int]], level: Level) -> Callable[[], o
     """The call of C for each batch, into rows that are there."""
     rows = GPTRows(dataset.recipe, BATCH)
     about = dataset.dataset.bin_reader._content.taking(ask_ahead=False)
-    return lambda: drain(rows.read(dataset.orders, about, batch, range(BATCH), level) for batch in batches)
+    return lambda: drain(rows.read(dataset.order.index, about, batch, range(BATCH), level) for batch in batches)

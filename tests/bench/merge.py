@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from binidx.corpus.convert import convert_dataset
 from binidx.corpus.merge import merge_datasets
 from binidx.format.idx import format_idx_header
 from binidx.tools.seaweed import s3_server
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(cores=1, size="4 datasets", cached="sources in the page cache")
@@ -175,7 +177,10 @@ def on_s3(directory: Path) -> Row:
             convert_dataset(f"{directory}/source", source, verify="size")
         with latency_proxy(server.endpoint) as proxy, proxy.in_environment():
             before = proxy.counts()
+            began = time.perf_counter()
             done = merge_datasets(sources, f"{base}/all")
-            moved = (proxy.counts() - before).bytes
+            counted = proxy.counts() - before
+            check_reached("a merge on S3", counted.requests, time.perf_counter() - began, 0)
+            moved = counted.bytes
     note = f"all of it index and answers; {done.moved_bytes} bytes of tokens"
     return Row("merge on S3, to the client", moved / 1e6, done.bin_bytes / 1e6, "MB", False, note, "tokens merged")

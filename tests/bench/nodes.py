@@ -26,8 +26,10 @@ from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Logged
 
 import binidx
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 from binidx.tools.seaweed import s3_server
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(cores=0, size="2,500,000 sequences, 4 epochs, S3 5 ms away", cached="see the work", workers=8)
@@ -108,6 +110,8 @@ class Run:
             out = process.communicate()[0]
             if process.pid not in without:
                 found.append(json.loads(out.splitlines()[-1]))
+        taken = max(each["ended"] for each in found) - min(each["began"] for each in found)
+        check_reached("a build", self.place.proxy.counts().requests, taken, DELAY_MS)
         return found
 
     def finish(self) -> tuple[float, list[dict[str, Any]]]:
@@ -216,7 +220,7 @@ def rows(directory: Path) -> list[Row]:
         base = server.make_bucket("nodes")
         write_pair(f"{directory}/pair")
         for suffix in (".bin", ".idx"):
-            with create_object(f"{base}/pair{suffix}") as out:
+            with create_object(Location.of(f"{base}/pair{suffix}")) as out:
                 out.write((directory / f"pair{suffix}").read_bytes())
         proxy = stack.enter_context(latency_proxy(server.endpoint, delay_ms=DELAY_MS))
         stack.enter_context(proxy.in_environment())

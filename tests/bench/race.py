@@ -28,6 +28,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 from binidx.corpus.convert import convert_dataset
 from binidx.tools.seaweed import S3Server, s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, write_corpus
+from tests.bench.remote import check_reached
 
 READERS = Path(__file__).parent / "readers"
 
@@ -85,6 +86,7 @@ def run(entrant: Entrant, proxy: Proxy, dtype: str) -> Lap:
         found = call(entrant, {"directory": directory, "dtype": dtype, "uri": entrant.uri})
     moved = proxy.counts() - before
     samples = found["samples"]
+    check_reached(entrant.name, moved.requests, found["last"] - found["imported"], DELAY_MS)
     return Lap(
         first_batch=found["first"] - found["imported"],
         from_start=found["first"] - started,

@@ -39,7 +39,8 @@ from binidx.storage.ranges import cut
 from binidx.storage.stores.local import LocalFile
 from binidx.testing import MemoryObject
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours
-from tests.bench.table import Conditions, Row, interleaved_medians, seconds
+from tests.bench.remote import remote_seconds
+from tests.bench.table import Conditions, Row, interleaved_medians
 from tests.bench.text import tokenise, write_text
 
 CONDITIONS = Conditions(cores=1, size="128 MiB of tokens of real text", cached="the files in the page cache")
@@ -164,11 +165,15 @@ def far(data: Data) -> Row:
     idxs = np.random.default_rng(0).integers(0, len(local), FAR_SAMPLES).tolist()
     samples = [local.dataset.locate(local.spans(idx)) for idx in idxs]
     with open_far(data.files, lambda path: far_object(path, delay_ms=DELAY_MS)) as (packed, plain):
-        times = [[seconds(lambda at=at, of=of: at.read(of)) for at in (packed, plain)] for of in samples]  # type: ignore[misc]
+        times = [[far_seconds(reader, ranges) for reader in (packed, plain)] for ranges in samples]
     ours, theirs = (1e3 * statistics.median(column) for column in zip(*times[1:], strict=True))
     work = f"a random cold sample of {data.name}, documents shuffled, {DELAY_MS} ms away"
     note = f"{statistics.mean(map(len, samples)):.1f} ranges; the goal is 0.91"
     return Row(work, ours, theirs, "ms", False, note, PLAIN)
+
+
+def far_seconds(reader: RangeReader, ranges: Sequence[Range]) -> float:
+    return remote_seconds("a cold sample", DELAY_MS, lambda: reader.read(ranges))
 
 
 @contextmanager
@@ -198,7 +203,7 @@ def warming(data: Data, directory: Path) -> Row:
     def fill(path: Path) -> None:
         with open_far([path], thin, cache_dir=f"{directory}/{data.name}-cache{next(number)}") as (reader,):
             assert isinstance(reader, DiskCache)
-            times.append(seconds(lambda: warm([(reader, [(0, reader.size)])])))
+            times.append(remote_seconds("warming", DELAY_MS, lambda: warm([(reader, [(0, reader.size)])])))
 
     times: list[float] = []
     for path in data.files * 3:

@@ -6,16 +6,23 @@ as fast as it comes: the limit is what the link carries, requests in flight / 30
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from servers.latency_proxy import Proxy
 
 from binidx.loader.readahead import BUDGET_BYTES
 from binidx.storage.settings import ReadSettings
 from tests.bench.corpus import SEQUENCE_LENGTH
 from tests.bench.race import BATCH, DELAY_MS, Entrant, call, far_away, publish_corpus, store
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
+
+Trainer = Callable[[int | None, dict[str, Any]], dict[str, Any]]
+"""Runs a trainer with a look-ahead at a pace; returns what it measured."""
 
 CONDITIONS = Conditions(cores=0, size="1 GiB of uint16 tokens in S3, micro-batches of 8 x 4,096", cached="nothing")
 TOKENS_PER_SECOND = 200_000
@@ -36,12 +43,13 @@ def rows(directory: Path) -> list[Row]:
     """Share of the time, seconds, samples a second, bytes."""
     with store(directory) as (server, bucket):
         _, uri = publish_corpus(directory, bucket, "uint16")
-        with far_away(server):
-            return [*paced_rows(directory, uri), *fast_rows(directory, uri), memory_row(directory, uri)]
+        with far_away(server) as proxy:
+            trainer = functools.partial(train, proxy, directory, uri)
+            return [*paced_rows(trainer), *fast_rows(trainer), memory_row(trainer)]
 
 
-def paced_rows(directory: Path, uri: str) -> list[Row]:
-    ahead, plain = (train(directory, uri, look_ahead, PACED) for look_ahead in (None, 0))
+def paced_rows(trainer: Trainer) -> list[Row]:
+    ahead, plain = (trainer(look_ahead, PACED) for look_ahead in (None, 0))
     worst = f"longest {1e3 * max(ahead['waits']):.0f} ms, median {1e6 * statistics.median(ahead['waits']):.0f} µs"
     name = f"of {TOKENS_PER_SECOND:,} tokens/s, waiting for a batch from S3, {DELAY_MS} ms away"
     return [
@@ -51,8 +59,8 @@ def paced_rows(directory: Path, uri: str) -> list[Row]:
     ]
 
 
-def fast_rows(directory: Path, uri: str) -> list[Row]:
-    runs = [[train(directory, uri, look_ahead, FAST) for look_ahead in (None, 0)] for _ in range(ROUNDS)]
+def fast_rows(trainer: Trainer) -> list[Row]:
+    runs = [[trainer(look_ahead, FAST) for look_ahead in (None, 0)] for _ in range(ROUNDS)]
     ahead, plain = (statistics.median(map(per_second, column)) for column in zip(*runs, strict=True))
     limit = (ReadSettings().concurrency or 128) / (DELAY_MS / 1e3) / RANGES_PER_SAMPLE
     name = f"from S3, {DELAY_MS} ms away, as fast as it comes"
@@ -70,15 +78,18 @@ def fast_rows(directory: Path, uri: str) -> list[Row]:
     ]
 
 
-def memory_row(directory: Path, uri: str) -> Row:
-    rested = train(directory, uri, None, RESTING)
+def memory_row(trainer: Trainer) -> Row:
+    rested = trainer(None, RESTING)
     note = "growth of resident memory after the first batch, all read that a trainer without rest has asked ahead"
     return Row("memory of look-ahead", rested["grown"] / 2**20, BUDGET_BYTES / 2**20, "MiB", False, note, "its budget")
 
 
-def train(directory: Path, uri: str, look_ahead: int | None, pace: dict[str, Any]) -> dict[str, Any]:
+def train(proxy: Proxy, directory: Path, uri: str, look_ahead: int | None, pace: dict[str, Any]) -> dict[str, Any]:
     trainer = Entrant("trainer", "train_binidx.py", uri, {"look_ahead": look_ahead, **pace})
-    return call(trainer, {"uri": uri, "directory": str(directory)})
+    before = proxy.counts()
+    found = call(trainer, {"uri": uri, "directory": str(directory)})
+    check_reached(f"look_ahead={look_ahead}", (proxy.counts() - before).requests, found["seconds"], DELAY_MS)
+    return found
 
 
 def share(found: dict[str, Any]) -> float:

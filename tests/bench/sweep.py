@@ -21,7 +21,8 @@ from servers.far_object import far_object
 
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
-from tests.bench.table import Conditions, Row, seconds
+from tests.bench.remote import remote_seconds
+from tests.bench.table import Conditions, Row
 
 CONDITIONS = Conditions(cores=0, size="samples of one range of 16 KiB", cached="nothing")
 LATENCIES_MS = (1, 10, 30, 100)
@@ -93,7 +94,7 @@ def per_second(reader: RangeReader, in_flight: int, latency_ms: float, rng: np.r
     """Samples a second of one read of many."""
     count = int(min(MOST, max(2 * in_flight, in_flight / latency_ms * 1e3 * SECONDS)))
     wanted = samples_of(count, rng)
-    return count / seconds(lambda: reader.read(wanted))
+    return count / remote_seconds(f"{count} samples", latency_ms, lambda: reader.read(wanted))
 
 
 def samples_of(count: int, rng: np.random.Generator) -> list[Range]:

@@ -28,9 +28,11 @@ from servers.latency_proxy import latency_proxy
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.index.cache.manifest import format_manifest, parse_manifest
 from binidx.run.run_file import Run, SavedTokenizer
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity
 from tests.bench.cold_start_large import NUM_DOCUMENTS, SEQUENCE_LENGTH, write
 from tests.bench.race import READERS
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row, seconds
 
 CONDITIONS = Conditions(
@@ -57,6 +59,7 @@ def rows(directory: Path) -> list[Row]:
         with latency_proxy(endpoint, delay_ms=0) as proxy, reached_at(proxy.endpoint):
             ask()
             moved = proxy.counts()
+    check_reached("a step traced", moved.requests, min(each[0] for each in found), 0)
     cold, warm, again, cpu = (statistics.median(column) for column in zip(*found, strict=True))
     what = f"a step of {MICRO_BATCH * RANKS} samples of {NUM_DOCUMENTS / 1e6:,.0f} M documents in a bucket"
     note = f"of two steps {moved.requests:,} requests, {moved.bytes / 1e6:.1f} MB; CPU {cpu:.2f} s"
@@ -97,7 +100,7 @@ def prepare(root: Path) -> None:
         manifest = parse_manifest(path.read_bytes(), str(path))
         name = path.name.removesuffix("binidx.json")
         arrays = {
-            array: replace(stored, identity=object_identity(f"s3://bench/indices/{name}{array}.npy"))
+            array: replace(stored, identity=object_identity(Location.of(f"s3://bench/indices/{name}{array}.npy")))
             for array, stored in manifest.arrays.items()
         }
         path.write_bytes(format_manifest(replace(manifest, arrays=arrays)))
@@ -124,5 +127,5 @@ def command_seconds() -> float:
     with tempfile.TemporaryDirectory() as scratch:
         environment = {**os.environ, "BINIDX_INDEX_DIR": scratch}
         arguments = ["s3://bench/run.json", "--step", "100", "--rank", "17"]
-        command = [sys.executable, "-m", "binidx.tools.trace_step", *arguments]
+        command = [sys.executable, "-m", "binidx", "trace", *arguments]
         return seconds(lambda: subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True))

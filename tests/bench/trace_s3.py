@@ -29,6 +29,7 @@ from binidx.run.run_file import Run, SavedTokenizer
 from binidx.tools.seaweed import s3_client
 from tests.bench.clients import fetch_bare
 from tests.bench.race import DELAY_MS, far_away, store
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 from tests.bench.trace import GOAL, MICRO_BATCH, RANKS, ask
 
@@ -52,10 +53,12 @@ def rows(directory: Path) -> list[Row]:
         build_indices(bucket, run)
         near = [ask(uri=run) for _ in range(ROUNDS)]
         with far_away(server) as proxy:
-            far = [ask(uri=run)[0] for _ in range(ROUNDS)]
-            before = proxy.counts()
-            ask(uri=run)
-            moved = proxy.counts() - before
+            far = []
+            for _ in range(ROUNDS):
+                before = proxy.counts()
+                far.append(ask(uri=run)[0])
+                moved = proxy.counts() - before
+                check_reached("a step traced", moved.requests, far[-1], DELAY_MS)
         bare = statistics.median(bare_seconds(server, moved.requests // STEPS) for _ in range(ROUNDS))
     cold, again, after, cpu = (statistics.median(column) for column in zip(*near, strict=True))
     work = f"a step of {MICRO_BATCH * RANKS} samples traced over S3"

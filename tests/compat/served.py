@@ -13,7 +13,7 @@ import binidx.compat.megatron
 
 found = {"torch at install": None, "before": [name for name in sys.modules if name.startswith("megatron")]}
 binidx.compat.megatron.install()
-binidx.compat.megatron.install(cache_small_indices=True)
+binidx.compat.megatron.install(cache_small_indices=True, megatron_samples="0.16.1")
 found["torch at install"] = "torch" in sys.modules
 
 from megatron.core.datasets import helpers  # a submodule before its package's others
@@ -46,7 +46,7 @@ config = GPTDatasetConfig(
     1, 8, blend=(["en"], None), split="1,0,0", tokenizer=Tokenizer(), reset_position_ids=False,
     reset_attention_mask=False, eod_mask_loss=False,
 )  # fmt: skip
-found["option"] = config.cache_small_indices
+found["options"] = [config.cache_small_indices, config.megatron_samples]
 found["mask"] = config.create_attention_mask
 
 # Names that ours does not have are Megatron's own, over ours.

@@ -74,6 +74,23 @@ def numbers(loader: Any, batches: int = 1000) -> list[list[int]]:
     return [batch["number"].tolist() for _, batch in zip(range(batches), loader, strict=False)]
 
 
+@pytest.mark.parametrize(
+    ("version", "consumed", "warns"), [("main", 4, True), ("main", 0, False), ("0.16.1", 4, False)]
+)
+def test_a_run_that_resumes_with_samples_that_main_changed_is_told_how_to_keep_those_of_0_16_1(
+    args: Namespace, version: str, consumed: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Changed(Numbers):
+        samples_differ = True
+
+    given = dataset(20, megatron_samples=version)
+    for kind in (Numbers, Changed):
+        caplog.clear()
+        made = kind(given.dataset, "en", given.indices, None, Split.train, given.config)
+        data_samplers.build_pretraining_data_loader(made, consumed)
+        assert ("needs --megatron-samples=0.16.1" in caplog.text) == (warns and kind is Changed)
+
+
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
 @pytest.mark.parametrize("consumed", [0, 4, 12])
 def test_batches_are_those_of_megatrons_samplers(args: Namespace, kind: str, consumed: int) -> None:
@@ -110,10 +127,48 @@ def test_full_validation_gives_every_sample_once_whatever_was_consumed(args: Nam
     assert numbers(data_samplers.build_pretraining_data_loader(valid, 3)) == [[0], [1], [2], [3], [4]]
 
 
-def test_hybrid_context_parallelism_gets_a_step_at_a_time(args: Namespace) -> None:
-    args.hybrid_context_parallel = True
-    loader = data_samplers.build_pretraining_data_loader(dataset(15), 6)
-    assert [[int(each["number"]) for each in step] for step in loader] == [[6, 7, 8, 9, 10, 11]]
+def listed(loader: Any) -> list[list[int]]:
+    batches = [*loader]
+    assert all(isinstance(batch, list) for batch in batches)
+    return [[int(sample["number"]) for sample in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("scheduler", [None, "default_hybrid_cp"])
+def test_hybrid_context_parallelism_gets_a_step_at_a_time(args: Namespace, scheduler: str | None) -> None:
+    args.hybrid_context_parallel, args.sequence_packing_scheduler = True, scheduler
+    assert listed(data_samplers.build_pretraining_data_loader(dataset(15), 6)) == [[6, 7, 8, 9, 10, 11]]
+    valid = dataset(3, Split.valid, full_validation=True)
+    assert listed(data_samplers.build_pretraining_data_loader(valid, 0)) == [[0], [1], [2]]
+    args.dataloader_type = "cyclic"
+    assert len(listed(data_samplers.build_pretraining_data_loader(dataset(15), 0))) == 7
+
+
+LISTED = [
+    {"use_varlen_dataset": True, "varlen_sbhd_validation": False},
+    {"dynamic_context_parallel": True},
+    {"sequence_packing_scheduler": "dp_balanced"},
+    {"use_vanilla_collate_fn": True},
+]
+STACKED: list[dict[str, Any]] = [
+    {},
+    {"use_varlen_dataset": True, "varlen_sbhd_validation": True},
+    {"dynamic_context_parallel": False, "sequence_packing_scheduler": None, "use_vanilla_collate_fn": False},
+]
+
+
+@pytest.mark.parametrize("kind", ["single", "cyclic"])
+@pytest.mark.parametrize("flags", LISTED, ids=str)
+def test_packing_schedulers_get_micro_batches_as_lists(args: Namespace, flags: dict[str, Any], kind: str) -> None:
+    args.dataloader_type = kind
+    needed = numbers(data_samplers.build_pretraining_data_loader(dataset(15), 4))
+    vars(args).update(flags)
+    assert listed(data_samplers.build_pretraining_data_loader(dataset(15), 4)) == needed
+
+
+@pytest.mark.parametrize("flags", STACKED, ids=str)
+def test_other_runs_get_stacked_micro_batches(args: Namespace, flags: dict[str, Any]) -> None:
+    vars(args).update(flags)
+    assert numbers(data_samplers.build_pretraining_data_loader(dataset(5), 0)) == [[0, 1], [2, 3]]
 
 
 def test_workers_begin_with_megatrons_handler_of_signals(args: Namespace) -> None:

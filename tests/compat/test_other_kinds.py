@@ -15,6 +15,7 @@ from helpers.masked_datasets import (
     BERT,
     OPTIONS,
     OWN,
+    SORTED,
     T5,
     assert_same_masked,
     megatrons,
@@ -39,13 +40,18 @@ build = blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder
 
 
 @pytest.mark.parametrize(
-    ("kind", "cls", "configured"),
+    ("kind", "cls", "configured", "own", "theirs"),
     [
-        (BERT, bert_dataset.BERTMaskedWordPieceDataset, bert_dataset.BERTMaskedWordPieceDatasetConfig),
-        (T5, t5_dataset.T5MaskedWordPieceDataset, t5_dataset.T5MaskedWordPieceDatasetConfig),
+        (BERT, bert_dataset.BERTMaskedWordPieceDataset, bert_dataset.BERTMaskedWordPieceDatasetConfig,
+         {}, {"tokenizer": SORTED}),
+        (BERT, bert_dataset.BERTMaskedWordPieceDataset, bert_dataset.BERTMaskedWordPieceDatasetConfig,
+         {"megatron_samples": "0.16.1"}, {}),
+        (T5, t5_dataset.T5MaskedWordPieceDataset, t5_dataset.T5MaskedWordPieceDatasetConfig, {}, {}),
     ],
-)
-def test_masked_samples_are_megatrons(kind: Any, cls: Any, configured: Any, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_masked_samples_are_megatrons(
+    kind: Any, cls: Any, configured: Any, own: Any, theirs: Any, tmp_path: Path
+) -> None:
     class Marked(cls):  # type: ignore[misc]
         """With a __getitem__ of its own, as users write it."""
 
@@ -55,14 +61,15 @@ def test_masked_samples_are_megatrons(kind: Any, cls: Any, configured: Any, tmp_
     Marked.__name__ = cls.__name__
     prefix, options = write_sentences(tmp_path / "en", 100, np.random.default_rng(0)), {**OPTIONS, **OWN[kind]}
     with process_group(tmp_path):
-        [ours, *_] = build(Marked, [200, 0, 0], lambda: True, configured(blend=([prefix], None), **options)).build()
-        theirs = megatrons(kind, prefix, binidx.Split.train, 200, str(tmp_path / "cache"), **options)
-    assert ours.unique_description == theirs.unique_description
-    assert len(ours) == len(theirs)
-    for number in range(0, len(theirs), 7):
+        config = configured(blend=([prefix], None), **options, **own)
+        [ours, *_] = build(Marked, [200, 0, 0], lambda: True, config).build()
+        needed = megatrons(kind, prefix, binidx.Split.train, 200, str(tmp_path / "cache"), **{**options, **theirs})
+    assert ours.unique_description == needed.unique_description
+    assert len(ours) == len(needed)
+    for number in range(0, len(needed), 7):
         sample = ours[number]
         assert sample.pop("number") == number
-        assert_same_masked(sample, theirs[number])
+        assert_same_masked(sample, needed[number])
 
 
 def test_made_up_images_are_megatrons() -> None:

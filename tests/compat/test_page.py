@@ -20,5 +20,5 @@ def test_its_two_lines_put_ours_in_place(tmp_path: Path) -> None:
 
 
 def test_its_options_are_there() -> None:
-    named = set(re.findall(r"`?(--(?:trust|cache)-[a-z-]+)", PAGE))
+    named = set(re.findall(r"`?(--(?:trust|cache|megatron)-[a-z0-9.=-]+)", PAGE))
     assert named == set(command.OPTIONS)

@@ -41,7 +41,7 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
     assert found["same"]
     assert found["pickled"]
     assert found["own"]
-    assert found["option"]
+    assert found["options"] == [True, "0.16.1"]
     assert found["mask"]
     own = "megatron.core.datasets.gpt_dataset"
     assert found["left"] == [own, own, "binidx.dataset.config"]
@@ -86,9 +86,10 @@ def test_a_call_without_a_script_says_how(arguments: tuple[str, ...], code: int)
     assert "torchrun --nproc-per-node" in (done.stdout if code == 0 else done.stderr)
 
 
-def test_workers_that_are_spawned_know_the_classes_of_the_script(prefix: str) -> None:
-    [[found]] = start([*DROP_IN, str(HERE / "spawning.py"), prefix]).lines()
-    assert found == {"workers": [0], "equal": True, "home": "binidx.compat.megatron.gpt_dataset"}
+def test_workers_that_are_spawned_know_the_classes_of_the_script_and_the_options(prefix: str) -> None:
+    [[found]] = start([*DROP_IN, "--megatron-samples=0.16.1", str(HERE / "spawning.py"), prefix]).lines()
+    home = "binidx.compat.megatron.gpt_dataset"
+    assert found == {"workers": [0], "versions": ["0.16.1"], "equal": True, "home": home}
 
 
 def test_datasets_that_users_build_are_built_on_rank_0_first(prefix: str, tmp_path: Path) -> None:

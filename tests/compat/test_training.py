@@ -11,6 +11,7 @@ from compat.running import DROP_IN, HERE, start
 from conftest import Bucket
 from helpers.gpt_data import write_with_megatron
 
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, stream
 from binidx.storage.writing.publish import create_object
 
@@ -19,7 +20,7 @@ SCRIPT = str(HERE / "pretrain_small.py")
 
 def upload(source: str, target: str) -> str:
     for end in (".bin", ".idx"):
-        with create_object(target + end) as writer:
+        with create_object(Location.of(target + end)) as writer:
             for part in stream(open_object(source + end)):
                 writer.write(part)
     return target

@@ -19,6 +19,7 @@ from binidx.corpus.diff import diff_datasets, find_order_breaks, hash_documents,
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format import idx_blocks
+from binidx.storage.location import Location
 from binidx.storage.writing.copy import SilentWatcher
 
 
@@ -56,7 +57,7 @@ def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int,
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
     for dtype in (np.uint16, np.int32, np.int64, np.int8):
         source = dataset(tmp_path / np.dtype(dtype).name, documents, dtype)
-        found = hash_documents(WholeDataset(source), SilentWatcher())
+        found = hash_documents(WholeDataset(Location.of(source)), SilentWatcher())
         assert found.astype(">u8").tobytes() == b"".join(expected)
 
 

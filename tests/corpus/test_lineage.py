@@ -28,6 +28,7 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.storage.location import Location
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ def test_a_lineage_whose_sources_are_no_text_is_refused(tmp_path: Path) -> None:
     columns = {"source": [b"a"], "row": [0], "byte": [0], "id": ["x"], "hash": pa.array([0], pa.uint64())}
     parquet.write_table(pa.table(columns), tmp_path / f"a{END}")
     with pytest.raises(FormatError, match=r"lineage.parquet: is no lineage \("):
-        origins.documents_at(str(tmp_path / "a"), "a", 0)
+        origins.documents_at(Location.of(tmp_path / "a"), "a", 0)
 
 
 def test_a_sidecar_that_is_not_the_datasets_leaves_nothing(sources: list[str], tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import signal
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -191,6 +194,58 @@ def test_a_store_that_fails_leaves_nothing(s3: Bucket, tmp_path: Path) -> None:
     with pytest.raises(BinidxError):
         merge_datasets([f"{base}/a", f"{base}/b"], "s3://no-such-bucket-here/all")
     assert names_beside(f"{base}/all") == []
+
+
+WHILE_UPLOADING = """
+import os, signal, sys
+from helpers.conversion import unfinished_uploads
+from binidx.corpus.merge import merge_datasets
+from binidx.storage.writing.copy import SilentWatcher
+*sources, target, act = sys.argv[1:]
+def ids():
+    return {each["UploadId"] for each in unfinished_uploads(target)}
+before = ids()
+class Watch(SilentWatcher):
+    def advance(self, count):
+        global act
+        if act and ids() - before:
+            if act == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            act = ""
+            print("paused", flush=True)
+            sys.stdin.readline()
+merge_datasets(sources, target, watch=Watch())
+"""
+
+
+@pytest.mark.parametrize("how", ["server", "stream"])
+def test_killed_merges_leave_no_upload_to_the_next_and_take_none_of_a_living_one(
+    how: str, s3: Bucket, tmp_path: Path
+) -> None:
+    base, source = s3.fresh(), build(tmp_path / "en", 3_000_000)
+    if how == "server":
+        convert_dataset(source, f"{base}/en")
+        source = f"{base}/en"
+    sources, target = [source] * 4, f"{base}/all"
+
+    def command(act: str) -> list[str]:
+        return [sys.executable, "-c", WHILE_UPLOADING, *sources, target, act]
+
+    for _ in range(3):
+        done = subprocess.run(command("die"), check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(unfinished_uploads(target)) == 1
+    with subprocess.Popen(command("wait"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
+        assert living.stdout is not None
+        assert living.stdout.readline() == "paused\n"
+        [upload] = unfinished_uploads(target)
+        assert merge_datasets(sources, target).how == how
+        assert unfinished_uploads(target) == [upload]
+        living.communicate("go on\n")
+    assert living.returncode == 0
+    assert unfinished_uploads(target) == []
+    assert names_beside(target) == ["all.bin", "all.idx"]
+    assert len(IndexedDataset(target)) == 4 * len(IndexedDataset(source))
 
 
 def test_checksums_are_not_carried_along_and_old_ones_go(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from helpers.lineage_data import build_with_lineage, read_lineage
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ObjectNotFoundError
 from binidx.format.sidecars import lineage
+from binidx.storage.location import Location
 
 COUNT = 90
 
@@ -23,15 +24,17 @@ def test_each_document_is_found_by_its_row_and_by_its_id(source: str) -> None:
     rows = read_lineage(source)
     for row in rows[::7]:
         needed = [n for n, other in enumerate(rows) if (other["source"], other["row"]) == (row["source"], row["row"])]
-        assert documents_at(source, row["source"], row["row"]) == needed
-        assert documents_at(source, row["source"].rpartition("/")[2], row["row"]) == needed
+        assert documents_at(Location.of(source), row["source"], row["row"]) == needed
+        assert documents_at(Location.of(source), row["source"].rpartition("/")[2], row["row"]) == needed
         if row["id"] is not None:
-            assert documents_with_id(source, row["id"]) == [n for n, each in enumerate(rows) if each["id"] == row["id"]]
+            assert documents_with_id(Location.of(source), row["id"]) == [
+                n for n, each in enumerate(rows) if each["id"] == row["id"]
+            ]
 
 
 def test_what_is_not_there_is_not_found(source: str, tmp_path: Path) -> None:
-    assert documents_with_id(source, "no such id") == []
-    assert documents_at(source, "no such file", 0) == []
-    assert documents_at(source, read_lineage(source)[0]["source"], 10**9) == []
+    assert documents_with_id(Location.of(source), "no such id") == []
+    assert documents_at(Location.of(source), "no such file", 0) == []
+    assert documents_at(Location.of(source), read_lineage(source)[0]["source"], 10**9) == []
     with pytest.raises(ObjectNotFoundError, match="not found; binidx preprocess writes it beside a dataset"):
-        documents_with_id(str(tmp_path / "en"), "a")
+        documents_with_id(Location.of(str(tmp_path / "en")), "a")

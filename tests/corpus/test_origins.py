@@ -15,6 +15,7 @@ from servers.latency_proxy import latency_proxy
 from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import FormatError
 from binidx.format.sidecars import lineage
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 COUNT = 90
@@ -31,13 +32,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @given(documents=st.lists(st.integers(0, COUNT - 1)))
 def test_each_document_has_its_row(source: str, documents: list[int]) -> None:
     rows = read_lineage(source)
-    assert read_origins(source, documents) == {number: rows[number] for number in documents}
+    assert read_origins(Location.of(source), documents) == {number: rows[number] for number in documents}
 
 
 def test_a_document_that_is_not_there_and_a_dataset_without_lineage(source: str) -> None:
     with pytest.raises(FormatError, match=r"lineage.parquet: 90 rows, needed one for document 90"):
-        read_origins(source, [3, COUNT])
-    assert read_origins(source + "-other", [3]) == {}
+        read_origins(Location.of(source), [3, COUNT])
+    assert read_origins(Location.of(source + "-other"), [3]) == {}
 
 
 def test_it_reads_well() -> None:
@@ -48,16 +49,16 @@ def test_it_reads_well() -> None:
 
 def test_only_the_row_groups_that_hold_them_are_read(s3: Bucket, tmp_path: Path) -> None:
     count, rng = 1_000_000, np.random.default_rng(0)
-    writer = lineage.LineageWriter(f"{tmp_path}/en{END}", None)
+    writer = lineage.LineageWriter(Location.of(f"{tmp_path}/en{END}"))
     hashes = rng.integers(0, 2**63, count).astype(np.uint64)
     writer.write(lineage.build_lineage_table(["a"], np.zeros(count, np.int32), np.arange(count), None, None, hashes))
     writer.publish()
     uri, size = f"{s3.fresh()}/en", Path(f"{tmp_path}/en{END}").stat().st_size
-    with create_object(uri + END) as out:
+    with create_object(Location.of(uri + END)) as out:
         out.write(Path(f"{tmp_path}/en{END}").read_bytes())
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         before = proxy.counts()
-        found = read_origins(uri, [600_000, 600_001])
+        found = read_origins(Location.of(uri), [600_000, 600_001])
         moved = (proxy.counts() - before).bytes
     assert [found[number]["hash"] for number in (600_000, 600_001)] == hashes[600_000:600_002].tolist()
     assert moved < size / 2

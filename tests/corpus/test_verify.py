@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from helpers.random_datasets import DTYPES, Document, build_ours, random_documen
 from servers.latency_proxy import latency_proxy
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format import idx_blocks
@@ -94,3 +96,65 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         verify_dataset(source, vocab_size=9, quick=True)
     with pytest.raises(ConfigError, match="a vocabulary needs integers"):
         verify_dataset(build_ours(tmp_path / "f", [], np.float32), vocab_size=9)
+
+
+def with_foreign_idx(folder: Path, form: str) -> str:
+    """A dataset whose `.idx` is that of a smaller corpus: plain, compressed, or a part of a virtual merge."""
+    prefix, other = build(folder / "en", 10_000), build(folder / "other", 2_900)
+    if form == "compressed":
+        convert_dataset(prefix, prefix := f"{folder}/packed", way=StorageFormat("zstd"))
+    Path(f"{prefix}.idx").write_bytes(Path(f"{other}.idx").read_bytes())
+    if form == "part":
+        merge_virtually([other, prefix], folder / "merged")
+        return f"{folder}/merged"
+    return prefix
+
+
+@pytest.mark.parametrize("form", ["plain", "compressed", "part"])
+def test_an_index_of_a_smaller_corpus_is_an_error(form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prefix = with_foreign_idx(tmp_path, form)
+    caplog.clear()
+    for quick in (True, False):
+        needed = r"its .idx needs 5800 \(2900 tokens of uint16\) and at most 4096 of padding"
+        with pytest.raises(FormatError, match=rf"\.bin(\.zst)?: 20000 bytes, {needed}"):
+            verify_dataset(prefix, quick=quick)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("form", ["plain", "compressed", "part"])
+def test_one_staged_block_of_padding_is_sound(form: str, tmp_path: Path) -> None:
+    prefix, part = build(tmp_path / "en", 1_000), f"{tmp_path}/en"
+    for spare, sound in ((4096, True), (4097, False)):
+        with open(f"{part}.bin", "ab") as file:
+            file.truncate(2_000 + spare)
+        if form == "compressed":
+            convert_dataset(part, prefix := f"{tmp_path}/packed{spare}", way=StorageFormat("zstd"))
+        elif form == "part":
+            merge_virtually([part], prefix := f"{tmp_path}/merged{spare}")
+        if sound:
+            assert verify_dataset(prefix).num_tokens == 1_000
+        else:
+            with pytest.raises(FormatError, match=r"6097 bytes, its \.idx needs 2000"):
+                verify_dataset(prefix)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("documents", 11), ("sequences", 9), ("tokens", 999), ("dtype", "int16"), ("dtype", None)]
+)
+@pytest.mark.parametrize("virtual", [False, True], ids=["pair", "part"])
+def test_a_manifest_that_contradicts_the_index_is_an_error(
+    field: str, value: object, virtual: bool, tmp_path: Path
+) -> None:
+    """The sizes fit. Manifests of early versions have no dtype."""
+    source = build(tmp_path / "en", 1_000)
+    counts = {"documents": 10, "sequences": 10, "tokens": 1_000, "dtype": "uint16", field: value}
+    text = json.dumps({"binidx_manifest": 1, "dataset": {k: v for k, v in counts.items() if v is not None}})
+    Path(f"{source}.manifest.json").write_text(text)
+    prefix = source
+    if virtual:
+        merge_virtually([source, build(tmp_path / "other", 500)], prefix := f"{tmp_path}/merged")
+    if value is None:
+        assert verify_dataset(prefix).manifest
+        return
+    with pytest.raises(FormatError, match=rf"en\.manifest\.json: {value} {field}, .*en\.idx has .*; one of the two"):
+        verify_dataset(prefix, quick=True)

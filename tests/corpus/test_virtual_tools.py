@@ -27,6 +27,7 @@ from binidx.format import idx_blocks
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import ShiftedReader, open_source
 from binidx.packed.packed_convert import indexed_to_packed
+from binidx.storage.location import Location
 from binidx.storage.open import read_whole
 from binidx.testing import MemoryObject
 from binidx.tools import main
@@ -127,7 +128,7 @@ def test_its_idx_and_its_bin_are_readers(tmp_path: Path) -> None:
     parts = stored(parts_of(tmp_path), str(tmp_path / "data"), ["compressed"] * 4)
     merge_virtually(parts, tmp_path / "virtual")
     merge_datasets(parts, tmp_path / "real")
-    source = open_source(tmp_path / "virtual")
+    source = open_source(Location.of(tmp_path / "virtual"))
     for reader, end in ((source.open_idx(), "idx"), (source.open_stored(), "bin.zst")):
         data = Path(f"{tmp_path}/real.{end}").read_bytes()
         assert bytes(read_whole(reader)) == data

@@ -15,6 +15,7 @@ import pytest
 
 import binidx
 from binidx.index.cache.lease import HeldLease, Lease
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import delete_object
 
 SCRIPT = """
@@ -54,8 +55,8 @@ def held_claim(base: str) -> Any:
     fs, path = fsspec.core.url_to_fs(f"{base}/cache")
     [name] = [each for each in fs.ls(path, detail=False) if "GPTDataset-train-binidx.json" in each]
     uri = f"{base}/cache/{name.rpartition('/')[2]}"
-    delete_object(uri)
-    holding = Lease(f"{uri}-claim").acquire()
+    delete_object(Location.of(uri))
+    holding = Lease(Location.of(f"{uri}-claim")).acquire()
     assert isinstance(holding, HeldLease)
     return holding
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset import builder, gpt_index
+from binidx.dataset import builder
 from binidx.dataset.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
+from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
+from binidx.order import gpt_order
+from binidx.storage.location import Location
+from binidx.storage.writing.publish import create_object
 
 GPT = {
     "random_seed": 1234,
@@ -141,7 +146,7 @@ def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
     prefixes: list[str], cache: str | None, threads: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, shares = threading.Semaphore(threads), set()
-    build = gpt_index.build_gpt_index
+    build = gpt_order.build_gpt_index
 
     def counted(*arguments: Any, **options: Any) -> None:
         assert free.acquire(blocking=False)
@@ -149,7 +154,7 @@ def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
         build(*arguments, **options)
         free.release()
 
-    monkeypatch.setattr(gpt_index, "build_gpt_index", counted)
+    monkeypatch.setattr(gpt_order, "build_gpt_index", counted)
     ours(
         [300, 30, 0], blend=(prefixes, [1.0, 2.0, 3.0, 4.0]), split="9,1,0",
         num_dataset_builder_threads=threads, path_to_cache=cache and f"{cache}/{threads}",
@@ -187,6 +192,35 @@ def test_local_blends_and_all_of_one_thread_are_built_in_order_by_the_calling_th
     assert built[4:] == [("train", here), ("valid", here), ("test", here)]
     if threads == 1:
         assert built[:4] == [(prefix, here) for prefix in prefixes]
+
+
+def test_functions_of_users_open_prefixes_with_megatrons_arguments_or_with_the_context_of_the_build(
+    prefixes: list[str], s3: Bucket
+) -> None:
+    base, seen = s3.fresh(), list[Any]()
+    remote = [f"{base}/{number}" for number in range(MIN_LISTED_PREFIXES)]
+    for prefix in remote:
+        for end in ("bin", "idx"):
+            with create_object(Location.of(f"{prefix}.{end}")) as out:
+                out.write(Path(f"{prefixes[0]}.{end}").read_bytes())
+
+    class Plain(binidx.GPTDataset):
+        @staticmethod
+        def build_low_level_dataset(dataset_path: Any, config: Any) -> Any:
+            seen.append(dataset_path)
+            return binidx.IndexedDataset(dataset_path)
+
+    class Listed(binidx.GPTDataset):
+        @staticmethod
+        def build_low_level_dataset(dataset_path: Any, config: Any, context: Any = None) -> Any:
+            seen.append(context.listed)
+            return binidx.IndexedDataset(dataset_path, listed=context.listed)
+
+    for kind in (Plain, Listed):
+        config = binidx.GPTDatasetConfig(**GPT, blend=(remote, [1.0] * len(remote)), split="1,0,0")
+        binidx.BlendedMegatronDatasetBuilder(kind, [20, 0, 0], lambda: True, config).build()
+    assert sorted(seen[: len(remote)]) == remote
+    assert {*map(type, seen[len(remote) :])} == {ListedPair}
 
 
 def test_a_blend_is_cached_where_path_to_cache_says(prefixes: list[str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.errors import FormatError
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.writing.publish import create_object
 
@@ -59,9 +60,9 @@ def test_an_idx_that_was_replaced_is_checked_and_its_index_rebuilt(s3: Bucket) -
 def test_an_idx_that_was_broken_since_is_an_error(s3: Bucket) -> None:
     prefix = build_ours(f"{s3.fresh()}/en", DOCUMENTS, np.uint16)
     start(prefix)
-    whole = bytearray(read_small(f"{prefix}.idx") or b"")
+    whole = bytearray(read_small(Location.of(f"{prefix}.idx")) or b"")
     whole[34 + 4 * 7] ^= 1  # the length of sequence 7
-    with create_object(f"{prefix}.idx") as out:
+    with create_object(Location.of(f"{prefix}.idx")) as out:
         out.write(whole)
     with pytest.raises(FormatError, match="sequence 8 starts at byte"):
         start(prefix)

@@ -22,6 +22,7 @@ from binidx.dataset.blend_arguments import (
 )
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.packed.packed_run import load_packed_run
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 PREFIXES = st.sampled_from(["a", " s3://b/c ", "x.1", "7", "en_text_document"])
@@ -60,9 +61,9 @@ def test_weights_for_some_prefixes_only_are_an_error_where_megatron_takes_them_f
 
 def test_arguments_come_out_of_files_in_any_store(s3: Bucket) -> None:
     text, table = f"{s3.fresh()}/args.txt", f"{s3.fresh()}/args.json"
-    with create_object(text) as out:
+    with create_object(Location.of(text)) as out:
         out.write(b"0.7 s3://corpus/en\n0.3   gs://corpus/code\n")
-    with create_object(table) as out:
+    with create_object(Location.of(table)) as out:
         out.write(json.dumps({"train": ["0.7", "a", 0.3, "b"], "valid": "c d", "test": None}).encode())
     assert read_data_args(text) == (["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3])
     per_split = [(["a", "b"], [0.7, 0.3]), (["c", "d"], None), None]

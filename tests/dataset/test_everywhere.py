@@ -16,7 +16,7 @@ import torch
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
-from binidx.dataset import gpt_index
+from binidx.order import gpt_order
 
 SIZES = [300, 20, 0]
 
@@ -133,7 +133,7 @@ def test_two_ranks_build_from_one_bucket_and_see_one_order(
 
 
 def test_the_second_start_finds_its_indices_in_the_bucket(local: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt_order, "SMALL", 0)
 
     class GPTDataset(binidx.GPTDataset):  # the class name is part of the cache's name
         def _build(self) -> Any:
@@ -148,7 +148,7 @@ def test_the_second_start_finds_its_indices_in_the_bucket(local: str, s3: Any, m
 def test_new_data_under_the_same_name_is_not_read_through_the_old_index(
     local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt_order, "SMALL", 0)
     rng = np.random.default_rng(1)
     for name in ("en", "code"):
         write_with_megatron(tmp_path / name, rng.integers(1, 60, 400).astype(np.int32), rng)

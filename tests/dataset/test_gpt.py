@@ -13,10 +13,10 @@ from helpers.gpt_data import TOKENIZER, Tokenizer, assert_same_sample, random_le
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset import gpt_index
 from binidx.dataset.config import split_indices
 from binidx.errors import IndexBuildError
 from binidx.index import documents
+from binidx.order import gpt_order
 
 SEEDS = [0, 1, 1234, 2**31 - 1, 2**31, 2**32 - 1]
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -168,7 +168,7 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
 def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
     prefix: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt_order, "SMALL", 0)
     cache = f"memory://forgotten/{option}"
     for value in (True, False, True):
         shared, own = (
@@ -179,7 +179,7 @@ def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
 
 
 def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt_order, "SMALL", 0)
     config = gpt_config(prefix, "memory://other-indices")
     low_level = binidx.IndexedDataset(prefix)
     for half in (range(50), range(50, 100)):
@@ -247,7 +247,7 @@ def test_megatrons_float32_count_is_wrong_where_ours_is_exact() -> None:
     assert int(np.ceil(np.float32(tokens - 1) / length)) != -(-(tokens - 1) // length)
 
 
-@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt_index.SMALL, True)])
+@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt_order.SMALL, True)])
 def test_an_index_that_is_built_sooner_than_fetched_has_no_cache(
     tmp_path: Path, num_documents: int, cached: bool
 ) -> None:
@@ -272,5 +272,5 @@ def test_indices_that_follow_each_other_are_kept_as_a_range(prefix: str, monkeyp
     assert ranged.own_sequences == range(10, 60)
     np.testing.assert_array_equal(ranged.indices, needed)
     assert ranged.indices.dtype == np.int32
-    assert ranged._fingerprint() == array._fingerprint()
+    assert ranged.order.identity == array.order.identity
     np.testing.assert_array_equal(ranged.document_index, array.document_index)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.index.cache.index_files import IndexFiles, hash_npy
+from binidx.index.cache.manifest import format_manifest
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 
@@ -172,7 +176,7 @@ def test_of_the_ranks_of_two_nodes_one_builds_and_the_other_node_fetches_it_once
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         base = s3.fresh()
         for suffix in (".bin", ".idx"):
-            with create_object(f"{base}/pair{suffix}") as out:
+            with create_object(Location.of(f"{base}/pair{suffix}")) as out:
                 out.write(Path(f"{pair}{suffix}").read_bytes())
         proxy.reset()
         found, builders = built(forked, f"{base}/pair", f"{base}/cache", tmp_path)
@@ -258,6 +262,102 @@ def test_a_rank_that_would_read_something_else_ends_the_build_on_all(
     assert [each["error"] for each in found] == ["PeerError"] * 4, found
     for each in found:
         assert_disagreement(each["text"], 2, field, values)
+
+
+@pytest.mark.parametrize(
+    ("different", "field", "values"),
+    [
+        ({"tokenizer": {"eod": 1, "pad": 501}}, r"options\.tokenizer\.eod", {"1", "0"}),
+        ({"tokenizer": {"eod": 0, "pad": 502}}, r"options\.tokenizer\.pad", {"502", "501"}),
+        ({"options": {"eod_mask_loss": True}}, r"options\.eod_mask_loss", {"true", "false"}),
+        ({"options": {"reset_position_ids": True}}, r"options\.reset_position_ids", {"true", "false"}),
+        ({"options": {"reset_attention_mask": True}}, r"options\.reset_attention_mask", {"true", "false"}),
+        ({"options": {"create_attention_mask": True}}, r"options\.create_attention_mask", {"true", "false"}),
+        ({"options": {"inter_document_masking": True}}, r"options\.inter_document_masking", {"true", "false"}),
+    ],
+)
+def test_a_rank_that_would_mask_in_another_way_ends_the_build_on_all(
+    different: dict[str, Any],
+    field: str,
+    values: set[str],
+    outcome: Outcome,
+    corpora: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    how = {"all": {**BASE, "tokenizer": {"eod": 0, "pad": 501}, "cwd": str(corpora["ours"])}, "1": different}
+    found = trained(outcome, how, tmp_path, size=2)
+    assert [each["error"] for each in found] == ["PeerError"] * 2, found
+    for each in found:
+        assert_disagreement(each["text"], 1, field, values)
+
+
+def write_metadata(folder: Path, version: str) -> str:
+    """What an installer leaves of this library."""
+    (folder / "binidx.dist-info").mkdir(parents=True)
+    (folder / "binidx.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: binidx\nVersion: {version}\n")
+    return str(folder)
+
+
+def test_a_rank_of_another_version_of_the_library_ends_the_build_on_all(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    versions = [write_metadata(tmp_path / version, version) for version in ("7.0.0", "8.0.0")]
+    how = {
+        "all": {**BASE, "cwd": str(corpora["ours"])},
+        **{str(rank): {"library": [versions[rank]]} for rank in (0, 1)},
+    }
+    found = trained(outcome, how, tmp_path, size=2)
+    assert [each["error"] for each in found] == ["PeerError"] * 2, found
+    assert_disagreement(found[0]["text"], 1, "library", {'"7.0.0"', '"8.0.0"'})
+
+
+def cached(cache: Path) -> dict[str, Any]:
+    return {"options": {"path_to_cache": str(cache), "cache_small_indices": True}}
+
+
+def swap_two_samples(cache: Path) -> None:
+    """What a version with another order leaves: a valid index with the same options."""
+    (path,) = cache.glob("*GPTDataset-train-binidx.json")
+    files = IndexFiles(Location.of(cache), path.name.removesuffix("-binidx.json"))
+    manifest = files.read_manifest()
+    assert manifest is not None
+    order = np.load(f"{cache}/{files.name}-shuffle_index.npy")
+    order[:2] = order[[1, 0]]
+    np.save(f"{cache}/{files.name}-shuffle_index.npy", order)
+    arrays = {**manifest.arrays, "shuffle_index": replace(manifest.arrays["shuffle_index"], xxh3_64=hash_npy(order))}
+    files.write("binidx.json", format_manifest(replace(manifest, arrays=arrays)))
+
+
+def test_a_rank_with_another_order_under_the_same_options_ends_the_build_on_all(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    one = {**BASE, "prefixes": ["en"], "weights": None, "cwd": str(corpora["ours"])}
+    how = {"all": one, "1": cached(tmp_path / "other")}
+    assert [each["error"] for each in outcome_in(outcome, how, tmp_path / "first")] == [None, None]
+    swap_two_samples(tmp_path / "other")
+    found = outcome_in(outcome, how, tmp_path / "second")
+    assert [each["error"] for each in found] == ["PeerError"] * 2, found
+    for each in found:
+        assert_disagreement(each["text"], 1, r"train\.shuffle_index", set())
+
+
+def outcome_in(outcome: Outcome, how: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    folder.mkdir()
+    return trained(outcome, how, folder, size=2)
+
+
+def test_ranks_may_keep_their_indices_and_read_their_files_in_different_ways(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    """In memory, built into a cache, loaded from it; mapped or not; objects of their own for the same tokenizer."""
+    ways = {
+        "1": cached(tmp_path / "one"),
+        "2": {**cached(tmp_path / "one"), "after": [1]},
+        "3": {"options": {"mmap_bin_files": False, "num_dataset_builder_threads": 2}},
+    }
+    how = {"all": {**LOADER, "tokenizer": {"eod": 0}, "cwd": str(corpora["ours"])}, **ways}
+    found = trained(outcome, how, tmp_path)
+    assert [each["error"] for each in found] == [None] * 4, found
 
 
 def test_copies_in_other_places_are_one_corpus_and_a_rank_without_datasets_has_none(

@@ -83,7 +83,7 @@ def test_without_path_to_cache_each_lies_beside_its_data(prefixes: list[str]) ->
         eod_mask_loss=False, blend=(prefixes, None), split="1,0,0",
     )  # fmt: skip
     wanted = required_indices(config, [100, 0, 0])
-    assert [each.files(config).directory for each in wanted.indices] == [
+    assert [each.files(config).directory.uri for each in wanted.indices] == [
         f"{prefix}/cache/GPTDataset_indices" for prefix in prefixes
     ]
     assert [each.files(config, [1, 2, 3]) for each in wanted.blends] == [None]

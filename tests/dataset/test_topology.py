@@ -1,4 +1,4 @@
-"""The rank of a process: as given, of the process group, of torchrun, MPI or Slurm. Groups: test_rank_agreement.py."""
+"""The rank of a process: given, of the process group, of torchrun, MPI, Flux or Slurm. Groups: test_rank_agreement."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from binidx.loader import torch_loader
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
 SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+PMI = {"PMI_RANK": "3", "PMI_SIZE": "8"}
+BROKEN_PMI = {"PMI_RANK": "0", "PMI_SIZE": "1"}
 BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
 
 
@@ -50,6 +52,25 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({**SLURM, "RANK": "5", "WORLD_SIZE": "16"}, (5, 16)),  # torchrun under srun
         ({**SLURM, **OPEN_MPI}, (3, 8)),  # mpirun under srun
         ({**BATCH_SCRIPT, "RANK": "5", "WORLD_SIZE": "16"}, (5, 16)),
+        ({**SLURM, "RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),  # a rendezvous may number the nodes in another order
+        ({**BATCH_SCRIPT, **BROKEN_PMI}, (0, 1)),  # mpiexec -n 1 in a batch script
+        ({**BATCH_SCRIPT, "RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),  # torchrun in it
+        ({"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", **BROKEN_PMI}, (0, 1)),  # in a shell of salloc
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),  # in srun --pty
+        ({**SLURM, "PMIX_RANK": "2"}, (2, 4)),  # srun --mpi=pmix
+        ({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}, (2, 4)),  # srun --mpi=pmi2
+        ({**SLURM, "PMIX_RANK": "2", "NODE_RANK": "2", "RANK": "5", "WORLD_SIZE": "16"}, (5, 16)),
+        ({**OPEN_MPI, "PMIX_RANK": "3"}, (3, 8)),
+        ({**OPEN_MPI, "PMIX_RANK": "3", "JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "8"}, (3, 8)),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"}, (5, 8)),
+        ({**PMI, "PALS_RANKID": "3"}, (3, 8)),
+        ({"PALS_RANKID": "1", "RANK": "5", "WORLD_SIZE": "8"}, (5, 8)),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, (1, 2)),
+        ({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"}, (1, 2)),
+        ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", **PMI}, (3, 8)),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", **OPEN_MPI}, (3, 8)),  # mpirun in a task of Flux
+        ({"JOB_COMPLETION_INDEX": "1", "RANK": "9", "WORLD_SIZE": "16"}, (9, 16)),  # torchrun in a pod
+        ({"NODE_RANK": "1", "RANK": "9", "WORLD_SIZE": "16"}, (9, 16)),
     ],
 )
 def test_the_launcher_nearest_to_the_process_names_its_rank(
@@ -73,6 +94,12 @@ def test_the_launcher_nearest_to_the_process_names_its_rank(
         {"PMI_RANK": "2"},
         {"SLURM_PROCID": "2"},
         {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"},
+        {"FLUX_TASK_RANK": "1"},
+        {**PMI, "PALS_RANKID": "4"},
+        {"PALS_RANKID": "1"},
+        {"PMIX_RANK": "1"},
+        {"JOB_COMPLETION_INDEX": "1"},
+        {"NODE_RANK": "1"},
     ],
 )
 def test_variables_of_one_launcher_that_contradict_each_other_are_refused(
@@ -83,6 +110,51 @@ def test_variables_of_one_launcher_that_contradict_each_other_are_refused(
         binidx.find_topology()
     assert all(f"{name}={value}" in str(refused.value) for name, value in environment.items())
     assert not is_first_rank()
+
+
+TASK = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "16"}
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (BROKEN_PMI, {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}),
+        (BROKEN_PMI, TASK),
+        (OPEN_MPI, TASK),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, TASK),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, PMI),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"}),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, TASK),
+    ],
+)
+def test_a_launcher_that_spans_fewer_processes_than_the_one_around_it_is_refused(
+    launched: Any, inner: dict[str, str], outer: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = {**inner, **outer}
+    launched({**environment, "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"})
+    with pytest.raises(ConfigError, match="cannot span the") as refused:
+        binidx.find_topology()
+    assert all(f"{name}={value}" in str(refused.value) for name, value in environment.items())
+    assert "give data_parallel_rank and data_parallel_size" in str(refused.value)
+    assert not is_first_rank()
+    with pytest.raises(ConfigError, match="cannot span the"):
+        binidx.build_pretraining_data_loader(range(100), 0, 4)
+
+
+@pytest.mark.parametrize("environment", [{**BROKEN_PMI, **TASK}, {"NODE_RANK": "1"}, {"JOB_COMPLETION_INDEX": "3"}])
+def test_given_ranks_are_taken_whatever_the_launchers_say(launched: Any, environment: dict[str, str]) -> None:
+    """A sweep of independent runs under srun: each is rank 0 of 1."""
+    launched(environment)
+    for rank, size in [(0, 1), (1, 2)]:
+        loader = binidx.build_pretraining_data_loader(range(100), 0, 4, rank, size)
+        assert loader is not None
+        assert next(iter(loader)).tolist() == [*range(4 * rank, 4 * rank + 4)]
+
+
+def test_the_first_pod_of_an_indexed_job_is_known_without_their_number(launched: Any) -> None:
+    """It builds indices in an init container."""
+    launched({"JOB_COMPLETION_INDEX": "0"})
+    assert is_first_rank()
 
 
 def test_the_ranks_that_megatron_gives_come_before_those_of_launchers(launched: Any) -> None:

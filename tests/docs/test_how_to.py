@@ -45,7 +45,7 @@ PAGES = sorted(
     for path in (DOCS / part).glob("*.md")
 )
 EXAMPLES = DOCS.parent / "examples"
-ELSEWHERE = {"tutorials/text-to-step"}
+ELSEWHERE = {"tutorials/text-to-step", "how-to/publish-a-package"}
 """Pages with a test module of their own."""
 
 
@@ -156,6 +156,12 @@ def test_change_the_length(names: dict[str, Any]) -> None:
 def test_pack_documents(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     run_blocks("how-to/pack-documents", names)
     assert capsys.readouterr().out.startswith("torch.Size([8]) tensor(")
+
+
+def test_choose_an_order(sources: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "drop.txt").write_text("0\n3\n")
+    names = run_blocks("how-to/choose-an-order", {**sources, "drop": f"{tmp_path}/drop.txt"})
+    assert 0 < len(names["train"]) < len(binidx.load_dataset(sources["en"], 64, num_samples=300))
 
 
 def test_cyclic(names: dict[str, Any]) -> None:
@@ -312,7 +318,10 @@ def test_debug_slow_reads(
     loader = binidx.load_dataset(prefix, 4).loader(2)
     stepped: list[Any] = []
     names = {"binidx": binidx, "itertools": itertools, "loader": loader, "train_step": stepped.append}
-    found = run_blocks("how-to/debug-slow-reads", names)
+    try:
+        found = run_blocks("how-to/debug-slow-reads", names)
+    finally:
+        logging.getLogger("binidx.requests").setLevel(logging.NOTSET)  # the page asks for DEBUG
     assert len(stepped) == 20
     assert re.search(r"[\d.]+% of the time waited\n", capsys.readouterr().out)
     next(iter(loader))
@@ -338,6 +347,26 @@ def example(name: str) -> Any:
         warnings.simplefilter("ignore")  # Megatron's
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     return module
+
+
+def test_the_comparison_with_megatron_names_the_first_value_that_differs() -> None:
+    first_difference = example("compare_with_megatron").first_difference
+    # So many names that no hash seed puts the first one first in a set.
+    old = {"dataset_id": np.int16(0), "tokens": torch.arange(4), "mask": torch.zeros(1, 2, 2)}
+    old |= {f"more_{number}": torch.arange(2) for number in range(50)}
+    after = {name: value + 1 for name, value in old.items() if name.startswith("more")}
+    for name, changed, needed in (
+        ("dataset_id", np.int16(5), "dataset_id is 0, and 5 in binidx"),
+        ("tokens", torch.tensor([0, 1, 7, 3]), "tokens is 2 at position 2, and 7 in binidx"),
+        ("mask", torch.tensor([[[0.0, 0.0], [5.0, 0.0]]]), "mask is 0.0 at position 0, 1, 0, and 5.0 in binidx"),
+    ):
+        assert first_difference([old], [{**old, name: changed, **after}], [0]) == f"sample 0: {needed}"
+        assert first_difference([old], [{**old, name: changed}], [0]) == f"sample 0: {needed}"
+    assert first_difference([old], [old], [0]) is None
+    lacking = {"tokens": old["tokens"]}
+    assert (
+        first_difference([{**lacking, "mask": 0}], [lacking], [0]) == "sample 0: has tokens, mask, and tokens in binidx"
+    )
 
 
 def test_move_a_megatron_run(tmp_path: Path, s3: Bucket, capsys: pytest.CaptureFixture[str]) -> None:

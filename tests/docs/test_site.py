@@ -14,7 +14,6 @@ import pytest
 from helpers.pages import DOCS, python_blocks, read_page
 
 import binidx
-import binidx.order
 from binidx.tools import COMMANDS, main
 from binidx.tools._command import UsageError, json_object, parser
 
@@ -119,8 +118,8 @@ def test_the_error_of_the_page_of_commands_is_printed(
 
 def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/python/*.md"))
-    documented = sorted(re.findall(r"^::: binidx\.((?:order\.)?\w+)$", pages, re.M))
-    assert documented == sorted([*binidx.__all__, *(f"order.{name}" for name in binidx.order.__all__)])
+    documented = sorted(re.findall(r"^::: binidx\.(\w+)$", pages, re.M))
+    assert documented == sorted(binidx.__all__)
 
 
 def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) -> None:

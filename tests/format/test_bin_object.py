@@ -24,6 +24,7 @@ from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.cache.memory import STORE, ChunkCache
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import SegmentedObject
+from binidx.storage.location import Location
 from binidx.storage.open import SEGMENTS, open_object, read_whole
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.local import LocalFile
@@ -54,7 +55,7 @@ def build(prefix: str, end: str = "bin", documents: list[Document] = DOCUMENTS, 
 
 def names(prefix: str) -> list[str]:
     """Which of the objects of a prefix are there."""
-    return [end for end in ("bin", "bin.zst", "bin.xxh3", "idx") if object_exists(f"{prefix}.{end}")]
+    return [end for end in ("bin", "bin.zst", "bin.xxh3", "idx") if object_exists(Location.of(f"{prefix}.{end}"))]
 
 
 def stored(uri: str) -> bytes:
@@ -322,17 +323,17 @@ def test_what_is_looked_up_is_what_opening_would_see(prefix: str, server: Server
     for uri in (f"{prefix}.bin.zst", f"{server.endpoint}/en.bin.xxh3"):
         whole = stored(uri)
         for end_bytes in (0, 100, 1 << 20):
-            found = find_object(uri, end_bytes=end_bytes)
+            found = find_object(Location.of(uri), end_bytes=end_bytes)
             assert found is not None
-            assert found.info.identity == object_identity(uri)
+            assert found.info.identity == object_identity(Location.of(uri))
             assert found.end in (b"", whole[-end_bytes:])
             assert bool(found.end) == (end_bytes > 0 and uri.startswith(("s3", "http")))
-            assert find_object(f"{uri}.not", end_bytes=end_bytes) is None
+            assert find_object(Location.of(f"{uri}.not"), end_bytes=end_bytes) is None
 
 
 def test_nothing_there_names_the_plain_one(prefix: str) -> None:
     build(prefix)
-    delete_object(f"{prefix}.bin")
+    delete_object(Location.of(f"{prefix}.bin"))
     assert not IndexedDataset.exists(prefix)
     with pytest.raises(ObjectNotFoundError, match=r"en\.bin: no such"):
         IndexedDataset(prefix)

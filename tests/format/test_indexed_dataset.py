@@ -19,6 +19,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset, read_spans
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.source import PairSource
+from binidx.storage.location import Location
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED = runpy.run_path(str(GOLDEN / "make.py"))["EXPECTED"]
@@ -265,7 +266,7 @@ def test_a_prefix_is_only_concatenated(dataset: IndexedDataset, tmp_path: Path) 
 def test_a_prefix_without_a_dataset_names_the_datasets_that_begin_with_it(tmp_path: Path) -> None:
     path = build_ours(tmp_path / "en_text_document", [Document(np.arange(3, dtype=np.uint8), [3], [])], np.uint8)
     for prefix in (tmp_path / "en", tmp_path / "en_"):
-        for opened in (IndexedDataset, lambda prefix: PairSource(str(prefix), None)):
+        for opened in (IndexedDataset, lambda prefix: PairSource(Location.of(str(prefix)))):
             with pytest.raises(ObjectNotFoundError, match=f"no such file; did you mean {path}\\?$"):
                 opened(prefix)
     (tmp_path / "en_text_document.bin").unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,8 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format import pair
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.storage.open import read_object
+from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing.publish import create_object, delete_object
 
 
@@ -51,10 +54,10 @@ def when_opened(monkeypatch) -> Callable[..., None]:
         name = "open_object" if end == ".idx" else "open_stored"
         really = getattr(pair, name)
 
-        def meddled(uri: str, **options):
-            if uri.endswith(end) and acts:
+        def meddled(location: Location, **options):
+            if location.uri.endswith(end) and acts:
                 acts.pop(0)()
-            return really(uri, **options)
+            return really(location, **options)
 
         monkeypatch.setattr(pair, name, meddled)
 
@@ -76,14 +79,14 @@ def test_a_dataset_replaced_while_it_is_opened_is_an_error_or_the_new_one(
 
 def test_what_is_wrong_and_stays_so_is_told_at_once(prefix, mmap, when_opened) -> None:
     build_ours(prefix, number(2), np.uint16)
-    with create_object(f"{prefix}.bin") as writer:
+    with create_object(Location.of(f"{prefix}.bin")) as writer:
         writer.write(b"12")
     never: list[Callable[[], object]] = [lambda: None, lambda: pytest.fail("opened a second time")]
     when_opened(".idx", never)
     with pytest.raises(FormatError, match=r"en.bin: 2 bytes, its .idx needs 44"):
         IndexedDataset(prefix, mmap=mmap)
     assert len(never) == 1
-    never.insert(0, lambda: delete_object(f"{prefix}.bin"))
+    never.insert(0, lambda: delete_object(Location.of(f"{prefix}.bin")))
     with pytest.raises(ObjectNotFoundError, match=r"en\.bin"):
         IndexedDataset(prefix, mmap=mmap)
 
@@ -124,9 +127,9 @@ def test_a_bit_that_flips_on_the_way_is_fetched_again_and_stays_in_no_cache(
 
 def test_a_stored_bit_that_would_take_tokens_away_is_an_error(prefix, mmap) -> None:
     build_ours(prefix, number(2, 5), np.uint16)
-    data = bytearray(read_object(f"{prefix}.idx"))
+    data = bytearray(read_whole(open_object(f"{prefix}.idx", cache=False)))
     data[34 + 4 * 21] ^= 4
-    with create_object(f"{prefix}.idx") as writer:
+    with create_object(Location.of(f"{prefix}.idx")) as writer:
         writer.write(data)
     with pytest.raises(FormatError, match=r"en.bin: 220 bytes, its .idx needs 212 .*, as if a bit .* restore the .idx"):
         IndexedDataset(prefix, mmap=mmap)
@@ -168,3 +171,61 @@ def test_certainty_costs_one_head_and_what_may_lie_beside_two_requests_at_the_sa
     beside = [("GET", "bin.zst"), ("HEAD", "bin"), ("HEAD", "bin.xxh3")]
     assert sorted(asked[1:-2]) == sorted([("GET", "idx"), *beside])
     assert asked[-2:] == [("HEAD", "idx"), ("GET", "bin")]
+
+
+def give_idx_of_smaller_corpus(prefix: str, tmp_path: Path) -> None:
+    """Replace the `.idx` of 10,000 tokens by one of 2,900."""
+    build_ours(prefix, [Document([1] * 10_000, [10] * 1_000, [])], np.uint16)
+    other = build_ours(tmp_path / "other", [Document([1] * 2_900, [10] * 290, [])], np.uint16)
+    with create_object(Location.of(f"{prefix}.idx")) as writer:
+        writer.write(Path(f"{other}.idx").read_bytes())
+
+
+def write_manifest(prefix: str, num_tokens: int) -> None:
+    counts = {"documents": 1, "sequences": num_tokens // 10, "tokens": num_tokens}
+    with create_object(Location.of(f"{prefix}.manifest.json")) as writer:
+        writer.write(json.dumps({"binidx_manifest": 1, "dataset": counts}).encode())
+
+
+SURPLUS = r"en\.bin: 20000 bytes, its \.idx needs 5800 \(2900 tokens of uint16\) and at most 4096 of padding; "
+
+
+def test_an_index_of_a_smaller_corpus_is_a_warning_once(
+    prefix: str, mmap: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_idx_of_smaller_corpus(prefix, tmp_path)
+    for manifest in (None, b"{}", b"no json"):  # none of them proves anything
+        if manifest is not None:
+            with create_object(Location.of(f"{prefix}.manifest.json")) as writer:
+                writer.write(manifest)
+        assert len(IndexedDataset(prefix, mmap=mmap)) == 290
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert re.search(SURPLUS, warning)
+
+
+def test_an_index_that_the_manifest_contradicts_is_an_error_where_the_sizes_differ(
+    prefix: str, mmap: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_idx_of_smaller_corpus(prefix, tmp_path)
+    write_manifest(prefix, 10_000)
+    with pytest.raises(FormatError, match=r"en\.manifest\.json: 1000 sequences, .*en\.idx has 290; one of the two"):
+        IndexedDataset(prefix, mmap=mmap)
+    assert caplog.text == ""
+    write_manifest(prefix, 2_900)
+    IndexedDataset(prefix, mmap=mmap)
+    assert re.search(SURPLUS, caplog.text)
+
+
+@pytest.mark.parametrize("surplus", [0, 1])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "manifest"])
+def test_a_manifest_is_read_only_where_the_sizes_differ(surplus: int, beside: bool, tmp_path: Path) -> None:
+    prefix = build_ours(tmp_path / "en", number(2), np.uint16)
+    objects = {f"/bucket/en.{end}": Path(f"{prefix}.{end}").read_bytes() for end in ("idx", "bin")}
+    objects["/bucket/en.bin"] += bytes(surplus)
+    if beside:
+        objects["/bucket/en.manifest.json"] = b"{}"
+    with http_objects(objects) as server:
+        IndexedDataset(f"{server.endpoint}/bucket/en")
+    asked = [(method, path.rpartition("en.")[2]) for method, path, _ in server.requests]
+    assert asked.count(("GET", "manifest.json")) == surplus
+    assert len(asked) == 6 + surplus

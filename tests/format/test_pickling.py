@@ -18,9 +18,13 @@ from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
 from helpers.reader_stacks import LAYERS, STORES, Shelf
 
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.format import indexed_dataset
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.ranged_arrays import CheckedIndex
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object, delete_object
 
@@ -88,12 +92,70 @@ def test_one_that_was_replaced_since_is_refused(arguments, lengths: list[int]) -
 def test_the_half_that_changed_is_named(end: str) -> None:
     prefix = build_ours(f"memory://{uuid.uuid4().hex}/five", FIVE, np.uint16, multimodal=True)
     data = pickle.dumps(IndexedDataset(prefix))
-    with create_object(f"{prefix}.bin") as writer:  # as large as before, and no better
+    with create_object(Location.of(f"{prefix}.bin")) as writer:  # as large as before, and no better
         writer.write(np.arange(20, 30, dtype=np.uint16).tobytes())
     if end == "idx":
         build_ours(prefix, FIVE, np.uint16)  # without modes: a shorter .idx
     with pytest.raises(ObjectChangedError, match=rf"five\.{end}: .*'size'.*, was .*'size'"):
         pickle.loads(data)[3]
+
+
+def replace_under_old_times(path: Path, data: bytes) -> None:
+    """By another file of the same size and mtime, as `cp -p` or `rsync -t` of other data may."""
+    was, other = path.stat(), path.with_suffix(".new")
+    other.write_bytes(data)
+    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
+    other.replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("end", ["idx", "bin"])
+@pytest.mark.parametrize("form", ["pair", "compressed", "virtual"])
+def test_a_local_file_replaced_under_its_old_times_is_refused_in_another_process(
+    form: str, end: str, mmap: bool, tmp_path: Path
+) -> None:
+    prefix = build_ours(tmp_path / "five", FIVE, np.uint16)
+    if form == "compressed":
+        convert_dataset(prefix, prefix := f"{tmp_path}/packed", way=StorageFormat("zstd"))
+        end = end.replace("bin", "bin.zst")
+    path = Path(f"{prefix}.{end}")
+    if form == "virtual":
+        merge_virtually([build_ours(tmp_path / "other", FIVE, np.uint16), prefix], prefix := f"{tmp_path}/merged")
+    data = pickle.dumps(IndexedDataset(prefix, mmap=mmap))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(operator.getitem, (pickle.loads(data), -2)).tolist() == [15, 16, 17, 18]
+        replace_under_old_times(path, path.read_bytes())
+        needed = rf"{path}: was rewritten under its old size and mtime \(found inode .*, need inode .*; start again"
+        with pytest.raises(ObjectChangedError, match=needed):
+            pool.apply(operator.getitem, (pickle.loads(data), -2))
+
+
+@pytest.mark.parametrize("end", ["idx", "bin"])
+def test_so_it_is_where_the_index_is_read_by_ranges(end: str, tmp_path: Path) -> None:
+    prefix = build_ours(tmp_path / "five", FIVE, np.uint16)
+    checked = CheckedIndex(5, "", False, None)
+    dataset = IndexedDataset(prefix, checked=checked)
+    assert dataset[3].tolist() == [15, 16, 17, 18]
+    data, path = pickle.dumps(dataset), Path(f"{prefix}.{end}")
+    replace_under_old_times(path, path.read_bytes())
+    with pytest.raises(ObjectChangedError, match=rf"five\.{end}: was rewritten"):
+        _ = pickle.loads(data)[3]
+
+
+def test_another_mode_of_a_local_file_is_no_change_for_another_process(tmp_path: Path) -> None:
+    """Neither before it is pickled nor after; what is written after that is one."""
+    dataset = IndexedDataset(build_ours(tmp_path / "five", FIVE, np.uint16))
+    for end, mode in (("idx", 0o600), ("bin", 0o640), ("bin", 0o600)):
+        Path(f"{tmp_path}/five.{end}").chmod(mode)
+        assert pickle.loads(pickle.dumps(dataset))[3].tolist() == [15, 16, 17, 18]
+    data = pickle.dumps(dataset)
+    Path(f"{tmp_path}/five.bin").chmod(0o644)
+    assert pickle.loads(data)[3].tolist() == [15, 16, 17, 18]
+    data, path = pickle.dumps(dataset), Path(f"{tmp_path}/five.bin")
+    replace_under_old_times(path, bytes(path.stat().st_size))
+    with pytest.raises(ObjectChangedError, match=r"five\.bin: was rewritten"):
+        _ = pickle.loads(data)[3]
 
 
 @pytest.mark.parametrize("attribute", ["index", "bin_reader", "_stored"])
@@ -124,7 +186,7 @@ def test_no_reader_looks_at_its_object_while_it_is_unpickled(
         if shelf.web is not None:
             del shelf.web.objects[f"/{len(lower)}"]
         else:
-            delete_object(reader.uri)
+            delete_object(Location.of(reader.uri))
         twin = pickle.loads(pickled)
         assert (twin.uri, twin.size) == (reader.uri, reader.size), name
         with pytest.raises(ObjectNotFoundError):

@@ -16,7 +16,6 @@ from servers.latency_proxy import latency_proxy
 from binidx.errors import FormatError
 from binidx.format import prefix_listing as bundling
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import (
     MIN_LISTED_PREFIXES,
     IdxBundle,
@@ -25,6 +24,7 @@ from binidx.format.prefix_listing import (
     parse_bundle,
     select_bundled,
 )
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity, read_small
 from binidx.storage.writing.publish import create_object
 
@@ -47,12 +47,12 @@ def prefixes(folder: str) -> list[str]:
 
 @pytest.fixture
 def bundle(folder: str) -> IdxBundle:
-    return IdxBundle(f"{folder}/cache")
+    return IdxBundle(Location.of(f"{folder}/cache"))
 
 
 def open_all(prefixes: Sequence[str], bundle: IdxBundle) -> list[IndexedDataset]:
-    with list_pairs_with_bundle(prefixes, None, bundle) as found:
-        return [IndexedDataset(ResolvedPrefix(prefix, found.get(prefix))) for prefix in prefixes]
+    with list_pairs_with_bundle([Location.of(prefix) for prefix in prefixes], bundle) as found:
+        return [IndexedDataset(prefix, listed=found.get(prefix)) for prefix in prefixes]
 
 
 def check_all(prefixes: Sequence[str], bundle: IdxBundle, numbers: Sequence[int] = range(MIN_LISTED_PREFIXES)) -> None:
@@ -63,19 +63,19 @@ def check_all(prefixes: Sequence[str], bundle: IdxBundle, numbers: Sequence[int]
 def bundled(prefixes: Sequence[str], bundle: IdxBundle) -> list[str]:
     """The prefixes whose `.idx` would come out of the bundle now."""
     found = bundle.read(prefixes)
-    marks = {prefix: object_identity(f"{prefix}.idx") for prefix in prefixes}
+    marks = {prefix: object_identity(Location.of(f"{prefix}.idx")) for prefix in prefixes}
     return [prefix for prefix in prefixes if found and found.find(prefix, marks[prefix]) is not None]
 
 
 def replace_bundle(prefixes: Sequence[str], bundle: IdxBundle, data: bytes) -> None:
-    with create_object(bundle.uri(prefixes)) as out:
+    with create_object(bundle.file(prefixes)) as out:
         out.write(data)
 
 
 def test_the_second_start_reads_one_object_and_no_idx(s3: Bucket, tmp_path, monkeypatch) -> None:
     folder = s3.fresh()
     prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
-    bundle = IdxBundle(f"{folder}/cache")
+    bundle = IdxBundle(Location.of(f"{folder}/cache"))
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
         for start, asked in enumerate([MIN_LISTED_PREFIXES, 0, 0]):
             monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path / str(start)))
@@ -105,7 +105,7 @@ def test_an_idx_that_changed_is_read_anew_and_bundled_anew(prefixes, bundle) -> 
 @pytest.mark.parametrize("bit", [3, 100, 8 * 60])  # the magic, the table's size, the table
 def test_a_damaged_bundle_is_not_used_and_is_written_anew(prefixes, bundle, bit, caplog) -> None:
     open_all(prefixes, bundle)
-    whole = bytearray(read_small(bundle.uri(prefixes)) or b"")
+    whole = bytearray(read_small(bundle.file(prefixes)) or b"")
     whole[bit // 8] ^= 1 << bit % 8
     replace_bundle(prefixes, bundle, bytes(whole))
     check_all(prefixes, bundle)
@@ -115,7 +115,7 @@ def test_a_damaged_bundle_is_not_used_and_is_written_anew(prefixes, bundle, bit,
 
 def test_of_a_bundle_with_a_damaged_file_the_others_are_used(prefixes, bundle) -> None:
     open_all(prefixes, bundle)
-    whole = bytearray(read_small(bundle.uri(prefixes)) or b"")
+    whole = bytearray(read_small(bundle.file(prefixes)) or b"")
     whole[-1] ^= 1
     replace_bundle(prefixes, bundle, bytes(whole))
     assert bundled(prefixes, bundle) == prefixes[:-1]
@@ -127,10 +127,10 @@ def test_of_a_bundle_with_a_damaged_file_the_others_are_used(prefixes, bundle) -
 def test_a_bundle_of_other_prefixes_is_another_object_and_of_no_use(prefixes, bundle) -> None:
     open_all(prefixes, bundle)
     more = [*prefixes, build_ours(f"{prefixes[0]}-more", number(9), np.uint16)]
-    assert bundle.uri(more) != bundle.uri(prefixes) == bundle.uri([*reversed(prefixes), prefixes[2]])
+    assert bundle.file(more) != bundle.file(prefixes) == bundle.file([*reversed(prefixes), prefixes[2]])
     check_all(more, bundle, [*range(MIN_LISTED_PREFIXES), 9])
     # Even where it lies under the name of theirs.
-    replace_bundle(more, bundle, read_small(bundle.uri(prefixes)) or b"")
+    replace_bundle(more, bundle, read_small(bundle.file(prefixes)) or b"")
     swapped = build_ours(more[-1], number(15), np.uint16)
     check_all([*prefixes, swapped], bundle, [*range(MIN_LISTED_PREFIXES), 15])
 
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, t
     prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     (tmp_path / "file").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        check_all(prefixes, IdxBundle(f"{tmp_path}/file/cache"))
+        check_all(prefixes, IdxBundle(Location.of(f"{tmp_path}/file/cache")))
     assert "not written" in caplog.text
 
 

@@ -10,6 +10,7 @@ from servers.http_objects import http_objects
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.format.source import PairSource
+from binidx.storage.location import Location
 
 
 @pytest.mark.parametrize("end", ["bin", "idx"])
@@ -19,7 +20,7 @@ def test_what_is_read_is_what_was_looked_at(
 ) -> None:
     with distant_store(store, request, tmp_path, delay_ms=0) as far:
         uris = {each: far.put(f"en.{each}", each.encode() * 10) for each in ("bin", "idx")}
-        source = PairSource(f"{far.base}/en", far.options())
+        source = PairSource(Location.of(f"{far.base}/en", far.options()))
         open_it = {"bin": source.open_stored, "idx": source.open_idx}[end]
         far.proxy.reset()
         assert bytes(open_it().read([(0, 30)])[0]) == end.encode() * 10
@@ -35,7 +36,7 @@ def test_what_is_read_is_what_was_looked_at(
 
 def test_what_has_gone_is_named() -> None:
     with http_objects({"/en.bin": bytes(30), "/en.idx": bytes(30)}) as server:
-        source = PairSource(f"{server.endpoint}/en", None)
+        source = PairSource(Location.of(f"{server.endpoint}/en"))
         del server.objects["/en.bin"]
         with pytest.raises(ObjectNotFoundError, match=r"en\.bin: no such object"):
             source.open_stored().read([(0, 30)])
@@ -44,7 +45,7 @@ def test_what_has_gone_is_named() -> None:
 def test_a_weak_etag_pins_nothing_so_it_is_looked_at_again() -> None:
     with http_objects({"/en.bin": bytes(30), "/en.idx": bytes(30)}) as server:
         server.etag = lambda data: f'W/"{len(data)}"'
-        source = PairSource(f"{server.endpoint}/en", None)
+        source = PairSource(Location.of(f"{server.endpoint}/en"))
         server.objects["/en.bin"] = bytes(33)
         assert source.open_stored().size == 33
         with pytest.raises(ObjectChangedError, match="changed while it was read; run it again"):

@@ -16,6 +16,7 @@ from binidx.corpus.merge import merge_virtually
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.summary import read_summary
+from binidx.storage.location import Location
 
 
 def build(prefix: Path, seed: int, count: int = 50) -> str:
@@ -28,7 +29,7 @@ def build(prefix: Path, seed: int, count: int = 50) -> str:
 
 
 def check(prefix: str, options: dict[str, Any] | None = None) -> None:
-    found, dataset = read_summary(prefix, options), IndexedDataset(prefix, storage_options=options)
+    found, dataset = read_summary(Location.of(prefix, options)), IndexedDataset(prefix, storage_options=options)
     assert (len(found.index), found.index.num_tokens) == (len(dataset), dataset.index.num_tokens)
     bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
     asked = [*range(len(dataset) + 1)]
@@ -50,7 +51,7 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
     options = {"binidx": {"parts_from": "file://"}}
     for name in ("zst", "checked", "all"):
         check(f"{base}/{name}", options)
-    zst, checked, virtual = (read_summary(f"{base}/{name}", options) for name in ("zst", "checked", "all"))
+    zst, checked, virtual = (read_summary(Location.of(f"{base}/{name}", options)) for name in ("zst", "checked", "all"))
     assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
     assert zst.stored_bytes < zst.plain_bytes
     assert (virtual.num_parts, virtual.index.num_tokens) == (3, 3 * zst.index.num_tokens)
@@ -58,18 +59,18 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
 
 def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"none\.idx"):
-        read_summary(f"{tmp_path}/none")
+        read_summary(Location.of(f"{tmp_path}/none"))
     prefix = build(tmp_path / "en", 2)
     whole = Path(f"{prefix}.idx").read_bytes()
     Path(f"{prefix}.idx").write_bytes(b"X" + whole[1:])
     with pytest.raises(FormatError, match="starts with"):
-        read_summary(prefix)
+        read_summary(Location.of(prefix))
     count = len(IndexedDataset(build(tmp_path / "en", 2)))
     at = 34 + 4 * count + 8 * 3
     Path(f"{prefix}.idx").write_bytes(whole[:at] + struct.pack("<q", 1 << 40) + whole[at + 8 :])
     with pytest.raises(FormatError, match="leave"):
-        read_summary(prefix).tokens_before([3])
+        read_summary(Location.of(prefix)).tokens_before([3])
     Path(f"{prefix}.idx").write_bytes(whole)
     Path(f"{prefix}.bin").write_bytes(b"ab")
     with pytest.raises(FormatError, match=r"its \.idx needs"):
-        read_summary(prefix)
+        read_summary(Location.of(prefix))

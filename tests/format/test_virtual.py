@@ -26,6 +26,7 @@ from binidx.format.source import open_source
 from binidx.format.summary import read_summary
 from binidx.format.virtual import relative_part, resolve_part
 from binidx.storage.adapters import JoinedReader
+from binidx.storage.location import Location
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import place_of
@@ -191,16 +192,17 @@ def test_credentials_never_follow_a_list_to_another_host(tmp_path: Path, web: Se
         merge_virtually([serve(other, "part", part)], tmp_path / "list")
         there = serve(web, "list", tmp_path / "list")
         other.requests.clear()
-        for tool in (binidx.IndexedDataset, open_source, read_summary):
+        location = Location.of(there, secret)
+        for tool in (lambda at: binidx.IndexedDataset(at.uri, storage_options=at.options), open_source, read_summary):
             with pytest.raises(ConfigError, match=rf"list.parts.json: .*\(found {other.endpoint}/part, .*PARTS_FROM="):
-                tool(there, storage_options=secret) if tool is not open_source else tool(there, secret)
+                tool(location)
         assert other.requests == []
 
         allowed = {**secret, "binidx": {"parts_from": other.endpoint}}
         other.authorizations.clear()
         dataset = pickle.loads(pickle.dumps(binidx.IndexedDataset(there, storage_options=allowed)))
         assert dataset[0].tolist() == [5, 6, 7]
-        assert open_source(there, allowed).plain_bytes() == 6
+        assert open_source(Location.of(there, allowed)).plain_bytes() == 6
         assert web.authorizations[-1] == "Bearer of-the-user"
         assert {*other.authorizations} == {None}
 
@@ -269,9 +271,9 @@ def test_counts_that_a_part_has_not_are_an_error(tmp_path: Path) -> None:
         wrong = json.loads(path.read_text())
         (wrong if where == "dtype" else wrong["parts"][2])[where] = value
         (tmp_path / "wrong.parts.json").write_text(json.dumps(wrong))
-        for tool in (binidx.IndexedDataset, open_source):
+        for tool in (lambda at: binidx.IndexedDataset(at.uri), open_source):
             with pytest.raises(FormatError, match=rf"wrong.parts.json: .*({where}|nonsense).*; needed binidx-parts 1"):
-                tool(tmp_path / "wrong")
+                tool(Location.of(tmp_path / "wrong"))
     for end in ("sequences", "tokens"):
         wrong = json.loads(path.read_text())
         wrong["parts"][2][end] += 1

@@ -95,6 +95,10 @@ MASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
+EARLIER: dict[str, Any] = {"megatron_samples": "0.16.1"}
+"""What that state needs of today's code, for kinds whose samples have changed; the commit had no such option."""
+
+
 def config(kind: Any, prefixes: list[str], weights: list[float] | None = None, **options: Any) -> Any:
     return kind(**{**SETTINGS, "blend": (prefixes, weights), "split": "1,0,0", **options})
 
@@ -122,7 +126,7 @@ def fim() -> dict[str, Any]:
     words = {name: name for name in ("prefix", "middle", "suffix", "pad", "eod")}
     wanted = config(
         binidx.GPTFIMDatasetConfig, ["corpus/en"], **GPT, fim_rate=0.0, fim_spm_rate=0.0, fim_extra_tokens=words,
-        tokenizer=FIMTokenizer(),
+        tokenizer=FIMTokenizer(), **EARLIER,
     )  # fmt: skip
     return built(binidx.GPTFIMDataset, wanted)
 
@@ -154,7 +158,7 @@ def length_staged() -> dict[str, Any]:
 
 
 def chats(kind: str, **options: Any) -> dict[str, Any]:
-    wanted = config(binidx.SFTDatasetConfig, ["corpus/chat.jsonl.zst"], **GPT, **options)
+    wanted = config(binidx.SFTDatasetConfig, ["corpus/chat.jsonl.zst"], **GPT, **EARLIER, **options)
     return built(getattr(binidx, kind), wanted, (50, 5, 0))
 
 
@@ -171,9 +175,16 @@ DATASETS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "best fit": lambda: gpt("corpus/en", kind=binidx.BestFitGPTDataset),
     "varlen gpt": lambda: gpt("corpus/en", kind=binidx.VarlenGPTDataset, inter_document_masking=True),
     "fim": fim,
-    "bert": lambda: masked("BERTMaskedWordPieceDataset", "corpus/sentences", classification_head=True, split="8,2,0"),
+    "bert": lambda: masked(
+        "BERTMaskedWordPieceDataset", "corpus/sentences", classification_head=True, split="8,2,0", **EARLIER
+    ),
     "bert, blend": lambda: masked(
-        "BERTMaskedWordPieceDataset", "corpus/sentences", "corpus/en", weights=[0.5, 0.5], classification_head=False
+        "BERTMaskedWordPieceDataset",
+        "corpus/sentences",
+        "corpus/en",
+        weights=[0.5, 0.5],
+        classification_head=False,
+        **EARLIER,
     ),
     "t5": lambda: masked("T5MaskedWordPieceDataset", "corpus/sentences", sequence_length_decoder=128),
     "chats": lambda: chats("SFTDataset"),
@@ -228,8 +239,8 @@ def loader_state(dataset: Any, kind: str) -> dict[str, Any]:
     """The state of a loader after its first micro-batch, and a digest of the batch after it."""
     loader = new_loader(dataset, kind)
     digest(islice(loader, 1))
-    # The commit that wrote the golden state had no digests of tokens.
-    state = {name: value for name, value in loader.state_dict().items() if name != "tokens"}
+    # The commit that wrote the golden state had these two values alone.
+    state = {name: loader.state_dict()[name] for name in ("consumed_samples", "fingerprint")}
     return {"state": state, "next": resumed(dataset, kind, loader.state_dict())}
 
 

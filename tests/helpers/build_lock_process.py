@@ -28,6 +28,8 @@ from binidx.errors import PeerError
 from binidx.index.cache import build_lock, lease
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
 
 NAME = "0f-Kind-train"
 FINGERPRINT = {"option": True}
@@ -58,7 +60,9 @@ def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object
 
     try:
         context = BuildContext().with_check(check)
-        arrays = IndexCache(cache, NAME, context=context).load_or_build("described", FINGERPRINT, ["a"], build)
+        arrays = IndexCache(IndexFiles(Location.of(cache), NAME), context=context).load_or_build(
+            "described", FINGERPRINT, ["a"], build
+        )
     except (PeerError, ValueError) as error:
         return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
     return {"sum": int(arrays["a"].sum()), "seconds": time.monotonic() - began}

@@ -28,20 +28,23 @@ import xxhash
 from helpers.gpt_data import TOKENIZER
 
 import binidx
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.order import gpt_order
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 
 HOW: dict[str, Any] = {}
 
 
-class GPTDataset(binidx.GPTDataset):
-    def _build(self, writer: ArrayWriter) -> None:
-        with open(HOW["log"], "a") as file:
-            file.write(f"{os.getpid()} {time.monotonic()}\n")
-        time.sleep(HOW.get("slow", 0))
-        if "fail" in HOW:
-            raise ValueError(HOW["fail"])
-        super()._build(writer)
+build_gpt_index = gpt_order.build_gpt_index
+
+
+def build_and_log(*given: Any, **how: Any) -> None:
+    with open(HOW["log"], "a") as file:
+        file.write(f"{os.getpid()} {time.monotonic()}\n")
+    time.sleep(HOW.get("slow", 0))
+    if "fail" in HOW:
+        raise ValueError(HOW["fail"])
+    build_gpt_index(*given, **how)
 
 
 def build() -> list[Any]:
@@ -50,17 +53,18 @@ def build() -> list[Any]:
         path_to_cache=HOW["cache"], tokenizer=TOKENIZER, create_attention_mask=False,
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
     )  # fmt: skip
-    return binidx.BlendedMegatronDatasetBuilder(GPTDataset, [HOW["samples"], 0, 0], lambda: True, config).build()
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [HOW["samples"], 0, 0], lambda: True, config).build()
 
 
 def main(how: dict[str, Any]) -> None:
     HOW.update(how)
+    gpt_order.build_gpt_index = build_and_log
     logging.basicConfig(level=logging.INFO)
     group = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if group:
         torch.distributed.init_process_group("gloo")
     # The driver is loaded: a second of a core, and these processes share a few.
-    object_exists(HOW["prefix"] + ".bin")
+    object_exists(Location.of(HOW["prefix"] + ".bin"))
     print("ready", flush=True)
     parent = os.getppid()
     while "start" in HOW and not Path(HOW["start"]).exists():

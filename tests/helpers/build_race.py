@@ -33,8 +33,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import ALGORITHM, Origin
 from binidx.index.cache.order_record import OrderKey
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing import publish, staging
 
@@ -73,7 +75,9 @@ def expected(content: int) -> dict[str, np.ndarray]:
 
 def make_cache(directory: str, content: int) -> IndexCache:
     origin = Origin(content=lambda: {"index_digest": str(content)})
-    return IndexCache(directory, NAME, origin=origin, order=lambda: OrderKey(content, False, 0, 10))
+    return IndexCache(
+        IndexFiles(Location.of(directory), NAME), origin=origin, order=lambda: OrderKey(content, False, 0, 10)
+    )
 
 
 def make_build(content: int) -> Any:
@@ -115,7 +119,7 @@ def check_cache(directory: str, content: int, *, must_be_whole: bool) -> bool:
     if not same(build_without_lock(cache, content), content) or cache.load({"algorithm": ALGORITHM}, NAMES) is None:
         return wrong(directory, "it cannot be built anew")
     for name, array in expected(content).items():
-        if bytes(read_whole(open_object(cache.files.array_uri(name), cache=False))) != saved(array):
+        if bytes(read_whole(open_object(cache.files.array_file(name), cache=False))) != saved(array):
             return wrong(directory, f"{name}.npy is another one")
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 IGNORE = -100
@@ -17,10 +18,13 @@ ROLE_TOKENS = {"system": 1, "user": 2, "assistant": 3, "tool": 4}
 
 
 class Speaker:
-    """A tokenizer of letters with a token before each turn; as Megatron's SFTTokenizer, the assistant's are targets."""
+    """A tokenizer of letters with a token before each turn; as Megatron's SFTTokenizer, the assistant's are targets.
 
-    def __init__(self, eod: int = 5, pad: int | None = 6) -> None:
-        self.eod, self.pad, self.vocab_size = eod, pad, 1000
+    With `ends` it ends each conversation with an EOD.
+    """
+
+    def __init__(self, eod: int = 5, pad: int | None = 6, ends: bool = False) -> None:
+        self.eod, self.pad, self.vocab_size, self.ends = eod, pad, 1000, ends
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
@@ -40,6 +44,9 @@ class Speaker:
             said = self.tokenize(turn["content"])
             tokens += [ROLE_TOKENS[turn["role"]], *said]
             targets += [IGNORE, *(said if turn["role"] == "assistant" else [IGNORE] * len(said))]
+        if self.ends:
+            tokens.append(self.eod)
+            targets.append(self.eod)
         return np.array(tokens), np.array(targets)
 
 
@@ -60,13 +67,18 @@ def random_rows(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def write_rows(uri: str, rows: Iterable[Any]) -> str:
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write("".join(json.dumps(row) + "\n" for row in rows).encode())
     return uri
 
 
-def packed_as_megatron(row: dict[str, Any], tokenizer: Speaker, length: int, multiple: int) -> dict[str, Any]:
-    """Source: NVIDIA/Megatron-LM at d98e8a64, `SFTDataset.__getitem__`, for a pad that is no other token."""
+def packed_as_megatron(
+    row: dict[str, Any], tokenizer: Speaker, length: int, multiple: int, version: str = "main"
+) -> dict[str, Any]:
+    """Source: NVIDIA/Megatron-LM at d98e8a64, `SFTDataset.__getitem__`, for a pad that is no other token.
+
+    In core_v0.16.1 each conversation ends with an EOD, and there are as many bounds as conversations, and one more.
+    """
     tokens: list[int] = []
     targets: list[int] = []
     positions: list[int] = []
@@ -74,9 +86,10 @@ def packed_as_megatron(row: dict[str, Any], tokenizer: Speaker, length: int, mul
     bounds = [0]
     for start, stop in pairwise([*starts, len(row["messages"])]):
         said, learnt = tokenizer.tokenize_conversation(row["messages"][start:stop], True, False)
-        tokens += [*said.tolist(), tokenizer.eod]
-        targets += [*learnt.tolist(), tokenizer.eod]
-        positions += range(len(said) + 1)
+        end = [tokenizer.eod] if version == "0.16.1" and said[-1] != tokenizer.eod else []
+        tokens += [*said.tolist(), *end]
+        targets += [*learnt.tolist(), *end]
+        positions += range(len(said) + len(end))
         while len(tokens) % multiple:
             tokens.append(tokenizer.pad)  # type: ignore[arg-type]
             targets.append(tokenizer.pad)  # type: ignore[arg-type]
@@ -93,12 +106,14 @@ def packed_as_megatron(row: dict[str, Any], tokenizer: Speaker, length: int, mul
         positions.append(positions[-1] + 1)
     bounds[-1] = length
     labels = np.array(targets[1:], np.int64)
-    cu_seqlens = np.array(bounds, np.int32)
+    max_seqlen = np.diff(np.array(bounds, np.int32)).max()
+    if version == "main":
+        bounds += [length] * (length + 1 - len(bounds))
     return {
         "tokens": np.array(tokens[:-1], np.int64),
         "labels": labels,
         "loss_mask": ((labels != tokenizer.pad) & (labels != IGNORE)).astype(np.float32),
         "position_ids": np.array(positions[:length], np.int64),
-        "cu_seqlens": cu_seqlens,
-        "max_seqlen": np.diff(cu_seqlens).max(),
+        "cu_seqlens": np.array(bounds, np.int32),
+        "max_seqlen": max_seqlen,
     }

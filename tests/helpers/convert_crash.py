@@ -15,6 +15,7 @@ import sys
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.copy import SilentWatcher, same_content
 
@@ -50,7 +51,7 @@ def check(source: str, target: str) -> None:
     """AssertionError if the target is a dataset, but not the source."""
     if IndexedDataset.exists(target):
         assert same_content(open_object(source + ".idx"), open_object(target + ".idx"), SilentWatcher())
-        assert same_content(open_bin(source), open_bin(target), SilentWatcher())
+        assert same_content(open_bin(Location.of(source)), open_bin(Location.of(target)), SilentWatcher())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from binidx.errors import BinidxError
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "state" / "local"
 MEMORY_BYTES = 2 << 30
@@ -225,7 +227,7 @@ def index_manifest(folder: Path) -> Kind:
     [path] = sorted(GOLDEN.glob("cache/*-GPTDataset-train-binidx.json"))[:1]
     for each in GOLDEN.glob(f"cache/{path.name.removesuffix('-binidx.json')}*"):
         shutil.copy2(each, folder)
-    cache = IndexCache(str(folder), path.name.removesuffix("-binidx.json"))
+    cache = IndexCache(IndexFiles(Location.of(folder), path.name.removesuffix("-binidx.json")))
     written = json.loads(path.read_text())
     needed, names = written["fingerprint"], list(written["arrays"])
 
@@ -346,12 +348,12 @@ def convert_journal(folder: Path) -> Kind:
 
     recorded = json.loads((GOLDEN / "converted" / "en.convert.json").read_text())
     prefix, target, tries = str(GOLDEN / "corpus" / "en"), str(folder / "en"), iter(range(1 << 60))
-    source = _Convert(prefix, target, StorageFormat(), "checksum", None, None, None).journal.source
+    source = _Convert(Location.of(prefix), Location.of(target), StorageFormat(), "checksum", None).journal.source
     [partial] = (GOLDEN / "converted").glob("*.partial")
 
     def read(data: bytes) -> object:
         (folder / "en.convert.json").write_bytes(data)
-        journal = ConvertJournal(target, source, None)
+        journal = ConvertJournal(Location.of(target), source)
         journal.adopt()
         found = [(state.complete, state.num_in_flight, state.ranges) for state in journal.states.values()]
         if next(tries) % 20 == 0:  # takes some milliseconds
@@ -387,7 +389,7 @@ def dataset_manifest(folder: Path) -> Kind:
 
     def read(data: bytes) -> object:
         path.write_bytes(data)
-        found = read_manifest(str(path), None)
+        found = read_manifest(Location.of(str(path)))
         assert found is not None
         return machines_of({"text": found}), found.get("counts", {}).get("dropped", {}), found.get("plan")
 
@@ -422,7 +424,7 @@ def lineage(folder: Path) -> Kind:
     from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
 
     path, count = folder / "a.lineage.parquet", 50
-    writer, numbers = LineageWriter(str(path), None), np.arange(count)
+    writer, numbers = LineageWriter(Location.of(str(path))), np.arange(count)
     names: list[Any] = [None if number % 3 else f"id-{number}" for number in range(count)]
     hashes = numbers.astype(np.uint64)
     writer.write(build_lineage_table(["a", "b"], numbers.astype(np.int32) % 2, numbers, numbers, names, hashes))
@@ -431,7 +433,11 @@ def lineage(folder: Path) -> Kind:
     def read(data: bytes) -> object:
         path.write_bytes(data)
         prefix = str(folder / "a")
-        return documents_with_id(prefix, "id-3"), documents_at(prefix, "b", 7), read_origins(prefix, [1, 40])
+        return (
+            documents_with_id(Location.of(prefix), "id-3"),
+            documents_at(Location.of(prefix), "b", 7),
+            read_origins(Location.of(prefix), [1, 40]),
+        )
 
     return Kind(path.read_bytes(), read)
 

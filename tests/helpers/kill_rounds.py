@@ -103,7 +103,7 @@ def build(blend: list[str], cache: str, sequence_length: int, num_samples: int) 
 
 def order_of(at: Path) -> RunOrder:
     dataset = build([f"{at}/en", f"{at}/code"], f"{at}/cache", 16, 100)
-    return RunOrder(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset)))
+    return RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset)))
 
 
 def bake(at: Path, out: str) -> None:

@@ -13,6 +13,7 @@ from helpers.shuffle_oracle import read_documents
 
 from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
 from binidx.storage.adapters import ReadableFile
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 
 END = ".lineage.parquet"
@@ -27,7 +28,7 @@ def build_with_lineage(prefix: Path, count: int, seed: int, dtype: Any = np.uint
     numbers = np.arange(count, dtype=np.int32) % 2
     files = [f"s3://text/{seed}-a.jsonl", f"s3://text/{seed}-b.jsonl"]
     rows = np.arange(count) * 3 + seed
-    writer = LineageWriter(source + END, None)
+    writer = LineageWriter(Location.of(source + END))
     writer.write(build_lineage_table(files, numbers, rows, rows * 100, ids, np.array(hashes, np.uint64)))
     writer.publish()
     return source

@@ -47,6 +47,9 @@ class WordPieces:
 
 TOKENIZER = WordPieces()
 
+SORTED = WordPieces(inv_vocab=dict(sorted(vocabulary().items())))
+"""The same ids in order: with them BERT of 0.16.1, the installed Megatron, draws as BERT of main does with any."""
+
 
 def write_sentences(
     prefix: Path, num_documents: int, rng: np.random.Generator, longest: int = 30, specials: float = 0.02
@@ -95,9 +98,9 @@ OWN = {BERT: {"classification_head": True}, T5: {"sequence_length_decoder": 128}
 
 
 def build(kind: Any, prefixes: list[str], sizes: Any = (200, 20, 20), weights: Any = None, **changes: Any) -> list[Any]:
-    """All splits, by our builder."""
+    """All splits, by our builder; the samples are those of the installed Megatron."""
     cls, config = kind
-    options = {**OPTIONS, **OWN[kind], **changes}
+    options = {"megatron_samples": "0.16.1", **OPTIONS, **OWN[kind], **changes}
     configured = config(blend=(prefixes, weights), **options)
     return binidx.BlendedMegatronDatasetBuilder(cls, list(sizes), lambda: True, configured).build()
 
@@ -134,14 +137,18 @@ def process_group(directory: Path) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def compare(kind: Any, directory: Path, seed: int, own: Callable[[np.random.Generator], dict[str, Any]]) -> int:
+def compare(
+    kind: Any, directory: Path, seed: int, own: Callable[[np.random.Generator], dict[str, Any]], **version: Any
+) -> int:
     """Indices, identities and samples of datasets of random options are Megatron's; how many samples were equal."""
     rng, compared = np.random.default_rng(seed), 0
     prefix = write_sentences(directory / "en", int(rng.choice([80, 150])), rng, int(rng.choice([4, 30, 80])))
     with process_group(directory):
         for case in range(25):
             options = {**random_options(rng), **own(rng)}
-            splits = build(kind, [prefix], (num := int(rng.integers(1, 400)),) * 3, **options)
+            splits = build(kind, [prefix], (num := int(rng.integers(1, 400)),) * 3, **options, **version)
+            if version.get("megatron_samples") == "main":
+                options["tokenizer"] = SORTED
             for which, ours in zip(binidx.Split, splits, strict=True):
                 if ours is not None:
                     needed = megatrons(kind, prefix, which, num, str(directory / f"cache{case}"), **options)

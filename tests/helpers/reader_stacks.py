@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.faulty_object import FaultyObject
 from helpers.zstd_segments import compressed
 
 from binidx.storage.adapters import JoinedReader, LazyReader
@@ -17,11 +18,12 @@ from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_object
-from binidx.testing import FaultyObject, MemoryObject
+from binidx.testing import MemoryObject
 
 FAST = {"binidx": {"fast": True}}
 SLOW = {"binidx": {"fast": False}}
@@ -111,7 +113,7 @@ class Shelf:
         if self.web is not None:
             self.web.objects[f"/{name}"] = data
         else:
-            with create_object(f"{self.base}/{name}") as writer:
+            with create_object(Location.of(f"{self.base}/{name}")) as writer:
                 writer.write(data)
         return f"{self.base}/{name}"
 
@@ -119,4 +121,8 @@ class Shelf:
         """Of an object with this content, without any layer."""
         uri = self.put(data)
         path = local_path(uri)
-        return LocalFile(path) if path is not None and self.store.mapped else RemoteObject(uri, self.store.options)
+        return (
+            LocalFile(path)
+            if path is not None and self.store.mapped
+            else RemoteObject(Location.of(uri, self.store.options))
+        )

@@ -1,4 +1,4 @@
-"""A provider in one module: objects in a dictionary, with versions, uploads in parts, and a row in the table."""
+"""A provider in one module: objects in a dictionary, with versions and uploads in parts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.identity import check_unchanged
-from binidx.storage.stores.registry import Provider
 
 OBJECTS: dict[str, tuple[int, bytes]] = {}
 """URI -> version and content."""
 UPLOADS: dict[str, dict[int, bytes]] = {}
 VERSIONS = itertools.count(1)
-PROVIDER = Provider("helpers.toy_store:ToyStore", Prices("toy", dollars_per_read=0.001))
 
 
 class ToyStore:
@@ -26,7 +24,7 @@ class ToyStore:
         self.uri = uri
 
     def prices(self) -> Prices:
-        return PROVIDER.prices
+        return Prices("toy", dollars_per_read=0.001)
 
     def pins(self, info: ObjectInfo) -> bool:
         return True
@@ -39,7 +37,7 @@ class ToyStore:
         return info, data[-tail_bytes:] if tail_bytes else b""
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
-        check_unchanged(info, (await self.head(info.uri))[0].identity)
+        check_unchanged(info, (await self.head(info.uri))[0])
         return OBJECTS[info.uri][1][slice(*where)]
 
     def get(self, uri: str, most_bytes: int) -> bytes:

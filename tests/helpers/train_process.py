@@ -4,6 +4,9 @@ Each rank prints one JSON object: the error that it got, or the tokens of its ba
 does, and by its number what one does differently:
 
     prefixes, weights, seed, size, sequence_length     of the train split
+    options     further fields of the config
+    tokenizer   fields of its SpecialTokens
+    library     a folder with the metadata of another version of this library
     cwd         working directory: a relative prefix then names other data
     after       numbers of ranks that have ended before this one begins
     replace     [prefix, URI]: copies the pair of a prefix over another before it begins
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import binidx
 from binidx.errors import PeerError
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import create_object
 
@@ -38,8 +43,8 @@ def build(mine: dict[str, Any]) -> Any:
     """The train split."""
     config = binidx.GPTDatasetConfig(
         random_seed=mine["seed"], sequence_length=mine["sequence_length"], blend=(mine["prefixes"], mine["weights"]),
-        split="1,0,0", tokenizer=TOKENIZER, create_attention_mask=False,
-        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        split="1,0,0", **mine.get("options", {}),
+        tokenizer=binidx.SpecialTokens(**mine["tokenizer"]) if "tokenizer" in mine else TOKENIZER,
     )  # fmt: skip
     if "alone" in mine:
         data = binidx.IndexedDataset(mine["prefixes"][0])
@@ -75,12 +80,13 @@ def main(how: dict[str, Any]) -> None:
     if "loader" in mine and "mesh" not in mine:
         mine["loader"] = {"data_parallel_rank": rank, "data_parallel_size": size, **mine["loader"]}
     os.chdir(mine.get("cwd", "."))
+    sys.path[:0] = mine.get("library", [])
     wait_for_files(f"{store}.ended{other}" for other in mine.get("after", []))
     if "replace" in mine:
         source, target = mine["replace"]
         for suffix in (".bin", ".idx"):
             reader = open_object(source + suffix)
-            with create_object(target + suffix) as out:
+            with create_object(Location.of(target + suffix)) as out:
                 out.write(reader.read([(0, reader.size)])[0])
     found: dict[str, Any] = {"rank": rank, "error": None}
     try:

@@ -14,9 +14,11 @@ from helpers.oracle import megatron
 from binidx.index import documents
 from binidx.index.cache import array_writer
 from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.permutations import RandomState
+from binidx.storage.location import Location
 
 SEQUENCE_LENGTH = 64
 LENGTHS = np.random.default_rng(0).integers(0, 300, 30_000).astype(np.int32)
@@ -45,7 +47,7 @@ def in_bytes(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def ours(plan: EpochPlan, seed: int, directory: Path | None = None, given: Any = DOCUMENTS, threads: int = 1) -> Any:
-    place = ArrayWriter(directory and (lambda name: f"{directory}/{name}.npy"))
+    place = ArrayWriter(directory and IndexFiles(Location.of(directory), "0f"))
     build_gpt_index(place, LENGTHS, given, plan, RandomState(seed), SEQUENCE_LENGTH, threads=threads)
     return place.arrays
 
@@ -68,7 +70,7 @@ def test_equal_megatrons_in_memory_and_in_files(
             assert (found[name] == needed[name]).all()
     for name in ARRAYS:
         np.save(tmp_path / "saved.npy", needed[name])
-        assert (tmp_path / f"{name}.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+        assert (tmp_path / f"0f-{name}.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
 
 
 @pytest.mark.parametrize("shuffled_in_file", [2**30, 0])

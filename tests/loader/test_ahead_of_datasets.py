@@ -14,11 +14,18 @@ import fsspec
 import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.readahead_loaders import wait_for
 from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
+from binidx.packed.packed_files import PackedDataset, PackedFiles
+from binidx.packed.packed_order import PackedRun, PackedSet
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 from binidx.storage import stats
 from binidx.storage.open import open_object
 
@@ -134,11 +141,45 @@ def test_read_ahead_is_the_default_for_pure_samples_of_remote_bytes(prefixes: li
     assert looks_ahead(build([prefixes[0], local]))
     assert not looks_ahead(build([local]))
     assert not looks_ahead(build([local, local]))
+    for place in ("memory://ahead-packed", str(tmp_path / "packed")):
+        builder = binidx.PackedDatasetBuilder(place, "en", 48, 0, np.uint16)
+        builder.add_array(np.arange(96))
+        builder.write_reminder()
+        files = PackedFiles(builder.filenames, 4)
+        run = PackedRun([PackedSet(2, files.num_blocks, 1, 7)], None, 0, 0, 1, 0, 4)
+        assert looks_ahead(PackedDataset(run, [files])) == (place != str(tmp_path / "packed"))
     for kind in (OneByOne, Assembled):
         # What they do in threads, and out of turn, is theirs to know.
         assert not looks_ahead(build(prefixes, kind))
         assert reads_remotely(build(prefixes, kind))
         assert not is_pure(build(prefixes, kind))
+
+
+class BackwardsBaked(binidx.BakedDataset):
+    def __getitems__(self, idxs: Any) -> Any:
+        return super().__getitems__([*idxs][::-1])
+
+
+def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tmp_path: Path) -> None:
+    dataset = build(prefixes)
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(8, 4, 2), len(dataset)))
+    for directory in ("memory://ahead-baked", str(tmp_path / "baked")):
+        bake(order, directory, plan_bake(order, range(20)))
+    baked = binidx.BakedDataset("memory://ahead-baked", dataset.config)
+    assert reads_remotely(baked)
+    assert is_pure(baked)
+    before = stats.usage()
+    batches = served(baked, 0, 4)
+    assert stats.since(before)["samples_ahead"] == 0
+    assert_same_batches(batches, served(dataset, 0, 4, look_ahead=0)[: len(batches)])
+    loader: Any = binidx.build_pretraining_data_loader(baked, 0, 4)
+    before = stats.usage()
+    batches = iter(loader)
+    next(batches)
+    wait_for(lambda: stats.since(before)["samples_ahead"] > 0)
+    del batches
+    assert not reads_remotely(binidx.BakedDataset(str(tmp_path / "baked"), dataset.config))
+    assert not is_pure(BackwardsBaked("memory://ahead-baked", dataset.config))
 
 
 def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) -> None:
@@ -151,7 +192,7 @@ def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) 
     assert 0 < wanted["wait_seconds"] <= wanted["seconds"]
     tokens = dataset.dataset.index.num_tokens
     # Requests and chunks: the whole .bin is one chunk of the ChunkCache.
-    assert wanted["s3 requests"] <= 1
+    assert wanted["remote requests"] <= 1
     assert tokens * 2 < 65536
 
 

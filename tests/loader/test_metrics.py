@@ -72,7 +72,8 @@ def test_metrics_count_the_reads_of_workers(prefix: str) -> None:
 def test_samples_read_ahead_are_no_overhead_of_a_report() -> None:
     used = dict.fromkeys(stats.NAMES, 0.0) | {
         "samples": 8, "tokens": 8 * 4096, "seconds": 1.0, "samples_ahead": 24, "dollars": 0.4,
-        "s3 requests": 10, "s3 bytes_asked": 1e6, "s3 bytes_moved": 1e6, "layers added": 9e5, "caches added": 9e5,
+        "remote requests": 10, "remote bytes_asked": 1e6, "remote bytes_moved": 1e6,
+        "layers added": 9e5, "caches added": 9e5,
     }  # fmt: skip
     line = stats.report_line(used, run_tokens=4 * 8 * 4096)
     assert "32,768 tokens in 1.00 s, waited 0.00 s (0.0%), 24 samples read ahead; " in line

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ import binidx
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, MegatronPretrainingSampler, build_sampler
+from binidx.loader.torch_loader import PretrainingLoader
+from binidx.packed.packed_files import PackedDataset, PackedFiles
+from binidx.packed.packed_order import PackedRun, PackedSet
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 with warnings.catch_warnings():
@@ -95,13 +100,82 @@ def test_a_loader_begins_at_the_consumed_samples_it_is_given(kind: str) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        {}, {"consumed_samples": 8}, {"consumed_samples": "x", "fingerprint": ""}, [1], None, {"epoch": 1},
-        {"consumed_samples": float("inf"), "fingerprint": ""},
+        {}, {"consumed_samples": 8}, {"fingerprint": ""}, [1], None, {"epoch": 1},
+        {"consumed_samples": 8, "fingerprint": "", "tokens": [1]},
     ],
 )  # fmt: skip
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(ConfigError, match="needs what state_dict"):
         loader(Numbers(60), 0).load_state_dict(state)
+
+
+def packed(folder: Path, **_: Any) -> Any:
+    """A loader of 60 blocks of packed files."""
+    builder = binidx.PackedDatasetBuilder(str(folder), "packed", 48, 0, np.uint16)
+    builder.add_array(np.arange(5 * 48) % 900)
+    builder.write_reminder()
+    files = PackedFiles(builder.filenames[:5], 4)
+    run = PackedRun([PackedSet(5, files.num_blocks, 1, 7)], None, 0, 0, 1, 0, 4)
+    return loader(PackedDataset(run, [files]), 0)
+
+
+LOADERS: dict[str, Callable[[Path], PretrainingLoader]] = {
+    "single": lambda _: loader(Numbers(60), 0),
+    "cyclic": lambda _: loader(Numbers(60), 0, kind="cyclic"),
+    "packed": packed,
+}
+
+
+def positions(made: PretrainingLoader, value: Any) -> Iterator[Callable[[], object]]:
+    """Every way to give a position to what a loader is made of, but for the constructor."""
+    yield lambda: setattr(made, "consumed_samples", value)
+    yield lambda: made.load_state_dict({**made.state_dict(), "consumed_samples": value})
+    yield lambda: iter(made.batch_sampler).load_state_dict({"consumed_samples": value})
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("value", [-4, np.int64(-4), 8.5, 8.0, "8", True, np.True_, None, float("inf"), [8]])
+def test_what_is_no_whole_number_from_0_is_no_position(kind: str, value: Any, tmp_path: Path) -> None:
+    made = LOADERS[kind](tmp_path)
+    for give in positions(made, value):
+        with pytest.raises(ConfigError, match=r"consumed_samples: found .* needs a whole number"):
+            give()
+    for kind_of_sampler in KINDS:
+        with pytest.raises(ConfigError, match=r"consumed_samples: found .* needs a whole number"):
+            build_sampler(kind_of_sampler, range(60), value, 4, 0, 1)
+    assert made.consumed_samples == 0
+    assert len([*made]) == 15
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_state_ends_where_the_samples_end_and_a_cyclic_one_nowhere(kind: str, tmp_path: Path) -> None:
+    made = LOADERS[kind](tmp_path)
+    for value in (60, np.int32(60)):
+        for give in positions(made, value):
+            give()
+            assert type(made.consumed_samples) is int
+            assert len([*made]) == (15 if kind == "cyclic" else 0)
+    for value in (61, 10**9):
+        for give in positions(made, value):
+            if kind == "cyclic":
+                give()
+                continue
+            with pytest.raises(
+                ConfigError, match=f"consumed_samples: found {value}, needs a whole number from 0 to 60"
+            ):
+                give()
+    assert build_sampler("cyclic", range(60), 60, 4, 0, 1).consumed_samples == 60
+    with pytest.raises(ConfigError, match="consumed_samples: found 60, needs a whole number from 0 to 59"):
+        build_sampler("single", range(60), 60, 4, 0, 1)
+
+
+def test_a_state_after_a_last_step_that_is_short_is_a_state() -> None:
+    for rank in range(2):
+        sampler = MegatronPretrainingSampler(31, 1, 2, rank, 2, drop_last=False)
+        finished = PretrainingLoader(Numbers(31), batch_sampler=sampler, collate_fn=list)
+        assert len([*finished]) == 8
+        finished.load_state_dict(finished.state_dict())
+        assert [*finished] == []
 
 
 def test_a_loader_without_a_batch_warns_and_one_without_a_sample_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,8 +188,13 @@ def test_a_loader_without_a_batch_warns_and_one_without_a_sample_is_an_error(cap
 def test_a_state_of_another_order_is_refused() -> None:
     cyclic = loader(Numbers(60), 0, kind="cyclic").state_dict()
     for other in (loader(Numbers(60), 0), loader(Numbers(60), 0, kind="cyclic", m=2), loader(Numbers(61), 0)):
-        with pytest.raises(ConfigError, match="resume: state is for fingerprint"):
+        size = f"of {len(other.dataset)} samples"
+        with pytest.raises(ConfigError, match=f"resume: state is for fingerprint .* of 60 samples, .* {size}; check"):
             other.load_state_dict(cyclic)
+        with pytest.raises(
+            ConfigError, match=f"resume: state is for fingerprint [0-9a-f]*, this loader .* {size}; check"
+        ):
+            other.load_state_dict({name: cyclic[name] for name in ("consumed_samples", "fingerprint")})
 
 
 def run_of(prefix: str, kind: Any = binidx.GPTDataset, **options: Any) -> Any:
@@ -151,7 +230,7 @@ def test_fingerprints_know_the_order_and_not_the_place(tmp_path: Path) -> None:
 
 def tell_by_a_manifest(prefix: str, target: str, plan: int) -> None:
     convert_dataset(prefix, target, overwrite=True)
-    with create_object(f"{target}.manifest.json") as out:
+    with create_object(Location.of(f"{target}.manifest.json")) as out:
         out.write(json.dumps({"binidx_manifest": 1, "plan": str(plan)}).encode())
 
 
@@ -178,7 +257,7 @@ def test_other_tokens_of_equal_lengths_are_refused_where_something_tells_of_them
     assert [*state["tokens"][0]] == [kind]
     assert state_of(run_of(copy)) == state
     plain = state_of(run_of(old))
-    assert plain == {name: state[name] for name in ("consumed_samples", "fingerprint")}
+    assert plain == {name: value for name, value in state.items() if name != "tokens"}
 
     TELLING[kind](new, target, 2)
     loader_of_new = binidx.build_pretraining_data_loader(run_of(target), 0, 4)

@@ -77,9 +77,9 @@ def test_arrays_of_another_shape_are_refused() -> None:
         lambda: blend_index.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),
-        lambda: gpt_samples.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
-        lambda: gpt_samples.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
-        lambda: gpt_samples.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
+        lambda: gpt_samples.GPTIndex(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
+        lambda: gpt_samples.GPTIndex(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
+        lambda: gpt_samples.GPTIndex(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
         lambda: fill(bounds=np.zeros((2, 0), np.int64)),
     ]
     for call in calls:

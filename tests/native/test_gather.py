@@ -11,7 +11,7 @@ import pytest
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
 from binidx.native.arguments import LEVELS, Mapped
-from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Sequences, Starts, TextRows
+from binidx.native.gpt_samples import GPTIndex, GPTRows, Recipe, Rows, Sequences, Starts, TextRows
 
 PAD, EOD = 77, 5
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16]
@@ -118,8 +118,8 @@ def test_a_batch_of_pieces_is_the_model(dtype: Any, level: int) -> None:
 
 def random_orders(
     rng: np.random.Generator, length: int, extra: bool, dtype: Any
-) -> tuple[Orders, np.ndarray, list[Any]]:
-    """Orders over short sequences, the stored tokens, and for each sample served its parts."""
+) -> tuple[GPTIndex, np.ndarray, list[Any]]:
+    """GPTIndex over short sequences, the stored tokens, and for each sample served its parts."""
     lengths = rng.integers(0, [3, 12, 60][rng.integers(3)], 40).astype(np.int32)
     stored = rng.integers(0, 100, lengths.sum()).astype(dtype)
     pointers = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64)]) * stored.itemsize
@@ -141,7 +141,7 @@ def random_orders(
         samples.append([text[owner == document] for document in range(first, last + 1)])
     wide = [np.int32, np.int64][rng.integers(2)], [np.uint32, np.int64][rng.integers(2)]
     arrays = shuffle.astype(wide[1]), sample_index.astype(wide[0]), documents
-    return Orders(*arrays, sequences, add_extra_token=extra), stored, samples
+    return GPTIndex(*arrays, sequences, add_extra_token=extra), stored, samples
 
 
 @pytest.mark.parametrize("disk", [False, True])
@@ -174,7 +174,7 @@ def test_a_sample_of_very_many_pieces_finds_room() -> None:
     pointers = np.array([0, *[6] * 499], np.int64)
     sequences = Sequences(lengths, pointers, dtype_code=8, item_bytes=2)
     documents, rows = np.arange(500, dtype=np.int32), np.array([[0, 0], [499, 2]], np.int32)
-    orders = Orders(np.zeros(1, np.uint32), rows, documents, sequences, add_extra_token=True)
+    orders = GPTIndex(np.zeros(1, np.uint32), rows, documents, sequences, add_extra_token=True)
     content = Mapped(memoryview(np.arange(6, dtype=np.uint16).tobytes()), disk=False)
     for _ in range(2):
         out = GPTRows(Recipe(5, pad=PAD, starts=Starts.EACH_PIECE), 1)
@@ -233,7 +233,7 @@ def test_impossible_orders_are_errors_and_write_nothing(wrong: dict[str, Any]) -
     lengths = np.full(3, 3, np.int32)
     sequences = Sequences(lengths, case["pointers"], dtype_code=8, item_bytes=2)
     arrays = (case[name] for name in ("shuffle_index", "sample_index", "document_index"))
-    orders = Orders(*arrays, sequences, add_extra_token=True)
+    orders = GPTIndex(*arrays, sequences, add_extra_token=True)
     outputs, text = empty_rows({}, 3, 1)
     for each in (outputs, text):
         about = Mapped(memoryview(bytes(case["size"])), disk=False).taking(ask_ahead=False)
@@ -258,8 +258,8 @@ def test_orders_of_other_types_are_refused() -> None:
     sequences = Sequences(np.zeros(1, np.int32), np.zeros(1, np.int64), dtype_code=8, item_bytes=2)
     documents, rows = np.zeros(1, np.int32), np.zeros((1, 2), np.int32)
     with pytest.raises(TypeError, match="shuffle_index of int32"):
-        Orders(np.zeros(1, np.int32), rows, documents, sequences, add_extra_token=True)
+        GPTIndex(np.zeros(1, np.int32), rows, documents, sequences, add_extra_token=True)
     with pytest.raises(TypeError, match=r"needs \(n, 2\), found shape \(2, 3\)"):
-        Orders(np.zeros(1, np.uint32), np.zeros((2, 3), np.int32), documents, sequences, add_extra_token=True)
+        GPTIndex(np.zeros(1, np.uint32), np.zeros((2, 3), np.int32), documents, sequences, add_extra_token=True)
     with pytest.raises(ValueError, match="1 lengths of sequences with 2 pointers"):
         Sequences(np.zeros(1, np.int32), np.zeros(2, np.int64), dtype_code=8, item_bytes=2)

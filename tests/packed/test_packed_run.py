@@ -8,8 +8,9 @@ import pytest
 from binidx.errors import ConfigError, FormatError
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
-from binidx.packed.packed_run import PackedRunOrder, _listed
+from binidx.packed.packed_run import PackedRunOrder, _read_names
 from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
+from binidx.storage.location import Location
 
 
 def order_of(at_end: AtEnd = AtEnd.repeat, **changes: object) -> PackedRunOrder:
@@ -67,7 +68,7 @@ def test_files_hold_the_blocks_themselves(tmp_path: Path) -> None:
 def test_a_list_of_files_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "files.txt").write_bytes(b"a\xff\n")
     with pytest.raises(FormatError, match=r"files.txt: not UTF-8 .*; needs a text file with a name on each line"):
-        _listed(f"{tmp_path}/files.txt", None)
+        _read_names(Location.of(f"{tmp_path}/files.txt"))
 
 
 def test_tokens_need_files_and_sets_need_names() -> None:

@@ -166,5 +166,3 @@ def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
     counts = f"{len(stored):,} sequences, {stored.index.num_tokens:,} tokens, int32"
     assert repr(stored) == f"IndexedDataset({folder}/en, {counts})"
     assert repr(stored.bin_reader) == f"LocalFile({folder}/en.bin, {stored.index.num_bytes:,} bytes)"
-    later = binidx.GPTDataset.open_later(f"{folder}/none", (0.0, 1.0), None, binidx.Split.train, one.config)
-    assert repr(later) == f"GPTDataset({folder}/none, train, not open)"

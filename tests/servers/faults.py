@@ -17,8 +17,10 @@
     elsewhere        206 with as many bytes from another place, as its Content-Range says
     resized          206 whose Content-Range says another size of the object, and other bytes
     placeless        206 without a Content-Range, and other bytes
-    replaced         206 with bytes of another object of the same size, as its ETag and generation say
+    replaced         206 with bytes of another object of the same size, as its ETag, generation and date say
     outgrown         the same of a larger object
+    no-upload        404 with S3's code NoSuchUpload
+    tagless          the good answer without an ETag
     redirect         307 to another object, `OTHER` beside it
 
 No I/O here: `FAULTS` is the table, `Weather` says which request gets what.
@@ -73,8 +75,10 @@ class Weather:
         each: what befalls a range when it is asked the first time, the second, ...; None is a good answer.
         script: what befalls the next requests in the order in which they come.
         slow_ms: how late "slow" is.
+        granted_per_second: requests that are answered, over all connections; the rest get 503, before any other fault.
         only: "ranges" for GETs with a Range header, "all" for whatever comes.
-        places: part of a path -> fields that are others there; not `script` nor the bandwidths.
+        versionless: no ETag, generation or version id passes, only dates do.
+        places: part of a path -> fields that are others there; not `script` nor the bandwidths and grants.
 
     `script` goes before `each`, `each` before `faults`; a list that is used up leaves the choice to the next.
     """
@@ -87,7 +91,9 @@ class Weather:
     each: Sequence[str | None] = ()
     script: Sequence[str | None] = ()
     slow_ms: float = 1000.0
+    granted_per_second: float | None = None
     only: str = "ranges"
+    versionless: bool = False
     places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 0
 
@@ -141,8 +147,8 @@ class Luck(NamedTuple):
     chance: float
 
 
-def status(code: int) -> Fault:
-    name, message = ERRORS.get(code, ("InternalError", "We encountered an internal error. Please try again."))
+def status(code: int, *error: str) -> Fault:
+    name, message = error or ERRORS.get(code, ("InternalError", "We encountered an internal error. Please try again."))
 
     def play(request: Request, answer: Answer, chance: float) -> Play:
         if request.path.startswith(("/storage/v1/", "/download/", "/upload/")):
@@ -225,16 +231,30 @@ def placeless(request: Request, answer: Answer, chance: float) -> Play:
 
 
 def replaced(request: Request, answer: Answer, chance: float) -> Play:
-    return Play(MARK.sub(rb'\g<1>"7"', answer.head), inverted(answer.body))
+    head = DATE.sub(b"\r\nLast-Modified: Thu, 01 Jan 1998 00:00:00 GMT", MARK.sub(rb'\g<1>"7"', answer.head))
+    return Play(head, inverted(answer.body))
 
 
 def outgrown(request: Request, answer: Answer, chance: float) -> Play:
     return replaced(request, Answer(*another_size(request, answer, chance)[:2]), chance)
 
 
+def tagless(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(MARK.sub(b"", answer.head), answer.body)
+
+
 def redirect(request: Request, answer: Answer, chance: float) -> Play:
     place = f"{request.path.rpartition('/')[0]}/{OTHER}"
     return Play(f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode(), b"")
+
+
+def without_versions(answer: Answer) -> Answer:
+    """The same of a store that has only dates."""
+    head, body = VERSIONS.sub(b"", answer.head), answer.body
+    if b"application/json" in head and body:
+        body = JSON_VERSIONS.sub(b"", body)
+        head = LENGTH.sub(b"\r\nContent-Length: %d" % len(body), head)
+    return Answer(head, body)
 
 
 def other_bytes(answer: Answer, moved: Callable[[int, int, int], tuple[int, int, int]]) -> Play:
@@ -256,6 +276,9 @@ OTHER = "other.bin"
 INVERTED = bytes(range(255, -1, -1))
 PART_NUMBER = re.compile(r"\bpartNumber=\d+")
 MARK = re.compile(rb"(\r\n(?:etag|x-goog-generation):[ \t]*)[^\r]*", re.IGNORECASE)
+DATE = re.compile(rb"\r\nlast-modified:[^\r]*", re.IGNORECASE)
+VERSIONS = re.compile(rb"\r\n(?:etag|x-goog-generation|x-amz-version-id):[^\r]*", re.IGNORECASE)
+JSON_VERSIONS = re.compile(rb',\s*"(?:generation|etag)":\s*"[^"]*"')
 PLACE = re.compile(rb"\r\ncontent-range:[ \t]*bytes (\d+)-\d+/(\d+)", re.IGNORECASE)
 
 ERRORS = {
@@ -290,5 +313,7 @@ FAULTS: dict[str, Fault] = {
     "reset": nothing("reset"),
     "close": nothing("close"),
     "hang": nothing("hang"),
+    "no-upload": status(404, "NoSuchUpload", "The specified multipart upload does not exist."),
+    "tagless": tagless,
     **OF_CONTENT,
 }

@@ -9,6 +9,7 @@
     GET    /storage/v1/b/B/o[/KEY]      metadata, or a list by prefix and delimiter
     DELETE /storage/v1/b/B/o/KEY
     POST   /storage/v1/b/B/o/KEY/compose    up to 32 objects of the bucket, of these generations
+    POST   /storage/v1/b/B/o/KEY/moveTo/o/NEW
 
 Nobody is asked who he is; gcsfs must be told so (`in_environment`), and not to look for gRPC, before it is imported.
 """
@@ -27,6 +28,8 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -80,6 +83,11 @@ class Content:
     data: bytes
     generation: int
 
+    @property
+    def second(self) -> int:
+        """When it was written, as far as this server knows."""
+        return self.generation % 1_000_000_000 + 1_000_000_000
+
 
 @dataclass
 class Pending:
@@ -102,6 +110,7 @@ class Store(ThreadingHTTPServer):
         self.objects: dict[str, Content] = {}
         self.pending: dict[str, Pending] = {}
         self.heedless = False  # whether a generation that is asked for is ignored
+        self.versioned = True  # whether generations and ETags are sent; else dates alone
         self.generation = 1_700_000_000_000_000
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -119,16 +128,17 @@ class Store(ThreadingHTTPServer):
     def metadata(self, key: str) -> dict[str, Any]:
         bucket, _, name = key.partition("/")
         found = self.objects[key]
+        updated = f"{datetime.fromtimestamp(found.second, UTC):%Y-%m-%dT%H:%M:%S}.123Z"
+        versions = {"generation": str(found.generation), "etag": f"g{found.generation}"} if self.versioned else {}
         return {
             "kind": "storage#object",
             "bucket": bucket,
             "name": name,
             "size": str(len(found.data)),
-            "generation": str(found.generation),
-            "etag": f"g{found.generation}",
             "md5Hash": base64.b64encode(hashlib.md5(found.data).digest()).decode(),
-            "timeCreated": "2026-11-20T03:53:17.000Z",
-            "updated": "2026-11-20T03:53:17.000Z",
+            "timeCreated": updated,
+            "updated": updated,
+            **versions,
         }
 
     def listing(self, bucket: str, prefix: str, delimiter: str) -> dict[str, Any]:
@@ -165,6 +175,8 @@ class Handler(BaseHTTPRequestHandler):
             self.upload(bucket, body)
         elif name.endswith("/compose") and self.command == "POST":
             self.compose(bucket, name.removesuffix("/compose"), json.loads(body)["sourceObjects"])
+        elif "/moveTo/o/" in name and self.command == "POST":
+            self.move(bucket, *name.split("/moveTo/o/"))
         elif name:
             self.one_object(f"{bucket}/{name}", kind)
         else:
@@ -194,9 +206,17 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.stored(f"{bucket}/{name}", b"".join(one.data for one, _ in found if one), None)
 
+    def move(self, bucket: str, name: str, target: str) -> None:
+        if (found := self.server.objects.pop(f"{bucket}/{name}", None)) is None:
+            self.send(404, {"error": {"code": 404, "message": f"No such object: {name}"}})
+        else:
+            self.stored(f"{bucket}/{target}", found.data, None)
+
     def content(self, found: Content) -> None:
         wanted, data = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")), found.data
-        mark = {"x-goog-generation": str(found.generation)}
+        mark = {"Last-Modified": formatdate(found.second, usegmt=True)}
+        if self.server.versioned:
+            mark["x-goog-generation"] = str(found.generation)
         if wanted is None:
             self.send(200, data, mark)
         elif int(wanted[1]) >= len(data):

@@ -4,47 +4,66 @@
         server.endpoint                  "http://127.0.0.1:PORT"
         server.behaviour = "short"       every GET from now on misbehaves
         server.etag = None               no ETag is sent from now on
+        server.modified = None           nor a Last-Modified
+        server.targets["/a"] = url       requests for /a are redirected
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
 everything, "no suffix" does so where the last N bytes are asked, "endless" a 200 that does not say how long it is and
-never ends, "forbidden" a 403, "no signed URLs" a 403 to these, "contrary" a 412 to every If-Match, "heedless" an answer
-to every If-Match. No signature is checked.
+never ends, "inflated" a 206 whose body is a gzip of 256 MiB, "forbidden" a 403, "no signed URLs" a 403 to these,
+"contrary" a 412 to every If-Match, "heedless" an answer to every If-Match. No signature is checked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gzip
 import hashlib
+import itertools
 import re
+import ssl
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
+
+
+@functools.cache
+def bomb() -> bytes:
+    """A small gzip of much."""
+    return gzip.compress(bytes(256 << 20), 1)
 
 
 class Server(ThreadingHTTPServer):
     """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match,
-    `authorizations` their Authorization.
+    `authorizations` their Authorization, `headers` all of their headers.
 
     `left` is released once for each endless answer whose client has gone.
     """
 
     daemon_threads = True
     request_queue_size = 256
+    scheme = "http"
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects = dict(objects)
         self.behaviour = "good"
         self.etag: Callable[[bytes], str] | None = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
+        self.modified: Callable[[bytes], str] | None = date_of
         self.requests: list[tuple[str, str, str | None]] = []
         self.conditions: list[str | None] = []
         self.authorizations: list[str | None] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.targets: dict[str, str] = {}
         self.left = threading.Semaphore(0)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Nothing on stderr: clients leave responses that they do not take."""
@@ -68,6 +87,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, path, self.headers.get("Range")))
         self.server.conditions.append(condition)
         self.server.authorizations.append(self.headers.get("Authorization"))
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        if path in self.server.targets:
+            self.send(302, b"", {"Location": self.server.targets[path]})
+            return
         data = self.server.objects.get(path)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.range_of(data))
         if behaviour == "forbidden" or (behaviour == "no signed URLs" and "X-Amz-Signature=" in self.path):
@@ -81,18 +104,22 @@ class Handler(BaseHTTPRequestHandler):
         elif wanted is not None and int(wanted[1]) >= len(data):
             self.send(416, b"<Error><Code>InvalidRange</Code><Message>It is shorter.</Message></Error>")
         elif with_body and behaviour == "endless":
-            self.send_without_end(data)
+            self.send_without_end(data, 200, self.marks_of(data))
+        elif with_body and behaviour == "inflated" and wanted is not None:
+            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            where = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}", "Content-Encoding": "gzip"}
+            self.send_without_end(bomb(), 206, {**where, **self.marks_of(data)}, times=1)
         elif not with_body or wanted is None or behaviour == "whole":
-            self.send(200, data, self.etag_of_answer(data), with_body=with_body)
+            self.send(200, data, self.marks_of(data), with_body=with_body)
         else:
             start, stop = int(wanted[1]), int(wanted[2]) + 1
             body = data[start : stop - 1 if behaviour == "short" else stop]
             where = {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}"}
-            self.send(206, body, {**where, **self.etag_of_answer(data)})
+            self.send(206, body, {**where, **self.marks_of(data)})
 
     def range_of(self, data: bytes | None) -> str:
         """The Range header, with a suffix (`bytes=-N`) put into numbers."""
-        asked = self.headers.get("Range", "")
+        asked = self.headers.get("Range") or self.headers.get("x-ms-range", "")
         suffix = re.fullmatch(r"bytes=-(\d+)", asked)
         if suffix is None or not data or self.server.behaviour == "no suffix":
             return asked
@@ -101,29 +128,29 @@ class Handler(BaseHTTPRequestHandler):
     def etag_of(self, data: bytes) -> str | None:
         return self.server.etag(data) if self.server.etag else None
 
-    def etag_of_answer(self, data: bytes) -> dict[str, str]:
-        return {"ETag": found} if (found := self.etag_of(data)) else {}
+    def marks_of(self, data: bytes) -> dict[str, str]:
+        marks = {"ETag": self.etag_of(data), "Last-Modified": self.server.modified and self.server.modified(data)}
+        return {name: mark for name, mark in marks.items() if mark}
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str] = {}, *, with_body: bool = True) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Last-Modified", "Fri, 20 Nov 2026 03:53:17 GMT")
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if with_body:
             self.wfile.write(body)
 
-    def send_without_end(self, data: bytes) -> None:
-        """Until nobody listens any more."""
+    def send_without_end(self, data: bytes, status: int, headers: Mapping[str, str], times: int | None = None) -> None:
+        """Again and again, until nobody listens any more; or as often as is said."""
         self.close_connection = True
-        self.send_response(200)
-        for name, value in self.etag_of_answer(data).items():
+        self.send_response(status)
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         with contextlib.suppress(ConnectionError):
-            while True:
+            for _ in itertools.repeat(None) if times is None else range(times):
                 self.wfile.write(data)
         self.server.left.release()
 
@@ -131,10 +158,19 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing on stderr."""
 
 
+def date_of(data: bytes) -> str:
+    """A second of the years from 2001 to 2032, another one for other bytes."""
+    return formatdate(1_000_000_000 + zlib.crc32(data) % 1_000_000_000, usegmt=True)
+
+
 @contextlib.contextmanager
-def http_objects(objects: Mapping[str, bytes]) -> Iterator[Server]:
-    """Serve the objects from a thread of this process."""
+def http_objects(objects: Mapping[str, bytes], *, certificate: Path | None = None) -> Iterator[Server]:
+    """Serve the objects from a thread of this process, over TLS if there is a certificate."""
     with Server(objects) as server:
+        if certificate is not None:
+            server.scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

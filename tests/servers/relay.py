@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from servers.faults import FAULTS, OF_CONTENT, Answer, Luck, Play, Weather
+from servers.faults import FAULTS, OF_CONTENT, VERSIONS, Answer, Luck, Play, Weather, without_versions
 from servers.log import Counts, Logged
 from servers.messages import BLOCK, CLOSES, Request, answer_length, body_blocks, read_head, send_body, status_of
 
@@ -48,6 +48,8 @@ class Relay:
     numbered: int = 0
     in_flight: int = 0
     total_due: float = 0.0
+    grants: float = 0.0
+    granted_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.become(self.weather)
@@ -70,9 +72,23 @@ class Relay:
 
     def luck(self, request: Request, time: int) -> Luck:
         luck = self.weather.luck(request, time)
+        if self.weather.befalls(request) and not self.is_granted():
+            return luck._replace(fault="503")
         if self.script and self.weather.befalls(request):
             return luck._replace(fault=self.script.popleft())
         return luck
+
+    def is_granted(self) -> bool:
+        """Whether the rate allows a request now; up to a second's worth may come at once."""
+        rate, now = self.weather.granted_per_second, time.monotonic()
+        if rate is None:
+            return True
+        self.grants = min(self.grants + (now - self.granted_at) * rate, rate)
+        self.granted_at = now
+        if self.grants < 1:
+            return False
+        self.grants -= 1
+        return True
 
     @contextlib.contextmanager
     def flying(self, request: Request, connection: int) -> Iterator[Logged]:
@@ -134,6 +150,9 @@ class Exchange:
         """Whether the connection may carry another."""
         async with self.relay.server() as (server, to_server):
             answer, complete = await self.ask(head, server, to_server)
+            versionless = self.relay.weather.versionless
+            if versionless:
+                answer = VERSIONS.sub(b"", answer)
             length = answer_length(self.request, answer)
             fault = self.fault(answer, length)
             slow = self.relay.weather.at(self.request.path).slow_ms / 1e3 if fault == "slow" else 0.0
@@ -145,7 +164,8 @@ class Exchange:
             body = await server.readexactly(length) if length else b""
             if CLOSES.search(answer):
                 to_server.close()
-        play = self.play(fault, Answer(answer, body))
+        good = Answer(answer, body)
+        play = self.play(fault, without_versions(good) if versionless else good)
         await self.wait(due)
         return await self.perform(play)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from servers.far_object import far_object
 
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import find_object
 
@@ -37,4 +38,4 @@ def test_a_folder_is_a_bucket_of_its_files(tmp_path: Path) -> None:
         options = {"endpoint_url": endpoint, "key": "any", "secret": "any"}
         reader = open_object("s3://any/deep/object", storage_options=options, cache=False)
         assert [bytes(view) for view in reader.read([(3, 2000)])] == [DATA[3:2000]]
-        assert find_object("s3://any/other", options) is None
+        assert find_object(Location.of("s3://any/other", options)) is None

@@ -170,3 +170,15 @@ def test_every_fault_is_described() -> None:
 
     described = (faults.__doc__ or "").split("No I/O here")[0].split()
     assert {name for name in FAULTS if not name.isdigit()} <= {*described}
+
+
+def test_no_more_requests_than_the_rate_are_answered(proxy: Proxy) -> None:
+    proxy.become(granted_per_second=1e-9)
+    assert get(proxy, 0, 10)[0] == 503
+    proxy.become(granted_per_second=5)
+    began = time.monotonic()
+    statuses = [get(proxy, 0, 10)[0]]
+    while 206 not in statuses:
+        statuses.append(get(proxy, 0, 10)[0])
+    assert statuses.count(206) <= 5 + 5 * (time.monotonic() - began)
+    assert {*statuses} <= {206, 503}

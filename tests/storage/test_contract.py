@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from helpers.faulty_object import FaultyObject
 from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf, VersionedLazyReader
 from helpers.versioned_objects import MarkedObject
 
@@ -29,7 +30,7 @@ from binidx.storage.open import open_object
 from binidx.storage.ranges import check_ranges
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
-from binidx.testing import FaultyObject, MemoryObject, check_range_reader
+from binidx.testing import MemoryObject, check_range_reader
 
 Make = Callable[[bytes], RangeReader]
 
@@ -151,7 +152,7 @@ class CapableLiar(MemoryObject):
     def __init__(self, promise: str, data: bytes) -> None:
         super().__init__(data, f"breaks {promise}")
         self.promise, self.codec, self.stored_bytes = promise, "none", len(data)
-        self.block_bytes = 0 if promise == "block size" else 1
+        self.block_bytes, self.num_blocks = 0 if promise == "block size" else 1, len(data)
 
         self.digests = 0
 
@@ -231,7 +232,7 @@ def test_the_contract_catches_a_reader_that_does_not_survive_a_fork(capfd: pytes
 
 
 GARBAGE = """
-from binidx.testing import FaultyObject, MemoryObject, check_range_reader
+from binidx.testing import MemoryObject, check_range_reader
 
 class Garbage(MemoryObject):
     def read(self, ranges):

@@ -1,8 +1,9 @@
-"""Fault x provider x transport x cache: what is read is right, or an error; `make soak` prints the table.
+"""Fault x provider x transport x ETags x cache: what is read is right, or an error; `make soak` prints the table.
 
     fault               what a request meets with some probability, by a proxy before a real server; `replaced object`
                         replaces the object on the server instead
     provider transport  s3 gs http abfs, directly and by their drivers (BINIDX_FAST=0); files, mapped and by fsspec
+    ETags               sent; or dropped by the proxy, with generations and version ids, so that only a date is left
     cache               none; memory and disk hold half of the object, so that they evict and fetch again
 
 A sample is 65 tokens of uint16 at a random place. A read of 1,024 is compared, or refused with an error of ours.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +88,16 @@ PROVIDERS = {
 }
 """Store of `reader_stacks`, or abfs -> its transport."""
 FILES = {"mapped": "mapped", "file": "driver"}
+UNCACHED = {"http", "abfs"}
+"""Providers of which nothing is cached on disk without an ETag: a recorded identity has no date there."""
+CELLS = {
+    (store, etags): [
+        (fault, store.partition(" ")[0], PROVIDERS[store], etags, cache)
+        for fault, cache in itertools.product(FAULTS, CACHES)
+        if etags == "yes" or cache != "disk" or store not in UNCACHED
+    ]
+    for store, etags in itertools.product(PROVIDERS, ("yes", "no"))
+}
 
 
 @dataclass
@@ -104,10 +116,13 @@ class Cell:
         return ROW.format(*self.name, f"{self.compared:,}", self.wrong, int(self.hung), f"{self.met:,}", refused)
 
 
-ROW = "{:20} {:5} {:7} {:7} {:>8} {:>6} {:>5} {:>7}  {}"
-HEAD = "\n" + ROW.format("fault", "store", "by", "cache", "samples", "wrong", "hung", "faults", "reads refused")
+ROW = "{:20} {:5} {:7} {:5} {:7} {:>8} {:>6} {:>5} {:>7}  {}"
+HEAD = "\n" + ROW.format(
+    "fault", "store", "by", "ETags", "cache", "samples", "wrong", "hung", "faults", "reads refused"
+)
 
 
+ENDED: list[Cell] = []
 Say = Callable[[object], None]
 
 
@@ -123,14 +138,15 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 @contextlib.contextmanager
-def far(name: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Distant]:
+def far(name: str, etags: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Distant]:
     """A store behind a proxy."""
+    weather: dict[str, Any] = {"delay_ms": 0, "versionless": etags == "no"}
     if name != "abfs":
-        with distant_store(name, request, directory, delay_ms=0) as found:
+        with distant_store(name, request, directory, **weather) as found:
             yield found
         return
     server = request.getfixturevalue("abfs")
-    with latency_proxy(server.endpoint, delay_ms=0) as proxy:
+    with latency_proxy(server.endpoint, **weather) as proxy:
         options = {"connection_string": server.connection(proxy.endpoint)}
         container = server.make_container(f"c{uuid.uuid4().hex}")
         yield Distant(Shelf(Store(lambda *_: container, options), request, directory), proxy)
@@ -174,7 +190,7 @@ def run_cell(
 
 def run_distant_cell(cell: Cell, distant: Distant, directory: Path) -> None:
     """Run a cell of a store behind a proxy."""
-    fault, _, _, cache = cell.name
+    fault, _, _, etags, cache = cell.name
     name = f"{uuid.uuid4().hex}.bin"
     distant.proxy.become()
     uri, met = distant.put(name, DATA), distant.proxy.counts().faults.total()
@@ -194,41 +210,50 @@ def run_distant_cell(cell: Cell, distant: Distant, directory: Path) -> None:
         cell,
         open_reader,
         burst if fault == "5xx burst" else lambda: None,
-        lambda data: distant.put(name, data),
+        lambda data: put_later(distant, name, data) if etags == "no" else distant.put(name, data),
     )
     cell.met += distant.proxy.counts().faults.total() - met
 
 
-def check(cells: Sequence[Cell]) -> None:
-    """Check that each cell met its fault, compared enough, and found nothing wrong."""
+def put_later(distant: Distant, name: str, data: bytes) -> None:
+    """Put an object of which only the date will tell that it is another one; a date has whole seconds."""
+    time.sleep(1.1)
+    distant.put(name, data)
+
+
+def check(cells: Sequence[Cell], say: Say) -> None:
+    """Print what was compared so far, and check that each cell met its fault, compared enough, nothing wrong."""
+    ENDED.extend(cells)
+    samples, wrong, hung = (sum(getattr(each, name) for each in ENDED) for name in ("compared", "wrong", "hung"))
+    say(f"\n{samples:,} samples compared in {len(ENDED)} cells so far, {wrong} wrong; {hung} cells hung")
     assert [str(each) for each in cells if each.wrong or each.hung or not each.met] == []
     assert min(each.compared for each in cells) >= READS * SAMPLES_PER_READ
 
 
 def test_the_matrix_has_a_million_samples() -> None:
-    num_cells = len(PROVIDERS) * len(FAULTS) * len(CACHES) + len(FILES)
+    num_cells = sum(map(len, CELLS.values())) + len(FILES)
     assert num_cells * READS * SAMPLES_PER_READ >= 1_000_000
 
 
-@pytest.mark.parametrize("store", PROVIDERS)
+@pytest.mark.parametrize(("store", "etags"), CELLS)
 def test_no_fault_of_a_store_becomes_a_wrong_sample(
-    store: str, request: pytest.FixtureRequest, tmp_path: Path, say: Say
+    store: str, etags: str, request: pytest.FixtureRequest, tmp_path: Path, say: Say
 ) -> None:
-    provider, transport = store.partition(" ")[0], PROVIDERS[store]
-    cells = [Cell((fault, provider, transport, cache)) for fault, cache in itertools.product(FAULTS, CACHES)]
-    with far(store, request, tmp_path) as distant:
+    cells = [Cell(name) for name in CELLS[store, etags]]
+    with far(store, etags, request, tmp_path) as distant:
         distant.put(OTHER, inverted(DATA))
+        time.sleep(1.1)  # so that its date is another one
         say(HEAD)
         for number, cell in enumerate(cells):
             run_distant_cell(cell, distant, tmp_path / f"cache-{number}")
             say(cell)
             if cell.hung:
                 break
-    check(cells)
+    check(cells, say)
 
 
 def test_no_replaced_file_becomes_a_wrong_sample(tmp_path: Path, say: Say) -> None:
-    cells = [Cell(("replaced object", "file", transport, "none")) for transport in FILES.values()]
+    cells = [Cell(("replaced object", "file", transport, "no", "none")) for transport in FILES.values()]
     for cell, name in zip(cells, FILES, strict=True):
         shelf = Shelf(STORES["file"], None, tmp_path)  # type: ignore[arg-type]
         uri = shelf.put(DATA, f"{name}.bin")
@@ -239,4 +264,4 @@ def test_no_replaced_file_becomes_a_wrong_sample(tmp_path: Path, say: Say) -> No
             lambda data, shelf=shelf, name=name: shelf.put(data, f"{name}.bin"),
         )
         say(cell)
-    check(cells)
+    check(cells, say)

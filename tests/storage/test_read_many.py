@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Bucket
+from helpers.faulty_object import FaultyObject
 from servers.http_objects import Server, http_objects
 from servers.latency_proxy import latency_proxy
 
@@ -16,6 +17,7 @@ from binidx.errors import CancelledReadError, ObjectChangedError, ObjectNotFound
 from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.interfaces import Range
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
@@ -23,7 +25,7 @@ from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.threads import WAITING_THREADS
 from binidx.storage.writing.publish import create_object
-from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
+from binidx.testing import MemoryObject, ended_well, forked
 
 
 class Slow(MemoryObject):
@@ -88,7 +90,7 @@ def test_a_fork_has_its_own_threads() -> None:
 def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
     base = s3.fresh()
     for shard in range(8):
-        with create_object(f"{base}/{shard}") as writer:
+        with create_object(Location.of(f"{base}/{shard}")) as writer:
             writer.write(bytes([shard]) * 1000)
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
         options = {"endpoint_url": proxy.endpoint}
@@ -107,7 +109,7 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
 def objects() -> Iterator[tuple[Server, list[RemoteObject]]]:
     """Sixty of a server of this process; the object of number n holds 1000 times the byte n."""
     with http_objects({f"/b/{each}": bytes([each]) * 1000 for each in range(60)}) as server:
-        yield server, [RemoteObject(f"{server.endpoint}/b/{each}") for each in range(60)]
+        yield server, [RemoteObject(Location.of(f"{server.endpoint}/b/{each}")) for each in range(60)]
 
 
 def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
@@ -115,7 +117,7 @@ def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
 ) -> None:
     server, _ = objects
     with latency_proxy(server.endpoint, delay_ms=0) as proxy:
-        readers = [RemoteObject(f"{proxy.endpoint}/b/{each}", {}) for each in range(60)]
+        readers = [RemoteObject(Location.of(f"{proxy.endpoint}/b/{each}", {})) for each in range(60)]
         proxy.become(delay_ms=3000)
         monkeypatch.setattr("binidx.storage.ranges.READS", None)
         found = read_many([(each, [(1, 3), (0, 0), (990, 1000)]) for each in readers])
@@ -164,11 +166,11 @@ def test_a_range_outside_of_one_object_leaves_nothing_of_the_others(
 
 def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
     uri = s3.fresh()
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(bytes(1000))
     (tmp_path / "a").write_bytes(bytes(1000))
     before = stats.total()
-    cache = ChunkCache(RemoteObject(uri), chunk_bytes=100)
+    cache = ChunkCache(RemoteObject(Location.of(uri)), chunk_bytes=100)
     cache.read([(0, 10), (500, 510)])
     cache.read([(0, 10), (500, 510)])
     LocalFile(tmp_path / "a").read([(0, 50)])

@@ -12,9 +12,10 @@ import pytest
 import binidx
 from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
-from binidx.storage.stores.registry import prices_of
+from binidx.storage.stores.registry import open_store
 
 
 def used(**counts: float) -> dict[str, float]:
@@ -29,8 +30,8 @@ def used(**counts: float) -> dict[str, float]:
 def test_a_line_names_all_that_happened() -> None:
     line = stats.report_line(used(
         samples=200, tokens=819_200, seconds=4.1, wait_seconds=0.0205,
-        s3__requests=1412, s3__bytes_asked=1.8e6, s3__bytes_moved=1.96e6, s3__retries=2, gs__hedges=1,
-        layers__added=0.16e6, memory__hits=12, memory__misses=88, dollars=1412 * 0.0004 / 1_000,
+        remote__requests=1412, remote__bytes_asked=1.8e6, remote__bytes_moved=1.96e6, remote__retries=2,
+        remote__hedges=1, layers__added=0.16e6, memory__hits=12, memory__misses=88, dollars=1412 * 0.0004 / 1_000,
     ))  # fmt: skip
     assert line == (
         "819,200 tokens in 4.10 s, waited 0.02 s (0.5%); 1,412 requests (2 retries, 1 hedge) moved 1.96 MB for "
@@ -42,10 +43,10 @@ def test_a_line_names_all_that_happened() -> None:
     ("counts", "line"),
     [
         ({}, "nothing was read"),
-        ({"file__requests": 3, "file__bytes_asked": 999}, "999 bytes from local files"),
+        ({"local__requests": 3, "local__bytes_asked": 999}, "999 bytes from local files"),
         ({"samples": 8, "seconds": 2.0}, "8 samples in 2.00 s, waited 0.00 s (0.0%)"),
         (
-            {"http__requests": 1, "http__bytes_asked": 5, "http__bytes_moved": 6},
+            {"remote__requests": 1, "remote__bytes_asked": 5, "remote__bytes_moved": 6},
             "1 request moved 6 bytes for 5 bytes wanted (1.20x)",
         ),
     ],
@@ -59,7 +60,7 @@ def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: s
 )
 def test_requests_cost_what_the_stores_ask(uri: str, dollars: float) -> None:
     before = stats.usage()
-    stats.ObjectStats(prices_of(uri)).add(requests=1_000_000)
+    stats.ObjectStats(open_store(uri).prices()).add(requests=1_000_000)
     assert stats.since(before)["dollars"] == pytest.approx(dollars)
 
 
@@ -74,13 +75,13 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
         out.write(bytes(200_000))
     before = stats.usage()
     open_object(tmp_path / "a").read([(0, 100)])
-    cache = ChunkCache(RemoteObject("memory://report/a"))
+    cache = ChunkCache(RemoteObject(Location.of("memory://report/a")))
     cache.read([(0, 10)])
     cache.read([(5, 20)])
     found = stats.since(before)
     assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
-        "file requests": 1, "file bytes_asked": 100, "file bytes_moved": 100,
-        "other requests": 1, "other bytes_asked": 65536, "other bytes_moved": 65536,
+        "local requests": 1, "local bytes_asked": 100, "local bytes_moved": 100,
+        "remote requests": 1, "remote bytes_asked": 65536, "remote bytes_moved": 65536,
         "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25, "caches added": 65536 - 25,
     }  # fmt: skip
     assert "moved 65.5 kB for 25 bytes wanted and 65.5 kB more cached (1.00x)" in stats.report_line(found)
@@ -88,9 +89,9 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
 
 def test_what_others_tell_is_counted(caplog: Any) -> None:
     before = stats.usage()
-    stats.add_usage({"s3 requests": 7, "samples": 1, "seconds": 0.5})
+    stats.add_usage({"remote requests": 7, "samples": 1, "seconds": 0.5})
     found = stats.since(before)
-    assert found["s3 requests"] == 7
+    assert found["remote requests"] == 7
     with caplog.at_level(logging.INFO, "binidx"):
         stats.log_report(found)
     assert "7 requests" in caplog.text

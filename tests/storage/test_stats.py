@@ -9,6 +9,7 @@ import fsspec
 
 from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
 
@@ -17,7 +18,7 @@ def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     with fsspec.open("memory://stats/a", "wb") as out:
         out.write(bytes(1000))
-    readers = {"file": open_object(tmp_path / "a"), "other": open_object("memory://stats/a", cache=False)}
+    readers = {"local": open_object(tmp_path / "a"), "remote": open_object("memory://stats/a", cache=False)}
     before, all_before = stats.usage(), stats.total()
     for count, reader in enumerate(readers.values(), 1):
         reader.read([(0, 100 * count)])
@@ -31,10 +32,10 @@ def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
 def test_a_reader_that_was_pickled_counts_in_its_store() -> None:
     with fsspec.open("memory://stats/b", "wb") as out:
         out.write(bytes(1000))
-    reader = pickle.loads(pickle.dumps(RemoteObject("memory://stats/b")))
+    reader = pickle.loads(pickle.dumps(RemoteObject(Location.of("memory://stats/b"))))
     before = stats.usage()
     reader.read([(0, 10)])
-    assert stats.since(before)["other requests"] == 1
+    assert stats.since(before)["remote requests"] == 1
     assert reader.stats.requests == 1
 
 
@@ -43,7 +44,7 @@ def test_chunks_found_and_missed_are_summed_over_caches() -> None:
         out.write(bytes(1000))
     before = stats.usage()
     for _ in range(2):
-        cache = ChunkCache(RemoteObject("memory://stats/c"))
+        cache = ChunkCache(RemoteObject(Location.of("memory://stats/c")))
         for _ in range(3):
             cache.read([(0, 10)])
     found = stats.since(before)

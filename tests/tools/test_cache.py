@@ -26,6 +26,7 @@ import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity
 from binidx.testing import ended_well, forked
 from binidx.tools import main
@@ -59,7 +60,7 @@ def options(directory: Path) -> dict[str, Any]:
 
 def test_a_warm_prefix_is_there_whole_and_is_not_fetched_again(prefix: str, tmp_path: Path, capsys) -> None:
     done = call_json(capsys, "warm", prefix, "--dir", tmp_path)
-    whole = sum(object_identity(f"{prefix}.{end}")["size"] for end in ("bin", "idx"))
+    whole = sum(object_identity(Location.of(f"{prefix}.{end}"))["size"] for end in ("bin", "idx"))
     assert whole > 2 * TOKENS
     assert (done["num_objects"], done["num_bytes"], done["lacking_bytes"]) == (2, whole, 0)
     assert done["fetched_bytes"] == whole
@@ -262,7 +263,7 @@ def test_ages_by_hand() -> None:
 
 
 def test_a_terminal_sees_a_bar_and_a_pipe_does_not(prefix: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "binidx.tools.cache", "warm", prefix, "--dir"]
+    command = [sys.executable, "-m", "binidx", "cache", "warm", prefix, "--dir"]
     quiet = subprocess.run([*command, str(tmp_path / "a")], check=True, capture_output=True)
     assert quiet.stderr == b""
     assert b"fetched in" in quiet.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from binidx.storage.location import Location
 from binidx.storage.stores.local import node_id
 from binidx.storage.writing.publish import create_object
 from binidx.tools import main
@@ -15,7 +16,7 @@ def test_it_lists_and_then_removes_all_but_files_in_use(tmp_path: Path, capsys) 
     left = tmp_path / "deep" / f"en.bin.{node_id()}{'a' * 24}.tmp"
     left.write_bytes(bytes(2048))
     (tmp_path / "deep" / "users.tmp").touch()
-    with create_object(tmp_path / "x") as out:
+    with create_object(Location.of(tmp_path / "x")) as out:
         out.write(b"x")
         assert main(["clean", str(tmp_path)]) == 0
         text = capsys.readouterr().out

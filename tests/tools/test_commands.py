@@ -1,4 +1,4 @@
-"""binidx COMMAND: one table, one code for `binidx x` and `python tools/x.py`."""
+"""binidx COMMAND: its table, its errors and its help."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def test_every_row_is_a_module_with_a_main_and_an_example(name: str, capsys) -> 
     assert f"binidx {name}" in capsys.readouterr().out
 
 
-def test_no_module_here_hides_one_of_the_standard_library() -> None:
-    ours = {path.stem for path in (ROOT / "tools").iterdir()}
-    assert not ours & sys.stdlib_module_names
-
-
 def test_help_lists_the_commands(capsys) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert main(arguments) == 0
@@ -56,17 +51,6 @@ def test_the_version_is_said(capsys) -> None:
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
     assert main(["convrt", "a", "b"]) == 2
     assert "binidx: 'convrt' is not a command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
-
-
-def test_a_script_and_the_command_are_one_code() -> None:
-    binary = Path(sys.executable).parent / "binidx"
-    script = ROOT / "tools" / "inspect_dataset.py"
-    for arguments in ([str(GOLDEN)], [str(GOLDEN), "--json"], ["nowhere"], ["--help"]):
-        found = [
-            subprocess.run([*command, *arguments], capture_output=True, env={**os.environ, "COLUMNS": "80"})
-            for command in ([binary, "inspect"], [sys.executable, script])
-        ]
-        assert len({(each.returncode, each.stdout, each.stderr) for each in found}) == 1
 
 
 def test_the_commands_bring_no_torch() -> None:

@@ -191,7 +191,7 @@ def test_the_example_of_the_help_runs(s3: Bucket, tmp_path: Path, monkeypatch, c
 
 def test_a_terminal_sees_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
     source = build(tmp_path / "en", 600)
-    command = [sys.executable, "-m", "binidx.tools.convert", source]
+    command = [sys.executable, "-m", "binidx", "convert", source]
     quiet = subprocess.run([*command, str(tmp_path / "a")], check=True, capture_output=True)
     assert quiet.stderr == b""
     ours, theirs = pty.openpty()

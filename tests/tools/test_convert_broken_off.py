@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.corpus.convert import convert_dataset
-from binidx.errors import FormatError, ObjectChangedError
+from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.json_models import JsonFile
 from binidx.storage.writing.copy import CopyState, CorruptCopyError, plan_copy
@@ -75,7 +76,7 @@ import sys
 from functools import partial
 from binidx.tools import convert
 convert.convert_dataset = partial(convert.convert_dataset, part_bytes=1000, save_seconds=0)
-sys.exit(convert.main())
+sys.exit(convert.main(sys.argv[1:]))
 """
 
 
@@ -226,14 +227,85 @@ def test_the_upload_of_a_source_that_is_gone_is_aborted(s3: Bucket, tmp_path: Pa
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_second_convert_overtakes_the_first_which_says_so(tmp_path: Path, same: bool) -> None:
-    first = build(tmp_path / "en", 6_000)
+def test_a_second_convert_in_a_store_overtakes_the_first_which_says_so(tmp_path: Path, same: bool) -> None:
+    first, target = build(tmp_path / "en", 6_000), memory()
     second = first if same else build(tmp_path / "other", 7_000, seed=1)
-    for target in (str(tmp_path / "out"), memory()):
-        watch = AtEvent("part", lambda target=target: convert_dataset(second, target, part_bytes=1000))
-        with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
-            convert_dataset(first, target, part_bytes=1000, save_seconds=0, watch=watch)
-        assert pair(target) == pair(second)
+    watch = AtEvent("part", lambda: convert_dataset(second, target, part_bytes=1000))
+    with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
+        convert_dataset(first, target, part_bytes=1000, save_seconds=0, watch=watch)
+    assert pair(target) == pair(second)
+
+
+PAUSED = """
+import sys
+from helpers.conversion import AtEvent
+from binidx.corpus.convert import convert_dataset
+def pause():
+    print("paused", flush=True)
+    sys.stdin.readline()
+convert_dataset(*sys.argv[1:3], part_bytes=1000, save_seconds=0, watch=AtEvent(sys.argv[3], pause))
+"""
+
+
+@pytest.mark.parametrize("event", ["part", "verify", "copy {target}.idx"])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_second_convert_on_a_disk_is_refused_by_the_name_of_the_first_which_ends_well(
+    tmp_path: Path, same: bool, event: str
+) -> None:
+    first, target = build(tmp_path / "en", 6_000), str(tmp_path / "new" / "out")
+    second = first if same else build(tmp_path / "other", 7_000, seed=1)
+    command = [sys.executable, "-c", PAUSED, first, target, event.format(target=target)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "paused\n"
+        with pytest.raises(ObjectExistsError, match=rf"^{target}: process {running.pid} of .* converts to it; wait"):
+            convert_dataset(second, target, overwrite=True, part_bytes=1000)
+        running.communicate("go on\n")
+    assert running.returncode == 0
+    assert pair(target) == pair(first)
+    assert names_beside(target) == ["out.bin", "out.idx"]
+    assert not convert_dataset(first, target).copied
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_a_convert_whose_parts_another_process_took_copies_them_again(
+    tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
+    source = build(tmp_path / "en", 4 * MIB)
+    target = str(tmp_path / "out") if where == "disk" else f"{request.getfixturevalue('s3').fresh()}/out"
+
+    def take() -> None:
+        for partial in tmp_path.glob("out.*.partial"):
+            partial.unlink()
+        if where == "s3":
+            fs, path = fsspec.url_to_fs(target)
+            [upload] = unfinished_uploads(target)
+            names = {"Bucket": path.partition("/")[0], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            fs.call_s3("abort_multipart_upload", **names)
+
+    convert_dataset(source, target, part_bytes=5 * MIB, watch=AtEvent("part", take))
+    assert pair(target) == pair(source)
+    assert names_beside(target) == ["out.bin", "out.idx"]
+    if where == "s3":
+        assert unfinished_uploads(target) == []
+
+
+def test_a_convert_whose_source_is_gone_keeps_the_parts_that_it_has_written(tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 4 * MIB), tmp_path / "out"
+    aside = tmp_path / "aside.bin"
+
+    def lose() -> None:
+        if not aside.exists():
+            os.replace(f"{source}.bin", aside)
+
+    with pytest.raises(ObjectNotFoundError):
+        convert_dataset(f"file://{source}", str(target), part_bytes=MIB, save_seconds=0, watch=AtEvent("part", lose))
+    [partial] = tmp_path.glob("out.bin.*.partial")
+    kept = json.loads(Path(f"{target}.convert.json").read_text())["objects"]["bin"]
+    assert kept["token"] in partial.name
+    os.replace(aside, f"{source}.bin")
+    assert convert_dataset(f"file://{source}", str(target), part_bytes=MIB).parts_kept == len(kept["sent"]) > 0
+    assert pair(str(target)) == pair(source)
 
 
 def test_huge_objects_get_larger_parts() -> None:

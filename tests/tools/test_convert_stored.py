@@ -221,7 +221,7 @@ def test_killed_after_publishing_it_compresses_nothing_twice(s3: Bucket, tmp_pat
 
 def test_a_second_convert_overtakes_one_that_compresses(tmp_path: Path) -> None:
     first, second = text_like(tmp_path / "en"), build(tmp_path / "other", 7_000, seed=1)
-    target = str(tmp_path / "out")
+    target = memory()
     watch = AtEvent("part", lambda: convert_dataset(second, target, way=COMPRESSED))
     with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
         convert_dataset(first, target, way=COMPRESSED, part_bytes=1000, watch=watch)

@@ -10,7 +10,6 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from binidx.errors import BinidxError, ConfigError
 from binidx.tools.demo import main
 from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
 from binidx.tools.demo.model import GPT
-from binidx.tools.demo.report import Screen, build_figures, describe_steps, show_figures, show_next
+from binidx.tools.demo.report import Screen, build_figures, describe_steps, show_access, show_figures
 from binidx.tools.demo.stages import check_step
 from binidx.tools.demo.tokenizer import EOD, train_bpe, write_dataset
 from binidx.tools.demo.train import BATCH_SIZE, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
@@ -67,11 +66,11 @@ def test_only_readable_modules_of_the_library_itself_are_sources(tmp_path):
     assert read_sources(tmp_path) == {"json/module.py": "x = 1\n"}
 
 
-def test_long_docstrings_are_found_under_their_dotted_names():
+def test_long_docstrings_of_modules_that_parse_are_found():
     words = "word " * 100 + "end."
     module = f'class A:\n  def f(self):\n    """{words}"""\n  def g(self):\n    """Short."""\n'
     found = list(docstrings({"json/module.py": module, "json/broken.py": "def :", "escape.py": "'\\d'"}))
-    assert found == [f"json.module.A.f\n\n{words}\n"]
+    assert found == [f"{words}\n"]
 
 
 # The tokenizer
@@ -180,34 +179,15 @@ def test_the_end_fits_a_narrow_terminal_and_says_what_to_try(capsys):
     steps = [replace(STEP, number=number, batch="b") for number in (1, 2)]
     written = {"en": {"documents": 1, "text_bytes": 2, "tokens": 3}}
     found = build_figures(costs, written, ["b", "b"], steps[:1], steps[1:])
-    for keep, directory, expected in (
-        (False, None, "binidx demo --keep"),
-        (False, Path("there"), "binidx inspect there/en"),
-        (True, None, "export AWS_ENDPOINT_URL=http://127.0.0.1:1"),
-        (True, None, "binidx inspect s3://binidx-demo/en"),
-    ):
-        show_figures(found, Screen())
-        environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-        show_next(found["corpus"], environment, Screen(), directory=directory, keep=keep)
-        out = capsys.readouterr().out
-        assert expected in out
-        assert "2 of 2 batches are those of an unbroken run" in out
-        assert all(len(line) <= 80 for line in out.splitlines())
-        show_figures(found, Screen(quiet=True))
-        assert capsys.readouterr().out == ""
-
-
-def test_bold_is_for_terminals_that_have_it(monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    Screen().heading("x", "y")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    Screen().heading("x", "y")
-    Screen(plain=True).heading("x", "y")
-    monkeypatch.setenv("NO_COLOR", "1")
-    Screen().heading("x", "y")
-    plain = "x          y\n"
-    assert capsys.readouterr().out == f"{plain}\033[1mx         \033[0m y\n{plain}{plain}"
+    show_figures(found, Screen())
+    show_access(found["corpus"], {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, Screen())
+    out = capsys.readouterr().out
+    assert "2 of 2 batches are those of an unbroken run" in out
+    assert "export AWS_ENDPOINT_URL=http://127.0.0.1:1" in out
+    assert "binidx inspect s3://binidx-demo/en" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    show_figures(found, Screen(quiet=True))
+    assert capsys.readouterr().out == ""
 
 
 # The call
@@ -240,7 +220,7 @@ def test_help_needs_no_torch():
 
 
 def test_ctrl_c_leaves_no_server_and_no_files(tmp_path):
-    command = [sys.executable, "-c", "import sys; from binidx.tools.demo import main; sys.exit(main())", "--plain"]
+    command = [sys.executable, "-c", "import sys; from binidx.tools import main; sys.exit(main())", "demo"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
         line = next(line for line in demo.stdout if "127.0.0.1:" in line)

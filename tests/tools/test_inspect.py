@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.tools import main
-from binidx.tools.inspect_dataset import PERCENTILES, bins, draw, percentiles
+from binidx.tools.inspect_dataset import PERCENTILES, percentiles
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LENGTHS = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), min_size=1, max_size=60)
@@ -54,12 +53,6 @@ def test_json_says_all_there_is_to_say(tmp_path: Path, capsys) -> None:
         "sequence_lengths": {
             "mean": 8 / 3,
             "percentiles": {"1": 0, "5": 0, "25": 0, "50": 3, "75": 5, "95": 5, "99": 5, "max": 5},
-            "histogram": [
-                {"from": 0, "to": 0, "sequences": 1},
-                {"from": 1, "to": 1, "sequences": 0},
-                {"from": 2, "to": 3, "sequences": 1},
-                {"from": 4, "to": 7, "sequences": 1},
-            ],
         },
         "modes": None,
         "first_tokens": [
@@ -122,24 +115,6 @@ def test_percentiles_are_of_the_sorted_lengths(lengths: list[int]) -> None:
     assert found["max"] == max(lengths)
 
 
-@given(LENGTHS)
-def test_bins_tile_the_lengths(lengths: list[int]) -> None:
-    found = bins(np.array(lengths, "<i4"))
-    assert [each["sequences"] for each in found] == [sum(e["from"] <= n <= e["to"] for n in lengths) for e in found]
-    assert sum(each["sequences"] for each in found) == len(lengths)
-    assert all(after["from"] == each["to"] + 1 for each, after in pairwise(found))
-
-
-@given(LENGTHS, st.integers(20, 200))
-def test_a_drawing_fits_the_terminal_and_shows_every_bin_that_is_not_empty(lengths, columns) -> None:
-    found = bins(np.array(lengths, "<i4"))
-    lines = draw(found, columns)
-    assert max(map(len, lines)) <= max(columns, 45)
-    assert len({len(line) for line in lines}) == 1
-    for each, line in zip(found, lines, strict=True):
-        assert ("#" in line) == (each["sequences"] > 0)
-
-
 def test_memory_stays_below_that_of_the_index(tmp_path: Path, capsys) -> None:
     with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint8) as builder:
         for _ in range(40):
@@ -185,9 +160,9 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch, capsys) -> No
 
 
 def test_a_terminal_without_unicode_and_a_closed_pipe_are_no_trouble() -> None:
-    command = [sys.executable, "-m", "binidx.tools.inspect_dataset", str(GOLDEN / "int32")]
+    command = [sys.executable, "-m", "binidx", "inspect", str(GOLDEN / "int32")]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    assert b"####" in subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+    assert b"MMIDIDX" in subprocess.run(command, env=environment, check=True, capture_output=True).stdout
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)

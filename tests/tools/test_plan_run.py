@@ -266,3 +266,28 @@ def test_a_call_that_cannot_be_is_an_error(
     path = save(tmp_path, ([f"{local}/nothing"], None))
     assert main(["plan", str(path)]) == 2
     assert "nothing.idx" in capsys.readouterr().err
+
+
+FILES = ("", ".idx", ".bin.zst")
+COMMANDS = {
+    "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
+    "bake": ["out"], "prepare-cache": [],
+}  # fmt: skip
+
+
+def test_a_dataset_instead_of_a_run_is_told_how_a_run_is_written(
+    local: Path, remote: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # An index cache beside the data, its default place: the prefix is a folder, too.
+    for prefix in (f"{local}/tiny", f"{remote}/code"):
+        load_dataset_with_a_cache(prefix)
+    for name, rest in COMMANDS.items():
+        for uri in (f"{local}/tiny", *(f"{remote}/code{end}" for end in FILES)):
+            assert main([name, uri, *rest]) == 2
+            message = capsys.readouterr().err
+            assert message.startswith(f"binidx {name}: {uri}: not the file of a run (found a dataset, needs JSON")
+            assert "binidx.Run(d.config, d.sizes, micro_batch_size).save('run.json')" in message
+
+
+def load_dataset_with_a_cache(prefix: str) -> None:
+    binidx.load_dataset(prefix, 16, tokenizer=TOKENIZER, cache_small_indices=True)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -22,9 +16,7 @@ import pytest
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
-from binidx.prepare.preprocess.record import Progress
 from binidx.tools import main
-from binidx.tools.preprocess import PreprocessBar
 
 CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
 
@@ -151,28 +143,3 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     found = subprocess.run([Path(sys.executable).parent / example[0], *example[1:]], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
     assert files_of(tmp_path / "data" / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-
-
-def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs_ = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    with os.fdopen(theirs_, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with PreprocessBar("preprocess") as bar:
-            bar.show(Progress(parts=4, total_bytes=4_000_000))
-            bar.show(Progress(4, 2, 0, 4_000_000, 2_000_000, 0, 1234, 5_600_000, 1.0))
-            fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-            bar.show(Progress(4, 3, 1, 4_000_000, 3_000_000, 1_000_000, 2345, 6_700_000, 2.0, 12, 9, 3))
-    drawn = ""
-    with contextlib.suppress(OSError):  # EIO is the end of a terminal
-        while more := os.read(ours, 10_000).decode():
-            drawn += more
-    os.close(ours)
-    assert " 50%|████    | part 2/4, 2.0 MB/s, 1.0 s left, 5.6 M tokens, 1,234 documents" in drawn
-    assert "| part 3/4, 9/12 of all shards, 1.0 MB/s, 1.0 s left, 6.7" in drawn  # with 80 columns
-
-
-def test_time_left_counts_only_what_this_run_has_made() -> None:
-    assert Progress(parts=4, total_bytes=4000).seconds_left is None
-    assert Progress(4, 2, 1, 4000, 3000, 1000, seconds=2.0).bytes_per_second == 1000
-    assert Progress(4, 2, 1, 4000, 3000, 1000, seconds=2.0).seconds_left == 1

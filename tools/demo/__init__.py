@@ -33,7 +33,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
     options.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
     options.add_argument("--json", action="store_true", help="print all figures as one object, and nothing else")
-    options.add_argument("--plain", action="store_true", help="no colours and no progress bars")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -50,10 +49,10 @@ def check(options: argparse.Namespace) -> None:
 def demonstrate(options: argparse.Namespace) -> int:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .report import ENVIRONMENT, Screen, show_figures, show_next
+    from .report import ENVIRONMENT, Screen, show_access, show_figures
     from .stages import run_demo
 
-    screen = Screen(quiet=options.json, plain=options.plain)
+    screen = Screen(quiet=options.json)
     with contextlib.ExitStack() as stack:
         directory = options.directory
         if directory is None:
@@ -63,7 +62,8 @@ def demonstrate(options: argparse.Namespace) -> int:
         server, figures = stack.enter_context(run_demo(options.steps, directory, screen))
         environment = {name: server.environment[name] for name in ENVIRONMENT}
         show_figures(figures, screen)
-        show_next(figures["corpus"], environment, screen, directory=options.directory, keep=options.keep)
+        if options.keep:
+            show_access(figures["corpus"], environment, screen)
         if options.json:
             more = {"environment": environment} if options.keep else {}
             print(json.dumps({**figures, **more}, indent=1), flush=True)

@@ -3,7 +3,7 @@
 Nothing is downloaded, and the same Python gives the same documents in the same order:
 
     en     the language reference that `help()` prints (pydoc_data.topics), then every longer docstring of the
-           standard library, each under its dotted name                                              about 2 MB
+           standard library                                                                          about 2 MB
     code   every fourth module of the standard library, one document a file                          about 2.5 MB
 
 Modules are read as files, never imported. A Python with its library in a zip archive has too little text, which is an
@@ -79,30 +79,14 @@ def manual_topics() -> Iterator[str]:
 
 
 def docstrings(sources: dict[str, str]) -> Iterator[str]:
-    """Yield the longer docstrings of all modules, each under its dotted name."""
-    for path, text in sources.items():
-        tree = parse(text)
-        if tree:
-            yield from _docstrings(tree, path.removesuffix(".py").replace("/", "."))
-
-
-def parse(text: str) -> ast.Module | None:
-    """Return the syntax tree of a module; None if it cannot be parsed, as templates and deliberate errors."""
-    with warnings.catch_warnings():  # about their escape sequences, which are not ours to mend
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError):
-            return None
-
-
-def _docstrings(node: ast.AST, name: str) -> Iterator[str]:
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        docstring = ast.get_docstring(node) or ""
-        if len(docstring) >= MIN_DOCSTRING_CHARACTERS:
-            yield f"{name}\n\n{docstring}\n"
-    for child in ast.iter_child_nodes(node):
-        yield from _docstrings(child, f"{name}.{child.name}" if hasattr(child, "name") and child.name else name)
+    """Yield the longer docstrings of all modules; those that cannot be parsed, as templates, have none."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for text in sources.values():
+        found: list[str | None] = []
+        with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
+            warnings.simplefilter("ignore")  # about their escape sequences, which are not ours to mend
+            found = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        yield from (f"{each}\n" for each in found if each and len(each) >= MIN_DOCSTRING_CHARACTERS)
 
 
 def count_bytes(documents: list[str]) -> int:

@@ -1,12 +1,9 @@
-"""Output of the demo: lines and bars while it runs, then tables, findings and what to try next."""
+"""Output of the demo: lines and bars while it runs, then tables and findings."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -31,18 +28,10 @@ Costs = dict[str, dict[str, float]]
 
 
 class Screen:
-    """Writer of lines to stdout.
+    """Writer of lines to stdout; with `quiet`, as for --json, it prints none."""
 
-    Args:
-        quiet: print no lines, as with --json.
-        plain: no colours and no progress bars, even on a terminal.
-    """
-
-    def __init__(self, *, quiet: bool = False, plain: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._bars = not plain and sys.stderr.isatty()
-        no_colour = plain or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # https://no-color.org
-        self._heading = "\033[1m{:<10}\033[0m {}" if sys.stdout.isatty() and not no_colour else "{:<10} {}"
 
     def line(self, text: str = "") -> None:
         """Print one line and flush."""
@@ -51,7 +40,7 @@ class Screen:
 
     def heading(self, name: str, text: str) -> None:
         """Print the name of the next stage."""
-        self.line(self._heading.format(name, text))
+        self.line(f"{name:<10} {text}")
 
     def detail(self, text: str) -> None:
         """Print a line below a heading."""
@@ -59,7 +48,7 @@ class Screen:
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
         """Return the items as an iterable that moves a bar on stderr, if stderr is a terminal."""
-        return tqdm(items, desc=f"{'':<10} {what}", total=total, disable=not self._bars, leave=False, ncols=80)
+        return tqdm(items, desc=f"{'':<10} {what}", total=total, disable=None, leave=False, ncols=80)
 
 
 def describe_steps(steps: list[Step]) -> str:
@@ -135,22 +124,10 @@ def show_figures(found: dict[str, Any], screen: Screen) -> None:
     screen.heading("order", f"{resume['equal_batches']} of {resume['batches']} batches are those of an unbroken run")
 
 
-def show_next(
-    names: Iterable[str], environment: dict[str, str], screen: Screen, *, directory: Path | None, keep: bool
-) -> None:
-    """Print commands to try next: on the bucket while it is up, on the kept directory, and on the user's data."""
-    bucket = f"s3://{BUCKET}" if keep else "s3://bucket"
-    commands: dict[str, str] = {}
-    if keep:
-        screen.line("\nThe bucket stays up until Ctrl-C. In another terminal:")
-        for name, value in environment.items():
-            screen.line(f"  export {name}={value}")
-        commands |= {f"binidx inspect {bucket}/{name}": "" for name in names}
-    else:
-        screen.line("\nNext:")
-        commands["binidx demo --keep"] = "# the same; the bucket stays up"
-    if directory:
-        commands |= {f"binidx inspect {directory / name}": "" for name in names}
-    commands[f"binidx convert data/mine {bucket}/mine"] = "# your own data"
-    for command, purpose in commands.items():
-        screen.line(f"  {command:<42} {purpose}".rstrip())
+def show_access(names: Iterable[str], environment: dict[str, str], screen: Screen) -> None:
+    """Print how other terminals reach the bucket while it stays up."""
+    screen.line("\nThe bucket stays up until Ctrl-C. In another terminal:")
+    for variable, value in environment.items():
+        screen.line(f"  export {variable}={value}")
+    for name in names:
+        screen.line(f"  binidx inspect s3://{BUCKET}/{name}")

@@ -26,35 +26,48 @@ The journal:
      "source": {"uri": ..., "bin": identity, "idx": identity, "way": the chosen StorageFormat},
      "objects": {"bin" or "bin.zst": CopyState, "bin.xxh3": CopyState, "idx": CopyState}}      those already started
 
-The journal exists while a copy runs or is interrupted, and is removed once the dataset is complete. A run first writes
-its own name as the owner, and checks it before each later save: a run that finds another name stops, as a later run has
-replaced it. Two runs of one source write the same bytes to the same parts, so their overlap is harmless.
+The journal exists while a copy runs or is interrupted, and is removed once the dataset is complete. On disks a run
+locks TARGET.convert.lock, and another run to the same target is refused meanwhile. Elsewhere the owner decides: a run
+first writes its own name, and checks it before it saves, publishes or removes something. A run that finds another name
+stops, as a later run has replaced it. If the earlier run published parts that the later one continues, the later one
+copies that object again.
 
 Memory: the parts in flight.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.whole_dataset import BIN_SUFFIXES, OBJECT_SUFFIXES, DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.corpus.whole_dataset import (
+    DatasetTarget,
+    JsonResult,
+    Options,
+    WholeDataset,
+    bin_suffixes,
+    object_suffixes,
+)
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.format.source import absolute_uri
 from binidx.json_models import JsonFile
+from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
-from binidx.storage.codecs.segments import check_level
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import codec_of, open_object, open_stored, read_document, stream
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
+from binidx.storage.requests.remote_object import object_exists, read_small
+from binidx.storage.requests.retries import retried
 from binidx.storage.writing.copy import (
     PART_BYTES,
     SAVE_SECONDS,
@@ -68,7 +81,7 @@ from binidx.storage.writing.copy import (
     same_content,
 )
 from binidx.storage.writing.multipart import discard_parts, remove_staging_files
-from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.writing.publish import create_object, delete_object, write_object
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
@@ -79,7 +92,7 @@ class StorageFormat:
     """Form in which tokens are stored.
 
     Attributes:
-        codec: key of `storage.open.CODECS`; None for that of the source.
+        codec: name of a codec: "raw", "zstd" or a registered one; None for that of the source.
         level: compression level; None for the codec's default, and for a copy of tokens that are compressed already.
         checksums: whether to compute checksums; existing checksums of the source are copied to a plain target anyway.
     """
@@ -146,12 +159,14 @@ def convert_dataset(
     Raises:
         ConfigError: the arguments contradict each other, or the source is to be stored differently in its own place.
         FormatError: the source is not a valid dataset, or disagrees with its checksums.
-        ObjectExistsError: another dataset exists at the target, and `overwrite` is False.
-        ObjectChangedError: the source was replaced meanwhile, or another convert to this target started after this one.
+        ObjectExistsError: another dataset exists at the target, and `overwrite` is False; or another process of this
+            node converts to this target on a disk.
+        ObjectChangedError: the source was replaced meanwhile, or another convert to this target in a store started
+            after this one.
         CorruptCopyError: the copied bytes differ from the source's; the copy was removed.
     """
-    run = _Convert(source, target, way or StorageFormat(), verify, source_options, target_options, watch, overwrite)
-    return run.run(part_bytes, save_seconds)
+    locations = Location.of(source, source_options), Location.of(target, target_options)
+    return _Convert(*locations, way or StorageFormat(), verify, watch, overwrite).run(part_bytes, save_seconds)
 
 
 @dataclass(frozen=True)
@@ -172,22 +187,20 @@ class ConvertJournal:
     Args:
         target: prefix of the target.
         source: identity of the source: its URI, the identities of `.bin` and `.idx`, and the chosen storage format.
-        storage_options: fsspec options of the target.
 
     Attributes:
-        states: progress of each object, by its suffix in `OBJECT_SUFFIXES`.
+        states: progress of each object, by its suffix in `object_suffixes`.
         published: identity of the `.bin` that an earlier run, of any source, has verified; None if there is none.
     """
 
-    def __init__(self, target: str, source: dict[str, Any], storage_options: Options) -> None:
-        self.uri = f"{target}.convert.json"
+    def __init__(self, target: Location, source: dict[str, Any]) -> None:
+        self.file = target + ".convert.json"
         self.target = target
         self.source = source
         self.states: dict[str, CopyState] = {}
         self.published: dict[str, Any] | None = None
         self._earlier: dict[str, CopyState] = {}
         self._owner = uuid.uuid4().hex
-        self._options = storage_options
         self._claimed = False
 
     def adopt(self) -> str:
@@ -203,8 +216,9 @@ class ConvertJournal:
             return "other"
         if found is None:
             return "none"
-        self._earlier = {suffix: found.objects[suffix] for suffix in OBJECT_SUFFIXES if suffix in found.objects}
-        self.published = next((self._earlier[suffix].done for suffix in BIN_SUFFIXES if suffix in self._earlier), None)
+        earlier = {suffix: found.objects[suffix] for suffix in object_suffixes() if suffix in found.objects}
+        tokens = next((suffix for suffix in bin_suffixes() if suffix in earlier), None)
+        self._earlier, self.published = earlier, earlier[tokens].done if tokens else None
         if found.source != self.source:
             return "other"
         self.states = self._earlier
@@ -213,7 +227,7 @@ class ConvertJournal:
     def forget_earlier(self) -> None:
         """Remove the partial files and uploads of the earlier run, whatever its source."""
         for suffix, state in self._earlier.items():
-            discard_parts(f"{self.target}.{suffix}", state.token, self._options)
+            discard_parts(self.target + f".{suffix}", state.token)
 
     def save(self) -> None:
         """Write the journal with this run as its owner.
@@ -221,29 +235,37 @@ class ConvertJournal:
         Raises:
             ObjectChangedError: another run has written it since the last save.
         """
-        if self._claimed:
-            try:
-                found = self._read()
-            except FormatError:
-                found = None
-            if found is None or found.owner != self._owner:
-                raise ObjectChangedError(f"{self.uri}: written by another convert to this target; this one stops")
+        self.check_owner()
         text = json.dumps({**JOURNAL_FILE.tags, **asdict(JournalFile(self._owner, self.source, self.states))})
-        with create_object(self.uri, self._options) as writer:
-            writer.write(text.encode())
+        write_object(self.file, [text.encode()])
         self._claimed = True
 
+    def check_owner(self) -> None:
+        """Raise ObjectChangedError if another run has written the journal since this one saved it."""
+        if not self._claimed:
+            return
+        try:
+            found = self._read()
+        except FormatError:
+            found = None
+        if found is None or found.owner != self._owner:
+            raise ObjectChangedError(f"{self.file}: written by another convert to this target; this one stops")
+
     def remove(self) -> None:
-        """Remove the journal and local staging files, once the dataset is complete or the copy must start again."""
-        delete_object(self.uri, self._options)
-        for suffix in OBJECT_SUFFIXES:
-            remove_staging_files(f"{self.target}.{suffix}", ".partial")
+        """Remove the journal and local staging files, once the dataset is complete or the copy must start again.
+
+        Raises:
+            ObjectChangedError: another run has written it since the last save.
+        """
+        self.check_owner()
+        delete_object(self.file)
+        for suffix in object_suffixes():
+            remove_staging_files(self.target + f".{suffix}", ".partial")
 
     def _read(self) -> JournalFile | None:
-        try:
-            return JOURNAL_FILE.decode(read_document(JOURNAL_FILE, self.uri, self._options), self.uri)
-        except ObjectNotFoundError:
-            return None
+        # One request: another run may replace the journal between two.
+        data = retried(self.file.uri, lambda: read_small(self.file), self.file.settings)
+        return None if data is None else JOURNAL_FILE.decode(data, self.file.uri)
 
 
 class _Convert:
@@ -251,65 +273,90 @@ class _Convert:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
-        target: str | os.PathLike[str],
+        source: Location,
+        target: Location,
         way: StorageFormat,
         verify: str,
-        source_options: Options,
-        target_options: Options,
         watch: ProgressWatcher | None,
         overwrite: bool = False,
     ) -> None:
-        from_prefix, to_prefix = os.fspath(source), os.fspath(target)
-        if way.level is not None and way.codec != "zstd":
+        encodes = way.codec not in (None, "raw")
+        if way.level is not None and not encodes:
             raise ConfigError(f"level: found {way.level} without compression; compress, or give none")
-        if way.level is not None:
-            check_level(way.level)
-        if way.checksums and way.codec == "zstd":
+        codec_named(way.codec or "raw").check_level(way.level)
+        if way.checksums and encodes:
             raise ConfigError("checksums: needed a plain .bin; each compressed segment has its own")
         if verify not in ("checksum", "size"):
             raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
-        if to_prefix.endswith("/"):
-            name = from_prefix.rstrip("/").split("/")[-1]
-            raise ConfigError(f"{to_prefix}: a folder, needed a prefix such as {to_prefix}{name}")
+        if target.uri.endswith("/"):
+            name = source.uri.rstrip("/").split("/")[-1]
+            raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{name}")
         self.began, self.way, self.verify, self.watch = time.monotonic(), way, verify, watch or SilentWatcher()
-        self.in_place = absolute_uri(from_prefix) == absolute_uri(to_prefix)
+        self.in_place = source.absolute == target.absolute
         self.overwrite = overwrite
         distrust_sums = self.in_place and way.checksums and overwrite
-        self.dataset = WholeDataset(from_prefix, source_options, distrust_sums=distrust_sums)
+        self.dataset = WholeDataset(source, distrust_sums=distrust_sums)
         self.source = self.dataset.source
-        if self.source.num_parts and absolute_uri(to_prefix) in self.source.uris:
+        if self.source.num_parts and target.absolute in self.source.uris:
             raise ConfigError(
-                f"{to_prefix}: is the virtual merge {self.source.bin_uri} or a part of it, needed another place to "
+                f"{target}: is the virtual merge {self.source.bin} or a part of it, needed another place to "
                 "write it to; compression and checksums in place are for each part alone"
             )
         self.codec = way.codec or self.source.codec
-        self.target = DatasetTarget(to_prefix, self.codec, target_options)
+        self.target = DatasetTarget(target, self.codec)
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
-            raise ConfigError(f"{from_prefix}: source and target, needed two places to store it in another way")
+            raise ConfigError(f"{source}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
-            raise ConfigError(f"{from_prefix}: compressed, with checksums: needed a plain .bin; add --plain")
+            raise ConfigError(f"{source}: compressed, with checksums: needed a plain .bin; add --plain")
         self.identity = self.source.opened
         self.dataset.check_index(SilentWatcher())
-        self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)
+        self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)})
 
     def run(self, part_bytes: int, save_seconds: float) -> ConvertResult:
-        earlier = self.journal.adopt()
         if self.in_place or self._holds_source():
-            if earlier == "ours":  # a run was killed before it removed the journal
-                self.journal.forget_earlier()
-                self.journal.remove()
-            if self.way.checksums:
-                # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
-                bin_uri, options = self.target.bin_uri, self.target.options
-                self._write_sums(
-                    self.source.open_plain() if self.in_place else open_stored(bin_uri, storage_options=options)
-                )
-            return self._report(copied=False)
+            with self._lock() as lock:
+                if lock.first:
+                    self._forget_killed_run()
+            return self._complete_existing()
+        with self._lock() as lock:
+            if not lock.first:
+                holder = lock.message.decode() or "another process"
+                raise ObjectExistsError(f"{self.target.prefix}: {holder} converts to it; wait for its end, or end it")
+            lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
+            # Another run may have ended since.
+            if not self.overwrite and self._holds_source():
+                self._forget_killed_run()
+                return self._complete_existing()
+            return self._run_locked(part_bytes, save_seconds)
+
+    def _lock(self) -> AbstractContextManager[NodeLock]:
+        """Return the lock of a target on a disk, which is not waited for."""
+        path = (self.target.prefix + ".convert.lock").local_path
+        if path is not None:
+            path = os.path.abspath(path)
+            with contextlib.suppress(OSError):  # the first write reports it
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+        return acquire_node_lock(path, wait=False)
+
+    def _forget_killed_run(self) -> None:
+        """Remove the journal of a run that was killed right before it did; the caller holds the lock."""
+        if self.journal.adopt() == "ours":
+            self.journal.forget_earlier()
+            self.journal.remove()
+
+    def _complete_existing(self) -> ConvertResult:
+        """Write checksums beside the existing copy if they were chosen."""
+        if self.way.checksums:
+            # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
+            self._write_sums(self.source.open_plain() if self.in_place else open_stored(self.target.bin))
+        return self._report(copied=False)
+
+    def _run_locked(self, part_bytes: int, save_seconds: float) -> ConvertResult:
+        earlier = self.journal.adopt()
         if not self.overwrite:
             self.target.check_free(self.journal.published, resumed=earlier == "ours")
         if earlier == "other":
-            self.watch.say(f"{self.journal.uri}: of another source, or the source has changed; beginning again")
+            self.watch.say(f"{self.journal.file}: of another source, or the source has changed; beginning again")
             self.journal.forget_earlier()
         self.journal.save()
         counts = self._copy_all(part_bytes, save_seconds)
@@ -319,11 +366,11 @@ class _Convert:
     def _holds_source(self) -> bool:
         """Return whether the target is this dataset already, in the chosen form; its `.idx` is compared first."""
         target = self.target
-        found = find_bin(target.prefix, target.options)
-        if found is None or codec_of(found) != self.codec or not object_exists(target.idx_uri, target.options):
+        found = find_bin(target.prefix)
+        if found is None or codec_of(found.uri) != self.codec or not object_exists(target.idx):
             return False
-        open_target = functools.partial(open_object, storage_options=target.options, cache=False)
-        index = self.source.open_idx(), open_target(target.idx_uri)
+        open_target = functools.partial(open_object, cache=False)
+        index = self.source.open_idx(), open_target(target.idx)
         tokens = self.source.open_plain(), open_target(found)
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
@@ -335,6 +382,10 @@ class _Convert:
         source, target, check = self.source, self.target, self.source.check_unchanged
 
         def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:
+            def before_publish() -> None:
+                self.journal.check_owner()
+                check()
+
             states = self.journal.states
             state = states.get(suffix)
             if state is None or state.size != reader.size:
@@ -342,43 +393,39 @@ class _Convert:
             try:
                 return copy_object(
                     reader,
-                    target.uri(suffix),
+                    target.file(suffix),
                     state,
                     save=self.journal.save,
-                    before_publish=check,
+                    before_publish=before_publish,
                     watch=self.watch,
                     codec=codec,
                     level=self.way.level,
                     checksum=self.verify == "checksum",
                     save_seconds=save_seconds,
-                    storage_options=target.options,
                 )
             except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
                 del states[suffix]
                 (self.journal.save if states else self.journal.remove)()
                 raise
 
-        stays = self.codec == source.codec and self.way.level is None
+        stays = self.codec == source.codec and self.way.level is None and source.has_stored_form
         reader = source.open_stored() if stays else source.open_plain()
         codec = "raw" if stays else self.codec
         counts = [copy(target.bin_suffix, reader, self._remove_existing, codec)]
-        if self.codec == "raw" and source.sums_uri is not None:
-            sums = open_stored(source.sums_uri, storage_options=source.options)
-            counts.append(copy(f"bin{SUFFIX}", sums, check))
+        if self.codec == "raw" and source.sums is not None:
+            counts.append(copy(f"bin{SUFFIX}", open_stored(source.sums), check))
         elif self.way.checksums:
             self._write_sums(source.open_plain())
         for suffix in SIDECARS:
-            if object_exists(source.prefix + suffix, source.options):
-                sidecar = open_stored(source.prefix + suffix, storage_options=source.options)
-                with create_object(target.prefix + suffix, target.options, before_publish=check) as writer:
-                    for block in stream(sidecar):
-                        writer.write(block)
+            if object_exists(source.prefix + suffix):
+                sidecar = open_stored(source.prefix + suffix)
+                write_object(target.prefix + suffix, stream(sidecar), before_publish=check)
         return [*counts, copy("idx", source.open_idx(), check)]
 
     def _write_sums(self, reader: RangeReader) -> None:
-        uri, check = self.target.bin_uri, self.source.check_unchanged
-        self.watch.begin(f"checksums of {uri}", reader.size, 0)
-        with create_object(uri + SUFFIX, self.target.options, before_publish=check) as writer:
+        tokens, check = self.target.bin, self.source.check_unchanged
+        self.watch.begin(f"checksums of {tokens}", reader.size, 0)
+        with create_object(tokens + SUFFIX, before_publish=check) as writer:
             writer.write(format_sums_header(reader.size))
             sums = BlockSums(lambda found: writer.write(found.astype("<u8").tobytes()))
             for block in stream(reader):
@@ -398,7 +445,7 @@ class _Convert:
         num_bytes, sent, kept = (sum(getattr(each, name) for each in counts) for name in names)
         verified = self.verify if copied or self.verify == "checksum" else "sample"
         verified = "index" if self.in_place else verified
-        ends = self.source.prefix, self.target.prefix
+        ends = self.source.prefix.uri, self.target.prefix.uri
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds)
 
 

@@ -30,6 +30,7 @@ from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult
 from binidx.errors import ConfigError
 from binidx.format.idx_blocks import DocumentBlock, IndexColumns, batch_by_size
 from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -79,7 +80,8 @@ def head_dataset(
     """
     if num_documents < 0:
         raise ConfigError(f"num_documents: found {num_documents}, need 0 or more")
-    return _cut(source, [target], None, num_documents, lineage, overwrite, source_options, target_options, watch)
+    location, targets = Location.of(source, source_options), [Location.of(target, target_options)]
+    return _cut(location, targets, None, num_documents, lineage, overwrite, watch)
 
 
 def split_dataset(
@@ -117,7 +119,8 @@ def split_dataset(
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("targets: two are equal, need another one for each fraction")
     assign = partial(assign_by_hash, seed, np.cumsum(fractions))
-    return _cut(source, targets, assign, None, lineage, overwrite, source_options, target_options, watch)
+    locations = [Location.of(target, target_options) for target in targets]
+    return _cut(Location.of(source, source_options), locations, assign, None, lineage, overwrite, watch)
 
 
 def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int) -> NDArray[np.int64]:
@@ -147,21 +150,17 @@ def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
 
 
 def _cut(
-    source: Prefix,
-    targets: Sequence[Prefix],
+    source: Location,
+    targets: Sequence[Location],
     assign: Assign | None,
     limit: int | None,
     lineage: bool,
     overwrite: bool,
-    source_options: Options,
-    target_options: Options,
     watch: ProgressWatcher | None,
 ) -> CutResult:
-    began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
+    began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source)
     index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
-    opened = [
-        DatasetTarget.open(each, stored.codec, [dataset], target_options, overwrite=overwrite) for each in targets
-    ]
+    opened = [DatasetTarget.open(each, stored.codec, [dataset], overwrite=overwrite) for each in targets]
     # The head of a plain dataset is one range; other documents pass through this process.
     is_range = assign is None and stored.codec == "raw" and not stored.mixed
     dataset.check_index(watch)
@@ -179,12 +178,12 @@ def _cut(
             replace = partial(lineages.replace, number)
             if is_range:
                 pieces = stored.pieces(tokens[number] * index.item_bytes)
-                output.target.publish_pieces(output.columns, pieces, source_options, watch, check, replace)
+                output.target.publish_pieces(output.columns, pieces, source.options, watch, check, replace)
             else:
                 output.publish(check, replace)
             output.target.say_complete(watch)
         shares = [
-            CutOutput(each.target.prefix, each.columns.num_documents, len(each.columns.lengths), num_tokens)
+            CutOutput(each.target.prefix.uri, each.columns.num_documents, len(each.columns.lengths), num_tokens)
             for each, num_tokens in zip(outputs, tokens, strict=True)
         ]
     return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
+from binidx.storage.location import Location
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 BUCKETS = 16
@@ -83,7 +84,7 @@ def diff_datasets(
         ObjectChangedError: a dataset was replaced meanwhile.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    datasets = WholeDataset(left, left_options), WholeDataset(right, right_options)
+    datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
     hashes = [hash_documents(each, watch) for each in datasets]
     numbers, distinct = match_documents(*hashes)
     matched, added = numbers >= 0, np.ones(len(hashes[1]), bool)

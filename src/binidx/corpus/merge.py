@@ -16,7 +16,6 @@ written under the prefix of the list, as row i describes document i.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -29,16 +28,16 @@ from binidx.corpus.origins import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
-from binidx.format.idx import get_idx_path
 from binidx.format.idx_blocks import IndexColumns
-from binidx.format.source import absolute_uri, concatenate_seek_tables
-from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
-from binidx.storage.adapters import InMemory
+from binidx.format.source import joined_end
+from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import VirtualPart, format_parts, relative_part
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight
-from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece
+from binidx.storage.writing.concatenate import IN_FLIGHT, Join
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,15 @@ def merge_datasets(
     copies bytes after the last sequence, too, which shifts all that it adds later.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = SourceDatasets(sources, source_options)
+    opened = SourceDatasets([Location.of(each, source_options) for each in sources])
     for each in opened.datasets:
         if each.source.mixed:
             raise ConfigError(
-                f"{each.source.bin_uri}: some parts are compressed and others not, needed all compressed or none; "
+                f"{each.source.bin}: some parts are compressed and others not, needed all compressed or none; "
                 f"binidx convert {each.prefix} TARGET --plain makes one dataset of them"
             )
     codec, multimodal = opened.check_compatible()
-    output = DatasetTarget.open(target, codec, opened.datasets, target_options, overwrite=overwrite)
+    output = DatasetTarget.open(Location.of(target, target_options), codec, opened.datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()
     output.check_counts(sequences, documents, multimodal)
     opened.check_tokenizers()
@@ -109,10 +108,10 @@ def merge_datasets(
         rows.fill(watch)
         replace = functools.partial(rows.replace, 0)
         bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
-    dropped = any(pair.sums_uri for each in opened.datasets for pair in each.source.pairs)
+    dropped = any(pair.sums for each in opened.datasets for pair in each.source.pairs)
     output.say_complete(watch)
     counts, seconds = opened.counts(), time.monotonic() - began
-    return MergeResult(output.prefix, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
+    return MergeResult(output.prefix.uri, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
 
 
 @contextmanager
@@ -152,10 +151,8 @@ def merge_tokens(
     """
     found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
     pieces = [piece for each in found for piece in each]
-    if target.codec != "raw":
-        tables = [pair.table for each in sources.datasets for pair in each.source.pairs]
-        seek_table = InMemory(target.bin_uri, concatenate_seek_tables(tables))
-        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
+    pairs = [pair for each in sources.datasets for pair in each.source.pairs]
+    pieces += joined_end(target.bin.uri, target.codec, pairs)
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
     return sum(piece.num_bytes for piece in pieces), join
 
@@ -195,11 +192,11 @@ def merge_virtually(
         FormatError: a source is not valid, has another dtype or tokenizer, or has no modes where others have some.
         ObjectExistsError: another list, or a dataset, exists at the target.
     """
-    name, watch = os.fspath(target), watch or SilentWatcher()
-    uri = get_parts_path(name)
-    if object_exists(get_idx_path(name), storage_options) or find_bin(name, storage_options):
-        raise ObjectExistsError(f"{name}: holds a dataset, which hides a list beside it; needed a free name")
-    opened = SourceDatasets([absolute_uri(os.fspath(each)) for each in sources], storage_options)
+    prefix, watch = Location.of(target, storage_options), watch or SilentWatcher()
+    file = prefix + PARTS
+    if object_exists(prefix + ".idx") or find_bin(prefix):
+        raise ObjectExistsError(f"{prefix}: holds a dataset, which hides a list beside it; needed a free name")
+    opened = SourceDatasets([Location(Location.of(each).absolute, storage_options) for each in sources])
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
     datasets = opened.datasets
@@ -211,19 +208,18 @@ def merge_virtually(
         for each, _ in zip(datasets, checked, strict=True):
             each.check_size()
             watch.advance(each.index.size)
-    listed = format_parts(datasets[0].index.dtype.__name__, [_list_part(absolute_uri(uri), each) for each in datasets])
-    existing = None if overwrite else read_small(uri, storage_options)
+    listed = format_parts(datasets[0].index.dtype.__name__, [_list_part(file.absolute, each) for each in datasets])
+    existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
-        watch.say(f"{uri}: lists these datasets already")
-        return VirtualMergeResult(name, *opened.counts())
+        watch.say(f"{file}: lists these datasets already")
+        return VirtualMergeResult(prefix.uri, *opened.counts())
     if existing is not None:
-        raise ObjectExistsError(f"{uri}: exists, needed a free name; --overwrite replaces it")
-    with closing(LineageTransfer(datasets, [DatasetTarget(name, "raw", storage_options)])) as rows:
+        raise ObjectExistsError(f"{file}: exists, needed a free name; --overwrite replaces it")
+    with closing(LineageTransfer(datasets, [DatasetTarget(prefix, "raw")])) as rows:
         rows.fill(watch)
         rows.publish(0)
-    with create_object(uri, storage_options) as out:
-        out.write(listed)
-    return VirtualMergeResult(name, *opened.counts())
+    write_object(file, [listed])
+    return VirtualMergeResult(prefix.uri, *opened.counts())
 
 
 def _list_part(uri: str, dataset: WholeDataset) -> VirtualPart:

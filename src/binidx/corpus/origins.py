@@ -30,6 +30,7 @@ from binidx.corpus.shuffle_buckets import (
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -38,7 +39,7 @@ from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object
 
 
-def read_origins(prefix: str, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:
+def read_origins(prefix: Where, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:
     """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
 
     Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
@@ -47,14 +48,14 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
         FormatError: the lineage is not valid, or has no such row.
         MissingDriverError: there is a lineage, and pyarrow is not installed.
     """
-    uri = prefix + LINEAGE
-    if not len(documents) or not object_exists(uri, options):
+    lineage = Location.of(prefix, options) + LINEAGE
+    if not len(documents) or not object_exists(lineage):
         return {}
     wanted = np.unique(np.array(documents, np.int64))
-    with _opened_lineage(uri, options) as (found, schema):
+    with _opened_lineage(lineage) as (found, schema):
         metadata, rows = found.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= metadata.num_rows:
-            raise FormatError(f"{uri}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
+            raise FormatError(f"{lineage}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
         firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
@@ -73,30 +74,30 @@ def origin_text(origin: dict[str, Any]) -> str:
 Mask = NDArray[np.bool_]
 
 
-def documents_with_id(prefix: str, wanted: str, options: Options = None) -> list[int]:
+def documents_with_id(prefix: Location, wanted: str) -> list[int]:
     """Return the numbers of the documents whose id is `wanted`, ascending.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage, or it has no ids.
         FormatError: the lineage is not valid.
     """
-    found = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted), options)
-    if not found and not _has_ids(uri := prefix + LINEAGE, options):
+    found = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
+    if not found and not _has_ids(lineage := prefix + LINEAGE):
         raise ObjectNotFoundError(
-            f"{uri}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
+            f"{lineage}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
         )
     return found
 
 
-def _has_ids(uri: str, options: Options) -> bool:
+def _has_ids(file: Location) -> bool:
     """Return whether a document has an id, by the statistics of the lineage; True if it has no statistics."""
-    with _opened_lineage(uri, options) as (file, schema):
-        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+    with _opened_lineage(file) as (opened, schema):
+        groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
         ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
         return any(not (each and each.has_null_count) or each.null_count < rows for each, rows in ids)
 
 
-def documents_at(prefix: str, file: str, row: int, options: Options = None) -> list[int]:
+def documents_at(prefix: Location, file: str, row: int) -> list[int]:
     """Return the numbers of the documents made from one row of a text file, ascending.
 
     Args:
@@ -113,16 +114,16 @@ def documents_at(prefix: str, file: str, row: int, options: Options = None) -> l
         mine: Mask = np.array([*names, False])[source.indices.fill_null(len(names)).to_numpy()]
         return mine & _equal(table["row"], row)
 
-    return _search(prefix, ["source", "row"], matches, options, row)
+    return _search(prefix, ["source", "row"], matches, row)
 
 
 def _search(
-    prefix: str, columns: Sequence[str], matches: Callable[[Any], Mask], options: Options, row: int | None = None
+    prefix: Location, columns: Sequence[str], matches: Callable[[Any], Mask], row: int | None = None
 ) -> list[int]:
-    uri, found, first = prefix + LINEAGE, list[int](), 0
-    if not object_exists(uri, options):
-        raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset")
-    with _opened_lineage(uri, options) as (file, schema):
+    lineage, found, first = prefix + LINEAGE, list[int](), 0
+    if not object_exists(lineage):
+        raise ObjectNotFoundError(f"{lineage}: not found; binidx preprocess writes it beside a dataset")
+    with _opened_lineage(lineage) as (file, schema):
         metadata, number = file.metadata, schema.get_field_index("row")
         for group in range(metadata.num_row_groups):
             bounds = metadata.row_group(group).column(number).statistics
@@ -146,10 +147,10 @@ def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
     """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document."""
     from binidx.format.arrow import pa
 
-    uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
-    with _opened_lineage(uri, dataset.source.options) as (opened, schema):
+    file, count = dataset.source.prefix + LINEAGE, dataset.index.num_documents
+    with _opened_lineage(file) as (opened, schema):
         if opened.metadata.num_rows != count:
-            raise FormatError(f"{uri}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
+            raise FormatError(f"{file}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
         for batch in opened.iter_batches(BATCH_ROWS):
             yield pa.Table.from_batches([batch]).cast(schema)
 
@@ -164,14 +165,14 @@ def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
+def _opened_lineage(file: Location) -> Iterator[tuple[Any, Any]]:
     """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
     from binidx.format.arrow import pa
     from binidx.format.parquet_footer import read_metadata
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     try:
-        reader = open_object(uri, storage_options=options, cache=False)
+        reader = open_object(file, cache=False)
         yield open_lineage(reader, read_metadata(reader)), SCHEMA
     except BinidxError:
         raise
@@ -179,7 +180,7 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a disk that fails is no damage
         text = " ".join(str(error).split())
-        raise FormatError(f"{uri}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
+        raise FormatError(f"{file}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 
 
 Assign = Callable[[int, int], NDArray[np.int64]]
@@ -211,7 +212,7 @@ class LineageTransfer:
         if any(present):
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in targets]
+            self._writers = [LineageWriter(each.prefix + LINEAGE) for each in targets]
 
     def __bool__(self) -> bool:
         return bool(self._writers)
@@ -263,7 +264,7 @@ class LineageTransfer:
         if not target.is_complete:
             target.remove_existing()
             self.publish(number)
-        elif self._writers and not object_exists(target.prefix + LINEAGE, target.options):
+        elif self._writers and not object_exists(target.prefix + LINEAGE):
             self.publish(number)
 
     def publish(self, number: int) -> None:
@@ -271,7 +272,7 @@ class LineageTransfer:
         if self._writers:
             self._writers[number].publish()
         else:
-            delete_object(self._targets[number].prefix + LINEAGE, self._targets[number].options)
+            delete_object(self._targets[number].prefix + LINEAGE)
 
     def close(self) -> None:
         """Remove the files that were not published."""

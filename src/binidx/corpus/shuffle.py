@@ -34,8 +34,8 @@ from binidx.corpus.whole_dataset import (
 )
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
 from binidx.storage.interfaces import Range
+from binidx.storage.location import Location
 from binidx.storage.ranges import cut
-from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 MEMORY_BYTES = 2 << 30
@@ -82,11 +82,11 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = SourceDatasets(sources, source_options)
+    opened = SourceDatasets([Location.of(each, source_options) for each in sources])
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()
     datasets = opened.datasets
-    to_write = DatasetTarget.open(target, codec, datasets, target_options, overwrite=overwrite)
+    to_write = DatasetTarget.open(Location.of(target, target_options), codec, datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()
     to_write.check_counts(sequences, documents, multimodal)
     for each in datasets:
@@ -112,7 +112,7 @@ def shuffle_datasets(
         output.publish(opened.check_unchanged, lambda: rows.replace(0))
     to_write.say_complete(watch)
     done = plan.num_buckets, bool(rows), time.monotonic() - began
-    return ShuffleResult(to_write.prefix, *opened.counts(), *done)
+    return ShuffleResult(to_write.prefix.uri, *opened.counts(), *done)
 
 
 class _TokenReader:
@@ -124,7 +124,7 @@ class _TokenReader:
 
     def __init__(self, dataset: WholeDataset) -> None:
         self._source, self._reader, self._num_read = dataset.source, dataset.source.open_plain(), 0
-        self._is_local = local_path(self._reader.uri) is not None
+        self._is_local = dataset.source.bin.local_path is not None
 
     def read(self, part: Range) -> memoryview:
         """Return the bytes of a range of the tokens."""

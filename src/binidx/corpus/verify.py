@@ -1,6 +1,6 @@
 """Check that a dataset is what its index says: structure, sizes, checksums, token ids, manifest and lineage.
 
-    quick      the whole .idx, the size of the .bin, the counts of the manifest
+    quick      the whole .idx, the size of the .bin, the counts of the manifest; of a virtual merge also each part's
     in full    every token, too: blocks against their checksums (.bin.xxh3) or frames (.bin.zst), ids against a
                vocabulary, and on demand each document against the hash in its lineage
 
@@ -22,9 +22,10 @@ from binidx.corpus.origins import read_lineage
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
-from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, read_manifest
+from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
 from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -39,12 +40,13 @@ class Verification(JsonResult):
     """Result of a verification that found no error.
 
     Attributes:
-        bin_bytes, trailing_bytes: uncompressed bytes of the `.bin`; the number of them after its last token.
+        bin_bytes, trailing_bytes: uncompressed bytes of the `.bin`; the number of them after its last token, which is
+            at most `bin_file.PADDING_BYTES`.
         checked_by: checksums with which the tokens were compared: "checksums" (.bin.xxh3), "frames" (zstd's own), "in
             part" if only some parts of a virtual merge have any; None if there are none, or with `quick`.
         token_range: smallest and largest token; None if no token was read.
         vocab_size: as given.
-        manifest: whether there is a manifest; its counts are equal to those of the index.
+        manifest: whether there is a manifest, or one of a part; its counts are equal to those of the index.
         lineage: number of documents whose hash was compared; None without `lineage=True`.
     """
 
@@ -86,7 +88,11 @@ def verify_dataset(
         FormatError: an error was found; for a damaged or invalid token the message names the document.
         ObjectChangedError: the dataset was replaced meanwhile.
     """
-    began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(prefix, storage_options)
+    began, watch, dataset = (
+        time.monotonic(),
+        watch or SilentWatcher(),
+        WholeDataset(Location.of(prefix, storage_options)),
+    )
     index = dataset.index
     if quick and (lineage or vocab_size is not None):
         raise ConfigError(
@@ -95,13 +101,13 @@ def verify_dataset(
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
     plain = dataset.source.open_plain()
-    dataset.check_index(watch)
-    manifest, token_range, compared = check_manifest(dataset, storage_options), None, None
+    dataset.check_index(watch, _refuse)
+    manifest, token_range, compared = dataset.source.check_manifests(index.counts), None, None
     if not quick:
         watch.begin("tokens", plain.size, 0)
         token_range = _read_tokens(dataset, plain, vocab_size, watch)
     if lineage:
-        compared = check_lineage(dataset, plain, storage_options, watch)
+        compared = check_lineage(dataset, plain, watch)
     dataset.source.check_unchanged()
     num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
     counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
@@ -110,38 +116,20 @@ def verify_dataset(
     return Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
 
 
-def check_manifest(dataset: WholeDataset, options: Options) -> bool:
-    """Compare the counts of the manifest with those of the index; return whether there is a manifest.
-
-    Raises:
-        FormatError: the counts differ, or the manifest has none.
-    """
-    uri, index = dataset.prefix + MANIFEST, dataset.index
-    manifest = read_manifest(uri, options)
-    if manifest is None:
-        return False
-    if "dataset" not in manifest:
-        raise FormatError(f"{uri}: $.dataset: missing, needed the counts that binidx preprocess writes")
-    found = {"documents": index.num_documents, "sequences": index.num_sequences, "tokens": index.num_tokens}
-    for name, count in found.items():
-        if manifest["dataset"][name] != count:
-            raise FormatError(
-                f"{uri}: {manifest['dataset'][name]} {name}, {dataset.prefix}.idx has {count}; "
-                "one of the two belongs to another dataset"
-            )
-    return True
+def _refuse(uri: str, problem: str) -> None:
+    raise FormatError(f"{uri}: {problem}")
 
 
-def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, watch: ProgressWatcher) -> int:
+def check_lineage(dataset: WholeDataset, plain: RangeReader, watch: ProgressWatcher) -> int:
     """Compare each document with its hash in the lineage file; return the number of documents that have a hash.
 
     Raises:
         ObjectNotFoundError: there is no lineage.
         FormatError: the number of rows is wrong, or a row belongs to another document.
     """
-    uri = dataset.prefix + LINEAGE
-    if not object_exists(uri, options):
-        raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it")
+    file = dataset.source.prefix + LINEAGE
+    if not object_exists(file):
+        raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
     watch.begin("lineage", dataset.num_bytes, 0)
     first = compared = 0
     batches, hashes = dataset.hash_documents(plain, xxhash.xxh3_64), np.empty(0, np.uint64)
@@ -154,7 +142,7 @@ def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, w
         needed, present = column.fill_null(0).to_numpy(), column.is_valid().to_numpy()
         wrong = np.flatnonzero(present & (needed != hashes[: len(table)]))
         if len(wrong):
-            raise FormatError(f"{uri}: row {first + wrong[0]} is of another document than {dataset.prefix} has there")
+            raise FormatError(f"{file}: row {first + wrong[0]} is of another document than {dataset.prefix} has there")
         compared += int(present.sum())
         first, hashes = first + len(table), hashes[len(table) :]
     return compared
@@ -201,7 +189,7 @@ def _first_damage(plain: RangeReader, around: Range) -> int:
 def _vocabulary_error(dataset: WholeDataset, tokens: NDArray[Any], first: int, vocab_size: int) -> FormatError:
     place = int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
     where = _locate(dataset, first + place)
-    return FormatError(f"{dataset.source.bin_uri}: token {tokens[place]}, needed 0 to {vocab_size - 1}; {where}")
+    return FormatError(f"{dataset.source.bin}: token {tokens[place]}, needed 0 to {vocab_size - 1}; {where}")
 
 
 def _locate(dataset: WholeDataset, token: int) -> str:

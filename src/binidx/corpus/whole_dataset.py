@@ -21,23 +21,25 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
-from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
-from binidx.format.idx import get_idx_path, idx_size
+from binidx.format.bin_file import BinWriter, Report, delete_objects, superseded_objects
+from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS, read_manifest
-from binidx.format.source import PairSource, absolute_uri, is_multimodal, open_source
+from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS
+from binidx.format.source import PairSource, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
+from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.open import CODECS
+from binidx.storage.location import Location
+from binidx.storage.open import CODECS, codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparedJoin, ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]
@@ -83,11 +85,9 @@ class WholeDataset:
         ObjectChangedError: a part of a virtual merge was replaced since it was listed.
     """
 
-    def __init__(
-        self, prefix: Prefix, options: Options = None, listed: ListedPair | None = None, *, distrust_sums: bool = False
-    ) -> None:
-        self.prefix = os.fspath(prefix)
-        self.source = open_source(self.prefix, options, distrust_sums=distrust_sums, listed=listed)
+    def __init__(self, prefix: Location, listed: ListedPair | None = None, *, distrust_sums: bool = False) -> None:
+        self.prefix = prefix.uri
+        self.source = open_source(prefix, distrust_sums=distrust_sums, listed=listed)
         self.index = self.source.open_index()
 
     @property
@@ -95,25 +95,23 @@ class WholeDataset:
         """Bytes of all tokens; known only after the lengths in the index have been read to their end."""
         return self.index.num_tokens * self.index.item_bytes
 
-    def check_size(self) -> int:
-        """Return `num_bytes`; raise FormatError if the `.bin` is smaller."""
-        plain_bytes = self.source.plain_bytes()
-        if plain_bytes < self.num_bytes:
-            raise FormatError(
-                f"{self.source.bin_uri}: {plain_bytes} bytes, its .idx needs {self.num_bytes} "
-                f"({self.index.num_tokens} tokens of {self.index.dtype.__name__})"
-            )
+    def check_size(self, report: Report = warn_once) -> int:
+        """Return `num_bytes` after `check_bin_size`, in which each part of a virtual merge is checked, too."""
+        self.source.check_size(self.index.counts, report)
         return self.num_bytes
 
-    def check_index(self, watch: ProgressWatcher) -> None:
+    def check_index(self, watch: ProgressWatcher, report: Report = warn_once) -> None:
         """Read and check the whole index, and compare it with the size of the `.bin`.
 
+        Args:
+            report: called with URI and problem of a `.bin` that is much longer than its index needs.
+
         Raises:
-            FormatError: a rule of the format is broken, or the `.bin` is too small.
+            FormatError: a rule of the format is broken, or the `.bin` is too small, or too large by its manifest.
         """
         watch.begin("index", self.index.size, 0)
         self.index.check()
-        self.check_size()
+        self.check_size(report)
         watch.advance(self.index.size)
 
     def hash_documents(
@@ -144,18 +142,20 @@ class WholeDataset:
 class SourceDatasets:
     """Datasets to combine into one, opened in parallel; their folders are listed if that saves requests.
 
+    Args:
+        prefixes: all with the same options.
+
     Raises:
         ConfigError: `prefixes` is empty.
         ObjectNotFoundError, FormatError, ObjectChangedError: as `WholeDataset`.
     """
 
-    def __init__(self, prefixes: Sequence[Prefix], options: Options) -> None:
+    def __init__(self, prefixes: Sequence[Location]) -> None:
         if not prefixes:
             raise ConfigError("merge: 0 datasets, needed at least one")
-        names = [os.fspath(each) for each in prefixes]
-        listed = list_pairs(names, options)
-        self.options = options
-        self.datasets = OPENS.map(lambda each: WholeDataset(each, options, listed.get(each)), names)
+        listed = list_pairs(prefixes)
+        self.options = prefixes[0].options
+        self.datasets = OPENS.map(lambda prefix: WholeDataset(prefix, listed.get(prefix.uri)), prefixes)
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return the number of datasets, and their total numbers of documents, sequences and tokens."""
@@ -165,7 +165,7 @@ class SourceDatasets:
 
     def check_unchanged(self) -> None:
         """Raise ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
-        listed = list_pairs([each.prefix for each in self.datasets], self.options)
+        listed = list_pairs([each.source.prefix for each in self.datasets])
         OPENS.map(lambda each: each.source.check_unchanged(listed.get(each.prefix)), self.datasets)
 
     def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
@@ -185,7 +185,7 @@ class SourceDatasets:
                 raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
             if each.source.codec != first.source.codec and not mixed:
                 raise ConfigError(
-                    f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or "
+                    f"{each.source.bin}: stored otherwise than {first.source.bin}, needed all compressed or "
                     "none; binidx convert --plain or --compress brings them together"
                 )
         return first.source.codec, is_multimodal([each.index for each in self.datasets])
@@ -193,8 +193,8 @@ class SourceDatasets:
     def check_tokenizers(self) -> None:
         """Raise FormatError if the manifests of the datasets name different tokenizers."""
         pairs = [pair for each in self.datasets for pair in each.source.pairs]
-        tokenizers = OPENS.map(lambda each: _read_tokenizer(each) if each.has(MANIFEST) else None, pairs)
-        known = [(each.prefix, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
+        tokenizers = OPENS.map(_read_tokenizer, pairs)
+        known = [(each.prefix.uri, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
         for prefix, (uri, digest) in known[1:]:
             first, (first_uri, first_digest) = known[0]
             if digest != first_digest:
@@ -207,52 +207,54 @@ class SourceDatasets:
 
 def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
     """Return URI and digest of the tokenizer in a manifest; None unless it has both."""
-    manifest = read_manifest(pair.prefix + MANIFEST, pair.options) or {}
-    tokenizer = manifest.get("job", {}).get("tokenizer", {})
+    tokenizer = (pair.manifest or {}).get("job", {}).get("tokenizer", {})
     return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
 
 
-BIN_SUFFIXES = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
-OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
-"""Objects of a dataset in the order in which they are written: tokens first, index last."""
+def bin_suffixes() -> list[str]:
+    """Return the suffixes of objects that hold tokens, of all codecs."""
+    return [f"bin{suffix}" for suffix in CODECS.names()]
+
+
+def object_suffixes() -> list[str]:
+    """Return the suffixes of a dataset's objects in the order in which they are written: tokens first, index last."""
+    return [*bin_suffixes(), f"bin{SUFFIX}", "idx"]
 
 
 class DatasetTarget:
     """Prefix of a dataset to write, with its tokens stored by `codec`.
 
     Attributes:
+        bin, idx: objects of its tokens and its index.
         existing: suffixes of objects that an earlier run of this job may have published; they are only compared.
     """
 
-    def __init__(self, prefix: str, codec: str, options: Options) -> None:
-        self.prefix, self.codec, self.options, self.existing = prefix, codec, options, list[str]()
-        self.bin_suffix = f"bin{CODECS[codec].suffix}"
-        self.bin_uri, self.idx_uri = self.uri(self.bin_suffix), get_idx_path(prefix)
+    def __init__(self, prefix: Location, codec: str) -> None:
+        self.prefix, self.codec, self.existing = prefix, codec, list[str]()
+        self.bin_suffix = f"bin{suffix_of(codec)}"
+        self.bin, self.idx = self.file(self.bin_suffix), self.file("idx")
 
     @classmethod
-    def open(
-        cls, prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
-    ) -> DatasetTarget:
+    def open(cls, prefix: Location, codec: str, sources: Sequence[WholeDataset], *, overwrite: bool) -> DatasetTarget:
         """Return the target under a prefix that is free, may be overwritten, or may hold an earlier run's output.
 
         Raises:
             ConfigError: the prefix is a folder, or one of the sources.
             ObjectExistsError: other objects exist than an earlier run of this job leaves, and `overwrite` is False.
         """
-        name = os.fspath(prefix)
-        if name.endswith("/"):
-            raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
-        if any(absolute_uri(name) in each.source.uris for each in sources):
-            raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
-        target = cls(name, codec, options)
+        if prefix.uri.endswith("/"):
+            raise ConfigError(f"{prefix}: a folder, needed a prefix such as {prefix}en")
+        if any(prefix.absolute in each.source.uris for each in sources):
+            raise ConfigError(f"{prefix}: is read and written, needed another prefix to write to")
+        target = cls(prefix, codec)
         target.existing = [] if overwrite else target._find_objects()
         if target.existing not in ([], [target.bin_suffix], [target.bin_suffix, "idx"]):
             raise ObjectExistsError(target.refusal)
         return target
 
-    def uri(self, suffix: str) -> str:
-        """Return the URI of an object by its suffix, such as "bin.zst"."""
-        return f"{self.prefix}.{suffix}"
+    def file(self, suffix: str) -> Location:
+        """Return the location of an object by its suffix, such as "bin.zst"."""
+        return self.prefix + f".{suffix}"
 
     @property
     def refusal(self) -> str:
@@ -261,12 +263,12 @@ class DatasetTarget:
         return f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it"
 
     def _find_objects(self) -> list[str]:
-        suffixes = (*BIN_SUFFIXES, "idx", PARTS[1:])
-        return [suffix for suffix in suffixes if object_exists(self.uri(suffix), self.options)]
+        suffixes = (*bin_suffixes(), "idx", PARTS[1:])
+        return [suffix for suffix in suffixes if object_exists(self.file(suffix))]
 
     def size(self) -> int:
         """Return the bytes of `.bin` and `.idx` together."""
-        return sum(int(object_identity(uri, self.options)["size"]) for uri in (self.bin_uri, self.idx_uri))
+        return sum(int(object_identity(file)["size"]) for file in (self.bin, self.idx))
 
     def check_free(self, published: dict[str, Any] | None = None, *, resumed: bool = False) -> None:
         """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
@@ -279,8 +281,8 @@ class DatasetTarget:
             ObjectExistsError: something else exists.
         """
         found = self._find_objects()
-        is_bin = len(found) == 1 and found[0] in BIN_SUFFIXES
-        if not found or (is_bin and (resumed or object_identity(self.uri(found[0]), self.options) == published)):
+        is_bin = len(found) == 1 and found[0] in bin_suffixes()
+        if not found or (is_bin and (resumed or object_identity(self.file(found[0])) == published)):
             return
         raise ObjectExistsError(self.refusal)
 
@@ -297,12 +299,12 @@ class DatasetTarget:
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
         """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison."""
         size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
-        if self.is_complete and object_identity(self.idx_uri, self.options)["size"] != size:
+        if self.is_complete and object_identity(self.idx)["size"] != size:
             raise ObjectExistsError(self.refusal)
 
     def compare_index(self, columns: IndexColumns) -> None:
         """Raise ObjectExistsError if the existing `.idx` differs from one with these columns."""
-        writer = ComparingWriter(self.idx_uri, self.refusal, self.options)
+        writer = ComparingWriter(self.idx, self.refusal)
         for piece in columns.format():
             writer.write(piece)
         writer.finish()
@@ -313,7 +315,7 @@ class DatasetTarget:
         The `.bin` in the form to write stays: publishing the new one replaces it.
         """
         others = [self.prefix + suffix for suffix in (PARTS, *SIDECARS)]
-        delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *others], self.options)
+        delete_objects([self.idx, *superseded_objects(self.bin), *others])
 
     def publish(self, columns: IndexColumns, *steps: Callable[[], object]) -> None:
         """Write the `.idx` invisibly; then call all `steps`, and make the `.idx` visible last.
@@ -330,9 +332,7 @@ class DatasetTarget:
             for step in steps:
                 step()
 
-        with create_object(self.idx_uri, self.options, before_publish=before_publish) as writer:
-            for piece in columns.format():
-                writer.write(piece)
+        write_object(self.idx, columns.format(), before_publish=before_publish)
 
     def publish_pieces(
         self,
@@ -348,11 +348,13 @@ class DatasetTarget:
         Args:
             check, remove_existing: called right before the tokens become visible.
         """
+        # The codec that is left to do for the pieces: none if they are moved as they are stored.
+        codec = "raw" if codec_named(self.codec).joining else None
         join: Join
         if self.existing:
-            join = ComparedJoin(pieces, ComparingWriter(self.bin_uri, self.refusal, self.options, codec="raw"))
+            join = ComparedJoin(pieces, ComparingWriter(self.bin, self.refusal, codec=codec))
         else:
-            join = open_join(self.bin_uri, pieces, source_options=source_options, target_options=self.options)
+            join = open_join(self.bin, pieces, source_options, codec or self.codec)
         try:
             watch.begin("tokens", sum(piece.num_bytes for piece in pieces), 0)
             join.fill(watch.advance)
@@ -376,8 +378,8 @@ class DatasetOutput:
     def bin(self) -> BinWriter | ComparingWriter:
         """Writer of the tokens; it only compares them if the target has an existing `.bin`."""
         if self.target.existing:
-            return ComparingWriter(self.target.bin_uri, self.target.refusal, self.target.options)
-        return BinWriter(self.target.bin_uri, self.target.options)
+            return ComparingWriter(self.target.bin, self.target.refusal)
+        return BinWriter(self.target.bin)
 
     def publish(self, *steps: Callable[[], object]) -> None:
         """Call all `steps`, then make the dataset visible, the `.idx` last."""

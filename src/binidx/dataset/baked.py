@@ -8,21 +8,29 @@ DIR/{first:012d}-dataset_id.npy      of a blend: the dataset of each sample
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.assemble.gpt_rows import GPTAssemble
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.megatron_dataset import choose_pad_token
+from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
-from binidx.index.gpt_indices import ARRAYS
 from binidx.json_models import Count, JsonFile, Positive
+from binidx.order.blended_order import spans_of_members
+from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
+from binidx.order.sequences import SequenceOrder
+from binidx.order.source_order import StoredSource
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
 from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
@@ -66,29 +74,56 @@ class Baked:
 BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx bake")
 
 
-def read_baked(uri: str, storage_options: Mapping[str, Any] | None) -> Baked:
+def read_baked(file: Location) -> Baked:
     """Read a `baked.json`; raise FormatError if the file is none."""
-    return BAKED_FILE.decode(read_document(BAKED_FILE, uri, storage_options), uri)
+    return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
 
 
 def part_prefix(directory: str, part: range) -> str:
     return join_uri(directory, f"{part.start:012d}")
 
 
-class BakedPart(GPTDataset):
-    """Samples of one pair of files; each sample is one stored sequence."""
+class BakedOrder:
+    """Order of a bake: position i of the run is a sequence of a part.
 
-    def _load_or_build(self) -> dict[str, NDArray[Any]]:
-        """Return trivial index arrays: sample j is served as number j, and is sequence j (rows 2 j and 2 j + 1)."""
-        count, length = len(self.dataset), self.config.sequence_length
-        rows = np.zeros((2 * count, 2), np.int32)
-        rows[:, 0] = np.repeat(np.arange(count), 2)
-        rows[1::2, 1] = length
-        arrays = (np.arange(count, dtype=np.int32), rows, 2 * np.arange(count, dtype=np.uint32))
-        return dict(zip(ARRAYS, arrays, strict=True))
+    Args:
+        baked: the description.
+        members: the order of each part.
+    """
+
+    def __init__(self, baked: Baked, members: Sequence[SequenceOrder]) -> None:
+        self.baked, self.members = baked, members
+
+    @property
+    def identity(self) -> Any:
+        return {"class": "BakedOrder", "fingerprint": self.baked.fingerprint}
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [member.source for member in self.members]
+
+    @property
+    def num_epochs(self) -> int:
+        return 1
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self.baked.stop
+
+    def list_sources(self) -> NDArray[np.int16]:
+        return self.locate(np.arange(len(self)))[0].astype(np.int16)
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        part, number = np.divmod(samples - self.baked.first, self.baked.samples_per_part)
+        return part, number
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        return spans_of_members(self, samples)
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        return self.baked.first + source * self.baked.samples_per_part + sequences
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return np.zeros_like(samples)
 
 
 class BakedDataset:
@@ -119,9 +154,11 @@ class BakedDataset:
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
         self.directory, self.config = directory, config
         uri = join_uri(directory, "baked.json")
-        self.baked = read_baked(uri, config.storage_options)
+        self.baked = read_baked(Location(uri, config.storage_options))
         self._check_config(uri)
         self.parts = OPENS.map(self._open, self.baked.parts())
+        members = [SequenceOrder(StoredSource(part.path_prefix, part, range(len(part)))) for part in self.parts]
+        self.order = BakedOrder(self.baked, members)
         self.dataset_ids = self._dataset_ids() if self.baked.blended else None
 
     def __len__(self) -> int:
@@ -145,16 +182,32 @@ class BakedDataset:
             raise IndexError(
                 f"{self.directory}: positions {list(idxs)} not stored (found {self.baked.first} to {self.baked.stop})"
             )
-        part, number_in_part = np.divmod(positions - self.baked.first, self.baked.samples_per_part)
-        requests = []
-        for number in np.unique(part).tolist():
-            rows = np.flatnonzero(part == number)
-            requests.append((self.parts[number], number_in_part[rows].tolist(), rows.tolist()))
-        samples = BakedPart.read_batch(requests, len(positions))
+        samples = self._samples.__getitems__(positions.tolist())
         if self.dataset_ids is None or not isinstance(samples, Samples):
             return samples
         ids = {"dataset_id": self.dataset_ids[positions - self.baked.first]}
         return Samples(len(positions), samples.columns, samples.shared, ids)
+
+    @cached_property
+    def _samples(self) -> TokenDataset:
+        pad = choose_pad_token(self.config.tokenizer, bool(self.config.allow_ambiguous_pad_tokens))
+        return TokenDataset(self.order, self.parts, [GPTAssemble.of(self.config, pad)] * len(self.parts))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_samples"}
+
+    def token_readers(self) -> Sequence[RangeReader]:
+        """Return the readers of the stored tokens.
+
+        Returns:
+            One reader for each part.
+        """
+        return [part.bin_reader for part in self.parts]
+
+    @property
+    def order_fingerprint(self) -> str:
+        """Identity of the order that was baked: the states of loaders contain it."""
+        return self.baked.fingerprint
 
     def _check_config(self, uri: str) -> None:
         needed = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
@@ -162,14 +215,14 @@ class BakedDataset:
         if needed != found:
             raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); bake it again")
 
-    def _open(self, part: range) -> BakedPart:
+    def _open(self, part: range) -> IndexedDataset:
         prefix = part_prefix(self.directory, part)
         stored = IndexedDataset(prefix, mmap=self.config.mmap_bin_files, storage_options=self.config.storage_options)
         lengths = stored.sequence_lengths
         if len(lengths) != len(part) or (lengths != self.baked.stored_length).any():
             needed = f"{len(part)} of {self.baked.stored_length} tokens"
             raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
-        return BakedPart(stored, prefix, np.arange(len(part), dtype=np.int32), None, Split.train, self.config)
+        return stored
 
     def _dataset_ids(self) -> NDArray[np.int16]:
         uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]

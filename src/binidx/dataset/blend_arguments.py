@@ -20,6 +20,7 @@ import numpy as np
 from binidx.errors import ConfigError
 from binidx.format.virtual import check_named
 from binidx.json_models import JsonFile
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
 
 Blend = tuple[Sequence[str], Sequence[float] | None]
@@ -127,12 +128,13 @@ def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -
         ConfigError: as for `get_blend_from_list`, or the file is not UTF-8.
         ObjectNotFoundError: there is no such file.
     """
-    data = read_whole(open_object(uri, storage_options=storage_options, cache=False))
+    file = Location.of(uri, storage_options)
+    data = read_whole(open_object(file, cache=False))
     try:
         blend = _parse_arguments(uri, str(bytes(data), "utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{uri}: not UTF-8 text: {error}") from error
-    check_named(blend[0] if blend else (), uri, storage_options)
+    check_named(blend[0] if blend else (), file)
     return blend
 
 
@@ -143,9 +145,10 @@ def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None
         ConfigError: the file is no object with train, valid and test; or as for `get_blend_from_list`.
         ObjectNotFoundError: there is no such file.
     """
-    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, uri, storage_options), uri)
+    file = Location.of(uri, storage_options)
+    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, file), uri)
     blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
-    check_named([prefix for blend in blends if blend for prefix in blend[0]], uri, storage_options)
+    check_named([prefix for blend in blends if blend for prefix in blend[0]], file)
     return blends
 
 

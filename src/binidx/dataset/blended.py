@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -11,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
-from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
+from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, index_array, recorded_name
+from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted
-from binidx.index.blend import build_blend_index, build_exhaustive_blend_index, check_blend_index
+from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import Access, IndexCache
-from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.order.blended_order import BlendedOrder
+from binidx.order.order_protocols import Order
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
@@ -26,7 +32,7 @@ SHOWN = 3
 """Datasets that a `repr` names."""
 
 
-class BlendedDataset(Identified):
+class BlendedDataset:
     """Samples of several datasets, each drawn from the dataset that is furthest behind its weight.
 
     A sample is the dataset's own, with `dataset_id` (int16) before its other keys.
@@ -37,10 +43,10 @@ class BlendedDataset(Identified):
         size: number of samples; None is `weights[d]` samples of each dataset d.
         config: options of the run. The indices are cached in `path_to_cache`, and nowhere if it is None, since the
             datasets may be in several stores.
-        access: "load" for whole index arrays; "ranges" to read only the ranges that are used, without reading the
-            datasets' own indices.
+        context: options of the build of the indices (not in Megatron Core).
 
     Attributes:
+        order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
         dataset_index: dataset of each sample, shape (size,), int16.
         dataset_sample_index: position of each sample in its dataset, shape (size,), int64.
 
@@ -53,14 +59,14 @@ class BlendedDataset(Identified):
         >>> blend[0]["dataset_id"]
         np.int16(0)
 
-    Source: Megatron Core, `BlendedDataset`; `access` and batches are ours.
+    Source: Megatron Core, `BlendedDataset`; batches are ours.
     """
 
     RECORDED_NAME: ClassVar[str] = "BlendedDataset"
 
-    dataset_index: NDArray[np.int16]
-    dataset_sample_index: NDArray[np.int64]
-    access: Access = "load"
+    index_names = ARRAYS
+    _view: Order | None = None
+    dataset_index, dataset_sample_index = map(index_array, ARRAYS)
 
     def __init__(
         self,
@@ -69,7 +75,7 @@ class BlendedDataset(Identified):
         size: int | None,
         config: BlendedMegatronDatasetConfig,
         *,
-        access: Access = "load",
+        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
     ) -> None:
         check_blendable(datasets, weights, size)
         self.datasets = list(datasets)
@@ -77,14 +83,54 @@ class BlendedDataset(Identified):
         self.weights = list(weights) if size is None else normalize(list(weights))
         self.size = size
         self.config = config
-        self.access = access
-        self.unique_identifiers = self._identifiers()
-        self.dataset_index, self.dataset_sample_index = self._load_or_build()
-        if access == "load":
-            self._check_sizes()
+        self._open(context)
+        self._check_sizes()
+
+    def _open(self, context: BuildContext) -> None:
+        """Load or build the index arrays."""
+        self.build_context, self.unique_identifiers = context, self._identifiers()
+        self.index_digests: dict[str, str] = {}
+        self._order = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
+
+    def _make_order(self, arrays: Arrays) -> BlendedOrder:
+        fields = {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
+        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_samples", "build_context")}
+
+    @cached_property
+    def unique_description(self) -> str:
+        """JSON text of the identifiers."""
+        return describe(self.unique_identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """md5 of that text, in hex."""
+        return digest(self.unique_description)
+
+    @property
+    def order(self) -> Order:
+        """Order of the samples: the tokens of each, as a value."""
+        return self._order if self._view is None else self._view
+
+    @property
+    def order_identity(self) -> Any:
+        """Identity of the order, without the size: a longer blend begins with the shorter one."""
+        return self.order.identity
+
+    @cached_property
+    def _samples(self) -> TokenDataset | None:
+        """Reader of samples; None if a class of the user reads them by itself."""
+        if self.datasets[0].reads_by_itself:
+            return None
+        datasets = self.datasets
+        return TokenDataset(
+            self.order, [each.dataset for each in datasets], [each.assemble_function for each in datasets]
+        )
 
     def __len__(self) -> int:
-        return len(self.dataset_index)
+        return len(self.order)
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
@@ -94,16 +140,29 @@ class BlendedDataset(Identified):
         return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"
 
     def __getitem__(self, idx: int) -> Sample:
+        if self._view is not None:
+            return self.__getitems__([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
         """Return the samples of a batch; the tokens of all datasets are read at once."""
-        ids, requests = self._requests(idxs)
-        samples = self._read(requests, len(ids))
+        numbers = np.asarray(idxs, np.int64)
+        ids = self.dataset_index[numbers] if self._view is None else self._view.locate(numbers)[0].astype(np.int16)
+        samples = self._read_by_dataset(ids, idxs) if self._samples is None else self._samples.__getitems__(idxs)
         if isinstance(samples, Samples):
             return Samples(len(ids), samples.columns, samples.shared, {"dataset_id": ids})
         return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
+
+    def _read_by_dataset(self, ids: NDArray[np.int16], idxs: Sequence[int]) -> Sequence[Sample]:
+        """Return the samples that the datasets' own methods read."""
+        numbers, batch = self.dataset_sample_index[list(idxs)], list[Sample]([{}] * len(ids))
+        for dataset_id in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == dataset_id)
+            samples = self.datasets[dataset_id].__getitems__(numbers[rows].tolist())
+            for row, sample in zip(rows.tolist(), samples, strict=True):
+                batch[row] = sample
+        return batch
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return only the tokens of samples, int32, shape (B, S + 1), as `GPTDataset.read_tokens` does.
@@ -117,35 +176,17 @@ class BlendedDataset(Identified):
         Raises:
             ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.
         """
-        ids, requests = self._requests(idxs)
-        return type(self.datasets[0]).read_tokens_of_batch(requests or [(self.datasets[0], [], [])], len(ids))
+        if self._samples is None:
+            raise ConfigError(f"{type(self.datasets[0]).__name__}: cannot serve tokens alone (only GPT datasets can)")
+        return self._samples.read_text(idxs)
 
-    def _requests(self, idxs: Sequence[int]) -> tuple[NDArray[np.int16], list[Request]]:
-        """Return the number of each sample's dataset, shape (B,), and the request for each dataset."""
-        ids, numbers = self.dataset_index[list(idxs)], self.dataset_sample_index[list(idxs)]
-        rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
-        return ids, [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
+    def token_readers(self) -> Sequence[RangeReader]:
+        """Return the readers of the stored bytes of all datasets.
 
-    def _read(self, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        kind = type(self.datasets[0])
-        if kind.__getitems__ is MegatronDataset.__getitems__:
-            return kind.read_batch(requests, num_rows)
-        batch: list[Sample] = [{}] * num_rows
-        for dataset, numbers, rows in requests:
-            for row, sample in zip(rows, dataset.__getitems__(numbers), strict=True):
-                batch[row] = sample
-        return batch
-
-    @property
-    def order_identity(self) -> Any:
-        """Identity of the order, without the size: a longer blend begins with the shorter one."""
-        datasets = [dataset.order_identity for dataset in self.datasets]
-        return {
-            "class": recorded_name(type(self)),
-            "weights": self.weights,
-            "all": self.size is None,
-            "datasets": datasets,
-        }
+        Returns:
+            Those of each dataset, in order.
+        """
+        return [reader for dataset in self.datasets for reader in dataset.token_readers()]
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         datasets = [dataset.unique_identifiers for dataset in self.datasets]
@@ -157,8 +198,7 @@ class BlendedDataset(Identified):
             arrays = writer.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
-            key = self.unique_description, self._fingerprint(), ARRAYS
-            arrays = cache.load_or_build(*key, self._build, self.access)
+            arrays = cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -168,8 +208,8 @@ class BlendedDataset(Identified):
     def _cache(self, directory: str) -> IndexCache:
         name = f"{self.unique_description_hash}-{recorded_name(type(self))}-{self.split.name}"
         trusted = self._check_foreign if self.config.trust_cache else None
-        options = self.config.storage_options
-        return IndexCache(directory, name, options, trusted=trusted, context=self.build_context)
+        files = IndexFiles(Location(directory, self.config.storage_options), name)
+        return IndexCache(files, trusted=trusted, context=self.build_context, digests=self.index_digests)
 
     def _build(self, writer: ArrayWriter) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size
@@ -181,11 +221,7 @@ class BlendedDataset(Identified):
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         """Fill the two index arrays: the dataset of each row, and the number of its sample in that dataset."""
-        out, threads = (ids, samples), self.config.num_dataset_builder_threads
-        if self.size is None:
-            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
-        else:
-            build_blend_index(np.asarray(self.weights, np.float64), self.size, num_threads=threads, out=out)
+        fill_blend_index(self.weights, self.size, (ids, samples), self.config.num_dataset_builder_threads)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)
@@ -208,6 +244,14 @@ def blend_identifiers(
     return OrderedDict(
         [("class", name), ("datasets", datasets), ("split", split.name), ("weights", weights), ("size", size)]
     )
+
+
+def fill_blend_index(weights: Sequence[float], size: int | None, out: BlendIndex, threads: int) -> None:
+    """Fill the index arrays of a blend of `size` samples; of all samples, `weights[d]` of each dataset d, for None."""
+    if size is None:
+        build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
+    else:
+        build_blend_index(np.asarray(weights, np.float64), size, num_threads=threads, out=out)
 
 
 def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:

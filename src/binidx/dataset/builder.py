@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import get_annotations
+from inspect import get_annotations, signature
 from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
@@ -19,19 +19,19 @@ from binidx.dataset.config import (
     BlendedMegatronDatasetConfig,
     Split,
     SplitMatrix,
+    check_num_samples,
     normalize,
     split_indices,
     split_range,
 )
-from binidx.dataset.megatron_dataset import MegatronDataset, required
+from binidx.dataset.megatron_dataset import MegatronDataset, wrap_order
 from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
-from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import Check
-from binidx.index.cache.index_cache import Access, BuildContext, OnOutcome
-from binidx.storage.stores.registry import local_path
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
+from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
@@ -86,7 +86,6 @@ class BlendedMegatronDatasetBuilder:
         sizes: the least number of samples of train, valid and test; None is one epoch (only without weights).
         is_built_on_rank: returns whether this process needs the datasets; called only under torch.distributed.
         config: options of the run.
-        access: "load" for training; "ranges" to read the order of few samples: see `GPTDataset.open_later`.
         splits: the splits to build; the others are None.
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
 
@@ -98,8 +97,7 @@ class BlendedMegatronDatasetBuilder:
         ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
         >>> train, valid, test = builder.build()
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `access`, `splits` and `opened` are
-    ours.
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` and `opened` are ours.
     """
 
     blended_class: type[BlendedDataset] = BlendedDataset
@@ -112,15 +110,15 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
         *,
-        access: Access = "load",
         splits: Collection[Split] = tuple(Split),
         opened: Mapping[str, Any] | None = None,
     ) -> None:
         self.cls = cls
-        self.access, self.splits = access, splits
+        self.splits = splits
         if not is_sequence_of(sizes, (SupportsIndex, type(None))):
             raise ConfigError(f"sizes: found {sizes!r}, needs numbers of train, valid and test, as [1_000_000, 0, 0]")
         self.sizes = [None if size is None else operator.index(size) for size in sizes]
+        check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self.opened = {} if opened is None else opened
@@ -154,9 +152,11 @@ class BlendedMegatronDatasetBuilder:
         """
         with agree_on_outcome() as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
-            if self.access == "load":
-                datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
-                compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
+            for dataset in built:
+                if dataset is not None and not isinstance(dataset, list):
+                    dataset._view = wrap_order(dataset, is_whole=True) or dataset._view
+            datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
+            compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
     def _build(self, context: BuildContext) -> Built:
@@ -200,9 +200,8 @@ class BlendedMegatronDatasetBuilder:
         limits the number of threads that compute; each prefix gets its share of them.
         """
         prefixes, requested = wanted.prefixes, wanted.requested
-        if self.access == "ranges" or len(prefixes) == 1:
-            pairs = zip(prefixes, requested, strict=True)
-            return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
+        if len(prefixes) == 1:
+            return [self._build_prefix(prefixes[0], matrix, requested[0], context)]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
@@ -218,14 +217,14 @@ class BlendedMegatronDatasetBuilder:
         works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        closed = [each for each in prefixes if each not in self.opened]
-        with list_pairs_with_bundle(closed, self.config.storage_options, idx_bundle(self.config)) as listed:
+        closed = [Location(each, self.config.storage_options) for each in prefixes if each not in self.opened]
+        with list_pairs_with_bundle(closed, idx_bundle(self.config)) as listed:
             indexed = self.opened.keys() | {prefix for prefix, found in listed.items() if found.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
-        return any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
+        return any(uri and Location(uri).local_path is None for uri in (*prefixes, self.config.path_to_cache))
 
     def _build_prefix(
         self,
@@ -235,24 +234,18 @@ class BlendedMegatronDatasetBuilder:
         context: BuildContext,
         listed: ListedPair | None = None,
     ) -> list[MegatronDataset | None]:
-        if self.access == "ranges":
-            return [
-                None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
-                for split, bookends, size in zip(Split, matrix, sizes, strict=True)
-            ]
         if (low_level := self.opened.get(prefix or "")) is None:
-            known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
-            low_level = self.cls.build_low_level_dataset(known, self.config)
+            build = self.cls.build_low_level_dataset
+            low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
         kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))
         elements: Any = split_range if vars(kind).get("takes_a_range") else split_indices
+        options = context_argument(self.cls, context)
         return [
             None
             if bookends is None
-            else self.cls.built_with(
-                context, low_level, prefix, elements(bookends, num_elements), size, split, self.config
-            )
+            else self.cls(low_level, prefix, elements(bookends, num_elements), size, split, self.config, **options)
             for split, bookends, size in zip(Split, matrix, sizes, strict=True)
         ]
 
@@ -270,21 +263,29 @@ class BlendedMegatronDatasetBuilder:
         if weights is not None and size is not None:
             shares = normalize(list(weights))
             total = sum(ceil(size * share) for share in shares)
-            return self.blended_class.built_with(context, datasets, shares, total, self.config, access=self.access)
-        lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
+            return self.blended_class(datasets, shares, total, self.config, context=context)
+        lengths = [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
-        return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
+        return self.blended_class(datasets, lengths, most, self.config, context=context)
+
+
+def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:
+    """Return the argument `context` of a constructor or function; none if it is a user's, with Megatron's arguments."""
+    return {"context": context} if "context" in signature(function).parameters else {}
 
 
 def open_low_level_datasets(
     cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
 ) -> dict[str, Any]:
     """Open the low-level datasets of prefixes concurrently; return prefix -> dataset."""
-    distinct = [*dict.fromkeys(prefixes)]
-    with list_pairs_with_bundle(distinct, config.storage_options, idx_bundle(config)) as listed:
+    distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
+    with list_pairs_with_bundle(
+        [Location(each, config.storage_options) for each in distinct], idx_bundle(config)
+    ) as listed:
 
         def open_one(prefix: str) -> Any:
-            return cls.build_low_level_dataset(ResolvedPrefix(prefix, listed.get(prefix)), config)
+            context = BuildContext(listed=listed.get(prefix))
+            return build(prefix, config, **context_argument(build, context))
 
         return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
 
@@ -293,7 +294,7 @@ def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:
     """Return the bundle of small `.idx` files beside the index caches, which rank 0 writes; None without caches."""
     if config.path_to_cache is None:
         return None
-    return IdxBundle(config.path_to_cache, is_first_rank(), config.storage_options)
+    return IdxBundle(Location(config.path_to_cache, config.storage_options), is_first_rank())
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.errors import ConfigError
+from binidx.order.order_options import parse_order
 
 Bookends = tuple[float, float]
 SplitMatrix = list[Bookends | None]
@@ -93,6 +94,26 @@ def split_range(bookends: Bookends, num_elements: int) -> range:
     return range(begin, end)
 
 
+MOST_TOKENS, SAMPLE_BYTES = (1 << 31) - 1, 28
+"""Largest sequence_length; and bytes of each token of a GPT sample: token, label, loss mask and position."""
+
+MOST_SAMPLES, INDEX_BYTES = 1 << 40, 12
+"""Largest size of a split; and bytes of each sample in shuffle_index and sample_index of a GPT dataset."""
+
+
+def check_num_samples(name: str, num_samples: int) -> None:
+    """Raise ConfigError for more than MOST_SAMPLES samples: an index that no machine can hold.
+
+    Args:
+        name: the option, for the error.
+    """
+    if num_samples > MOST_SAMPLES:
+        raise ConfigError(
+            f"{name}: found {num_samples:,} samples, need at most {MOST_SAMPLES:,}; their index takes "
+            f"{INDEX_BYTES * num_samples:,} bytes; request fewer: a sample has sequence_length tokens"
+        )
+
+
 @dataclass
 class BlendedMegatronDatasetConfig:
     """Options of every kind of dataset.
@@ -120,6 +141,11 @@ class BlendedMegatronDatasetConfig:
             (not in Megatron Core). By default they are rebuilt and replaced.
         cache_small_indices: also cache indices of at most 2^15 documents and samples, for Megatron to find (not in
             Megatron Core).
+        megatron_samples: version of Megatron whose samples are served (not in Megatron Core): "main", of August 2026,
+            or "0.16.1". BERT, chats, variable lengths and fill in the middle differ; the other kinds do not. A loader
+            state that binidx saved before it had this option needs "0.16.1".
+        written_paths: path that is opened -> the path as the file of a run has it, on which the names of caches depend;
+            set by `binidx.Run` for relative paths (not in Megatron Core).
 
     Attributes:
         split_matrix: start and end of each split in [0, 1], from `split`.
@@ -152,6 +178,8 @@ class BlendedMegatronDatasetConfig:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
     trust_cache: Literal["megatron"] | None = None
     cache_small_indices: bool = False
+    megatron_samples: Literal["main", "0.16.1"] = "main"
+    written_paths: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("random_seed", "sequence_length"):
@@ -159,10 +187,17 @@ class BlendedMegatronDatasetConfig:
         self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, need at least 1")
+        if self.sequence_length > MOST_TOKENS:
+            raise ConfigError(
+                f"sequence_length: found {self.sequence_length:,}, need at most {MOST_TOKENS:,}; a sample of so many "
+                f"tokens takes {SAMPLE_BYTES * self.sequence_length:,} bytes of memory"
+            )
         if not 0 <= self.random_seed < 2**32:
             raise ConfigError(f"random_seed: found {self.random_seed}, need 0 to 2^32 - 1")
         if self.trust_cache not in (None, "megatron"):
             raise ConfigError(f"trust_cache: found {self.trust_cache!r}, need 'megatron' or None")
+        if self.megatron_samples not in ("main", "0.16.1"):
+            raise ConfigError(f"megatron_samples: found {self.megatron_samples!r}, need 'main' or '0.16.1'")
         if (threads := self.num_dataset_builder_threads) < 1:
             raise ConfigError(f"num_dataset_builder_threads: found {threads}, need at least 1")
         for name in ("fast_cache_load", "defer_npy_index_mmap"):
@@ -174,6 +209,10 @@ class BlendedMegatronDatasetConfig:
             self._check_blend_per_split(self.blend_per_split)
         else:
             self._check_blend()
+
+    def as_written(self, path: str | None) -> str | None:
+        """Return a path as the file of a run has it: itself, unless the run has recorded a directory."""
+        return (self.written_paths or {}).get(path or "", path)
 
     def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
         if self.blend is not None or self.split is not None:
@@ -256,6 +295,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             header then and derives the dtype from the tokenizer; here the header is read and compared.)
         sft_mock_dataset_config_json, varlen_mock_dataset_config_json: must be None: there are no mock chats.
         varlen_sbhd_validation: `VarlenDataset` serves rows of S tokens instead of rows of their own length.
+        order: order besides Megatron's (not in Megatron Core): "first_fit" or "best_fit" for whole documents, packed; a
+            `binidx.View`; or a kind and its fields, as {"kind": "view", "documents": "s3://corpus/drop.txt"}.
 
     Attributes:
         token_dtype_code: Megatron's guess of the dtype from the vocabulary, 4 for int32, 8 for uint16, None without a
@@ -289,9 +330,11 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     sft_mock_dataset_config_json: str | None = None
     varlen_mock_dataset_config_json: str | None = None
     varlen_sbhd_validation: bool = False
+    order: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.order = parse_order(self.order)
         for name in ("tokenizer", *MASK_FLAGS):
             if getattr(self, name) is None:
                 raise ConfigError(f"{name}: must be given for a GPT dataset{HOW.get(name, '')}")
@@ -313,6 +356,15 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
         Source: Megatron-LM, `SFTDataset._calculate_padding_divisor`.
         """
-        context = self.context_parallel_size or 1
-        ranks = self.data_parallel_size * context if self.hybrid_context_parallel else context
-        return (2 * ranks if ranks > 1 or self.hybrid_context_parallel else 1) * (self.sequence_parallel_size or 1)
+        return padding_multiple(self, hybrid=self.hybrid_context_parallel)
+
+
+def padding_multiple(config: Any, *, hybrid: bool, sequence_parallel: bool = True) -> int:
+    """Return `GPTDatasetConfig.padding_multiple` of any config with the fields of its three sizes.
+
+    Args:
+        sequence_parallel: whether the ranks of sequence parallelism count.
+    """
+    context = config.context_parallel_size or 1
+    ranks = config.data_parallel_size * context if hybrid else context
+    return (2 * ranks if ranks > 1 or hybrid else 1) * ((sequence_parallel and config.sequence_parallel_size) or 1)

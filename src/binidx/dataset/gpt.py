@@ -1,36 +1,47 @@
-"""GPT samples: S + 1 consecutive tokens of the shuffled, concatenated sequences, as tensors.
-
-mapped `.bin`    sample numbers ──────────────── one call of C ────────────────► rows of the batch
-elsewhere        sample numbers ─► spans ─► byte ranges ─► stored tokens ─ C ─► rows of the batch
-"""
+"""Megatron's constructor and names of GPT samples, over an order and the stored tokens."""
 
 from __future__ import annotations
 
-import operator
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.gpt_index import GPTIndices, RangedOrders
-from binidx.dataset.megatron_dataset import Request, required
-from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
+from binidx.dataset.megatron_dataset import (
+    HookedOrder,
+    MegatronDataset,
+    OneByOne,
+    digest,
+    index_array,
+    open_tokens,
+    recorded_name,
+    with_context,
+    wrap_order,
+)
+from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, IndexBuildError
-from binidx.format.idx import DType
-from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
-from binidx.format.ranged_arrays import RangedArray
-from binidx.index.cache.index_files import Arrays
+from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.document_sample import EpochPlan
+from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
-from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Starts, TextRows
+from binidx.order.gpt_order import GPTOrder, GPTParameters, IndexOptions, count_epochs, load_or_build_gpt_index
+from binidx.order.order_protocols import Order
+from binidx.order.source_order import StoredSource
+from binidx.storage.location import Location
+from binidx.storage.stores.registry import join_uri
 
-INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
 LowLevel = TypeVar("LowLevel", bound=IndexedDataset)
 
 
-class GPTDataset(GPTIndices):
+class GPTDataset(MegatronDataset):
     """Samples of `sequence_length` tokens and their labels, in Megatron Core's order.
 
         sample i  ─ shuffle_index ─►  rows j and j+1 of sample_index: where it starts and ends in document_index
@@ -51,6 +62,11 @@ class GPTDataset(GPTIndices):
         num_samples: the least number of samples; None is one epoch.
         index_split: the split.
         config: options of the run.
+        context: options of the build of the index (not in Megatron Core).
+
+    Attributes:
+        order: the order of the samples, with the arrays of the index: see `GPTOrder`. They are attributes here, too,
+            and can be assigned.
 
     Raises:
         ConfigError: the tokenizer has no `eod` and the config needs it.
@@ -72,6 +88,9 @@ class GPTDataset(GPTIndices):
 
     RECORDED_NAME: ClassVar[str] = "GPTDataset"
 
+    config: GPTDatasetConfig
+    dataset: IndexedDataset
+
     takes_a_range = True
     """True if `indexed_indices` may be a range: see `split_range`."""
 
@@ -83,16 +102,115 @@ class GPTDataset(GPTIndices):
         num_samples: int | None,
         index_split: Split,
         config: GPTDatasetConfig,
+        *,
+        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
     ) -> None:
-        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        self._set_index(self._load_or_build())
+        if config.order is not None:
+            source = StoredSource(str(config.as_written(dataset_path)), indexed_dataset, indexed_indices)
+            indexed_indices = config.order.choose_sequences(source, config.storage_options)
+        super().__init__(
+            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
+        )
+        self._order: Any = self._open_order()
+        self._view = wrap_order(self, is_whole=False)
 
-    def _set_index(self, arrays: Arrays) -> None:
-        self.document_index, self.sample_index, self.shuffle_index = (arrays[name] for name in ARRAYS)
+    def _open_order(self) -> Any:
+        """Return the order of the samples, whose index is loaded or built."""
+        option = self.config.order
+        if option and (order := option.open_source(self._parameters, self._source, self._index_options)):
+            return order
+        arrays = self._load_or_build()
+        return GPTOrder(self._parameters, self._source, arrays, self._plan)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # These two hold addresses of this process.
-        return {name: value for name, value in vars(self).items() if name not in ("_orders", "recipe")}
+    def _load_or_build(self) -> Arrays:
+        return load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options)
+
+    document_index, sample_index, shuffle_index = map(index_array, ARRAYS)
+
+    @cached_property
+    def _parameters(self) -> GPTParameters:
+        """Options of the order, besides the data."""
+        return gpt_parameters(type(self), self.num_samples, self.index_split, self.config)
+
+    @cached_property
+    def _source(self) -> StoredSource:
+        """The sequences of the split."""
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.own_sequences)
+
+    @cached_property
+    def _plan(self) -> EpochPlan:
+        """The epochs of the index."""
+        try:
+            return count_epochs(self._parameters, self._source, self._index_options)
+        except IndexBuildError as error:
+            raise IndexBuildError(
+                f"{self.dataset_path}, {self.index_split.name} split of {len(self.own_sequences)} sequences: {error}"
+            ) from None
+
+    @property
+    def _index_options(self) -> IndexOptions:
+        files = self.name_files(self.dataset.path_prefix, self.unique_description, self.index_split, self.config)
+        options = index_options(files, self.unique_description, self.config)
+        return replace(options, context=self.build_context, digests=self.index_digests)
+
+    @classmethod
+    def identify(
+        cls, dataset_path: str | None, num_samples: int | None, split: Split, config: Any
+    ) -> OrderedDict[str, Any]:
+        identifiers = super().identify(dataset_path, num_samples, split, config)
+        if config.order is not None and (fields := config.order.index_fields(config.storage_options)):
+            identifiers["order"] = fields
+        return identifiers
+
+    @classmethod
+    def name_files(cls, prefix: str, description: str, split: Split, config: GPTDatasetConfig) -> IndexFiles:
+        """Return the cache files of an index, whether or not they exist.
+
+        Args:
+            prefix: of the data.
+            description: `unique_description` of the dataset.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            The files of the index, in `path_to_cache` or beside the data.
+        """
+        directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
+        name = f"{digest(description)}-{recorded_name(cls)}-{split.name}"
+        return IndexFiles(Location(directory, config.storage_options), name)
+
+    @property
+    def indices(self) -> NDArray[np.int32]:
+        """The sequences of this split, shape (num_in_split,), int32; a new array if they are stored as a range."""
+        own = self.own_sequences
+        return np.arange(own.start, own.stop, dtype=np.int32) if isinstance(own, range) else own
+
+    @indices.setter
+    def indices(self, documents: NDArray[np.int32] | range) -> None:
+        self.own_sequences: Documents = compact_documents(documents)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in all epochs of the split."""
+        return self._plan.num_tokens
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs in `document_index`."""
+        epochs: int = self._order.num_epochs
+        return epochs
+
+    @property
+    def order(self) -> Order:
+        """Order of the samples: a `GPTOrder`, unless a subclass has its own `spans`."""
+        if self._view is not None:
+            return self._view
+        order: Order = self._order if type(self).spans is GPTDataset.spans else HookedOrder(self)
+        return order
+
+    @property
+    def order_identity(self) -> Any:
+        return (self._view or self._order).identity
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -107,12 +225,16 @@ class GPTDataset(GPTIndices):
         return len(low_level_dataset)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> IndexedDataset:
+    @with_context
+    def build_low_level_dataset(
+        dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+    ) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair of a prefix.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files`, `storage_options` and `sequences_per_dataset` are used.
+            context: options of the build.
 
         Returns:
             The stored sequences.
@@ -121,12 +243,18 @@ class GPTDataset(GPTIndices):
             ConfigError: there is no prefix, or `sequences_per_dataset` lacks it or contradicts its header.
             ObjectNotFoundError: one of the two files is missing.
         """
-        return open_low_level_dataset(IndexedDataset, dataset_path, config)
+        return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
     def __len__(self) -> int:
-        return len(self.sample_index) - 1
+        return len(self._view or self._order)
 
     # Samples
+
+    @property
+    def assemble_function(self) -> Any:
+        if type(self).assemble is not GPTDataset.assemble:
+            return OneByOne(self)
+        return GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
 
     def spans(self, idx: int | None) -> list[Span]:
         """Return (sequence, first token, number of tokens) of each piece of a sample.
@@ -140,7 +268,8 @@ class GPTDataset(GPTIndices):
         Raises:
             IndexError: there is no such sample.
         """
-        return [(sequence, first, count) for sequence, first, count in self.orders.spans([idx or 0])[0].tolist()]
+        spans, _ = (self._view or self._order).spans(np.array([idx or 0]))
+        return [(sequence, first, count) for _, sequence, first, count in spans.tolist()]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """Return the sample of the given tokens: padded to S, with labels, masks and positions.
@@ -152,45 +281,8 @@ class GPTDataset(GPTIndices):
         Returns:
             The tensors of one sample, as the class describes them.
         """
-        return assemble_gpt_sample(self, idx, sequences)
-
-    def read_sample(self, idx: int | None) -> Sample:
-        """Return one sample.
-
-        Args:
-            idx: as for `spans`.
-
-        Returns:
-            Its tensors, without a batch axis.
-        """
-        # Written without a batch axis: taking the sample out of a batch of one costs a quarter more.
-        if self._is_customized():
-            return super().read_sample(idx)
-        rows = GPTRows(self.recipe, None)
-        fill_rows(rows, [(self, [idx], [0])])
-        return columns(self, rows)
-
-    @classmethod
-    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """Return a batch of samples; C writes its rows unless a subclass replaces `spans` or `assemble`.
-
-        Args:
-            requests: the samples of each dataset and their rows.
-            num_rows: size of the batch; each row is in one request.
-
-        Returns:
-            The samples in the order of their rows, which share the memory of the batch.
-        """
-        if cls._is_customized() or not share_config(requests):
-            return super().read_batch(requests, num_rows)
-        first = requests[0][0]
-        fill_rows(rows := GPTRows(first.recipe, num_rows), requests)
-        shared = () if first.config.reset_attention_mask else ("attention_mask",)
-        return Samples(num_rows, columns(first, rows), shared)
-
-    @classmethod
-    def _is_customized(cls) -> bool:
-        return (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble)
+        assemble = GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
+        return assemble.assemble_one(sequences, np.dtype(self.dataset.index.dtype), is_padding=idx is None)
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return only the tokens of samples, a seventh of their bytes, for trainers that shift labels themselves.
@@ -212,68 +304,44 @@ class GPTDataset(GPTIndices):
 
         Source: ours.
         """
-        return self.read_tokens_of_batch([(self, idxs, range(len(idxs)))], len(idxs))
-
-    @classmethod
-    def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """Return only the tokens of a batch of several datasets of this class.
-
-        Args:
-            requests: the samples of each dataset and their rows.
-            num_rows: size of the batch; each row is in one request.
-
-        Returns:
-            int32, shape (num_rows, S + 1): as of `read_tokens`.
-
-        Raises:
-            ConfigError: as for `read_tokens`.
-        """
-        if cls._is_customized() or not share_config(requests):
-            raise ConfigError(f"{cls.__name__}: cannot serve tokens alone (needs one config and GPTDataset's samples)")
-        for dataset, *_ in requests:
-            if dataset.dataset.sequences.dtype_code not in INT32_DTYPES:
-                raise ConfigError(
-                    f"{dataset.dataset_path}: tokens do not fit int32 (found {dataset.dataset.index.dtype.__name__}); "
-                    "read the samples, whose tokens are int64"
-                )
-        rows = TextRows(requests[0][0].recipe, num_rows)
-        fill_rows(rows, requests)
-        return rows.text
-
-    @property
-    def orders(self) -> Orders:
-        """The index arrays and sequences in the form that C takes, made anew if an array was replaced.
-
-        `RangedOrders` after `open_later`.
-        """
-        arrays = self.shuffle_index, self.sample_index, self.document_index
-        bound = self.__dict__.get("_orders")
-        if bound is None or any(map(operator.is_not, bound.arrays, arrays)):
-            extra = self.config.add_extra_token_to_sequence
-            if isinstance(self.shuffle_index, RangedArray):
-                bound = RangedOrders(arrays, self.dataset, extra)
-            else:
-                bound = Orders(*arrays, self.dataset.sequences, add_extra_token=extra)
-            self._orders = bound
-        return cast(Orders, bound)
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """Rules by which the C extension turns stored tokens into rows of a batch."""
-        return gpt_recipe(self.config, self._pad_token_id)
-
-    @cached_property
-    def shared_attention_mask(self) -> Tensor:
-        """Causal mask, shape (1, S, S), shared by all samples as in Megatron: it is too large to write anew."""
-        return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
+        return self._samples.read_text(idxs)
 
 
-def open_low_level_dataset(cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig) -> LowLevel:
+def gpt_parameters(
+    kind: type, num_samples: int | None, split: Split, config: GPTDatasetConfig, **versions: str
+) -> GPTParameters:
+    """Return the options of a config that determine an order of GPT samples.
+
+    Args:
+        kind: class of the dataset.
+        num_samples: the least number of samples; None is one epoch.
+        versions: further fields of the identity.
+    """
+    return GPTParameters(
+        recorded_name(kind),
+        num_samples,
+        config.random_seed,
+        config.sequence_length,
+        config.add_extra_token_to_sequence,
+        # Else the tokens after the last full sample become a padded sample.
+        split is not Split.valid or config.drop_last_partial_validation_sequence,
+        versions,
+    )
+
+
+def index_options(files: IndexFiles, description: str, config: GPTDatasetConfig) -> IndexOptions:
+    """Return the options of a config for the cache and the build of an index."""
+    trusts, threads = config.trust_cache is not None, config.num_dataset_builder_threads
+    return IndexOptions(files, description, config.cache_small_indices, trusts, threads)
+
+
+def open_low_level_dataset(
+    cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext
+) -> LowLevel:
     """Open a prefix as `cls` and compare it with `sequences_per_dataset` of the config."""
-    prefix = required(dataset_path)
-    opened = cls(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
+    opened = open_tokens(cls, dataset_path, config, context)
     if config.sequences_per_dataset:
-        needed = config.sequences_per_dataset.get(prefix)
+        needed = config.sequences_per_dataset.get(config.as_written(dataset_path) or opened.path_prefix)
         found = opened.index.sequence_count, opened.index.document_count
         if not isinstance(needed, Sequence) or tuple(needed) != found:
             raise ConfigError(
@@ -281,107 +349,3 @@ def open_low_level_dataset(cls: type[LowLevel], dataset_path: str | None, config
                 "sequences, document bounds); correct it"
             )
     return opened
-
-
-def gpt_recipe(config: GPTDatasetConfig, pad: int) -> Recipe:
-    """Return the rules by which the C extension turns stored tokens into rows of a batch.
-
-    Raises:
-        ConfigError: the tokenizer has no EOD, and an option of the config needs it.
-    """
-    masked = config.create_attention_mask and config.reset_attention_mask
-    if config.inter_document_masking:
-        starts = Starts.EACH_PIECE
-    else:
-        starts = Starts.AFTER_EOD if config.reset_position_ids or masked else Starts.EACH_SAMPLE
-    eod = config.tokenizer.eod if config.eod_mask_loss or starts is Starts.AFTER_EOD else 0
-    if eod is None:
-        raise ConfigError(
-            f"{type(config.tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and "
-            "reset_attention_mask need; describe_tokenizer takes it as eod="
-        )
-    return Recipe(
-        config.sequence_length,
-        pad=pad,
-        eod=eod,
-        mask_eod=bool(config.eod_mask_loss),
-        starts=starts,
-        add_extra_token=config.add_extra_token_to_sequence,
-    )
-
-
-def assemble_gpt_sample(dataset: GPTDataset, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-    """Return the sample of the tokens in `sequences`, which have the stored dtype or a wider one."""
-    dtype = np.result_type(dataset.dataset.index.dtype, *sequences)
-    stored = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
-    rows, bounds = GPTRows(dataset.recipe, None), np.array([0, len(stored)], np.int64)
-    rows.fill(stored, bounds, [0], dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
-    if idx is None:
-        rows.loss_mask[:] = 0.0
-    return columns(dataset, rows)
-
-
-def share_config(requests: Sequence[Request]) -> bool:
-    return len({id(dataset.config) for dataset, *_ in requests}) == 1
-
-
-def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
-    """Write the samples of every request to their rows; remote tokens are read in one vectored read."""
-    unmapped = [request for request in requests if not fill_from_map(rows, *request)]
-    if unmapped:
-        fill_from_reads(rows, unmapped)
-    for _, idxs, places in requests:
-        if isinstance(rows, GPTRows) and None in idxs:
-            padding = [place for idx, place in zip(idxs, places, strict=True) if idx is None]
-            rows.loss_mask.reshape(rows.num_rows, -1)[padding] = 0.0
-
-
-def fill_from_map(rows: Rows, dataset: GPTDataset, idxs: Sequence[int | None], places: Sequence[int]) -> bool:
-    """Fill rows in one call of C; return False, with nothing written, if some tokens are not memory-mapped."""
-    orders, reader = dataset.orders, dataset.dataset.mapped_reader
-    if reader is None or not isinstance(orders, Orders):
-        return False
-    try:
-        return reader.read_into(lambda about: rows.read(orders, about, [idx or 0 for idx in idxs], places))
-    except IndexBuildError:
-        fill_from_reads(rows, [(dataset, idxs, places)])  # step by step: its errors name the sample or span
-        raise
-
-
-def fill_from_reads(rows: Rows, requests: Sequence[Request]) -> None:
-    """Fill rows from spans, whose tokens are read at once for all datasets."""
-    found = [dataset.orders.spans([idx or 0 for idx in idxs]) for dataset, idxs, _ in requests]
-    tokens = read_spans([(request[0].dataset, spans) for request, (spans, _) in zip(requests, found, strict=True)])
-    for (dataset, _, places), (_, bounds), pieces in zip(requests, found, tokens, strict=True):
-        stored = dataset.dataset.sequences
-        rows.fill(pieces, bounds, places, dtype_code=stored.dtype_code, item_bytes=stored.item_bytes)
-
-
-def columns(dataset: GPTDataset, rows: GPTRows) -> dict[str, Any]:
-    """Return the tensors of filled rows by name, in Megatron's order."""
-    config, has_bounds = dataset.config, rows.recipe.starts is Starts.EACH_PIECE
-    named = {"tokens": as_tensor(rows.tokens), "labels": as_tensor(rows.labels)}
-    if config.create_attention_mask and not has_bounds:
-        named["attention_mask"] = dataset.shared_attention_mask
-        if config.reset_attention_mask:
-            named["attention_mask"] = as_tensor(build_attention_mask(rows.positions))
-            if not config.reset_position_ids:
-                rows.positions[:] = np.arange(rows.positions.shape[-1])
-    named["loss_mask"], named["position_ids"] = as_tensor(rows.loss_mask), as_tensor(rows.positions)
-    if has_bounds:
-        named["cu_seqlens"], named["max_seqlen"] = as_tensor(rows.cu_seqlens), as_tensor(rows.max_seqlen)
-    return named
-
-
-def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return masks of shape (..., 1, S, S), True where attention is *forbidden*: the future and other documents.
-
-    Args:
-        positions: position of each token in its document, shape (..., S): 0, 1, 2, …, from 0 again after each EOD.
-
-    Source: Megatron Core, `_get_ltor_masks_and_position_ids`.
-    """
-    document = np.cumsum(positions == 0, axis=-1)[..., None, :]
-    future = ~np.tri(positions.shape[-1], dtype=np.bool_)
-    elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
-    return np.asarray(future | elsewhere)

@@ -7,26 +7,31 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import Any, ClassVar, Self
+from itertools import chain, pairwise
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
+from binidx.dataset.token_dataset import SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted
-from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
+from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import BuildContext
+from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
+from binidx.order.source_order import SourceOrder, StoredSource, with_source
+from binidx.storage.interfaces import RangeReader
 
 NO_PAD = -1
 """Pad id of tokenizers without one; no stored token has it."""
 
-Request = tuple[Any, Sequence[int | None], Sequence[int]]
-"""A dataset, positions of its samples in serving order, and the row of each sample in the batch."""
+Config = TypeVar("Config")
+LowLevel = TypeVar("LowLevel")
 
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
@@ -63,48 +68,38 @@ def recorded_name(kind: type) -> str:
     return str(vars(kind).get("RECORDED_NAME", kind.__name__))
 
 
-class Identified:
-    """Base of datasets that are identified by their `unique_identifiers`.
+def with_context(
+    build: Callable[[str | None, Config, BuildContext], LowLevel],
+) -> Callable[[str | None, Config], LowLevel]:
+    """Declare a `build_low_level_dataset` that also takes the options of the build, which the builder gives it.
 
-    Attributes:
-        unique_identifiers: class, data and options, in the order that Megatron hashes.
-        unique_description: JSON text of the identifiers.
-        unique_description_hash: md5 of that text, in hex.
+    Its type has Megatron's two arguments, so that a user's subclass may replace it by such a function.
+
+    Args:
+        build: has a default for its third argument, `context`.
+
+    Returns:
+        The same function.
     """
-
-    unique_identifiers: OrderedDict[str, Any]
-    build_context = BuildContext()
-    """Options of the build, set by `built_with` while the constructor runs."""
-
-    @classmethod
-    def built_with(cls, context: BuildContext, *arguments: Any, **keywords: Any) -> Self:
-        """Return `cls(*arguments, **keywords)`, whose index is built with the options of `context`.
-
-        The options cannot be arguments of constructors, which have Megatron's arguments or those of a user's subclass.
-
-        Args:
-            context: options of the build.
-            arguments, keywords: of the constructor.
-
-        Returns:
-            The dataset, which does not keep the options.
-        """
-        dataset = cls.__new__(cls, *arguments, **keywords)
-        dataset.build_context = context
-        dataset.__init__(*arguments, **keywords)  # type: ignore[misc]
-        del dataset.build_context
-        return dataset
-
-    @cached_property
-    def unique_description(self) -> str:
-        return describe(self.unique_identifiers)
-
-    @cached_property
-    def unique_description_hash(self) -> str:
-        return digest(self.unique_description)
+    return cast(Callable[[str | None, Config], LowLevel], build)
 
 
-class MegatronDataset(Identified, ABC):
+def open_tokens(
+    kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, context: BuildContext, **options: Any
+) -> LowLevel:
+    """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own."""
+    options |= {"storage_options": config.storage_options, "listed": context.listed}
+    return kind(required(dataset_path), mmap=config.mmap_bin_files, **options)
+
+
+def index_array(name: str) -> Any:
+    """Return a property of a dataset: an array of its order, which can be assigned."""
+    return property(
+        lambda dataset: getattr(dataset._order, name), lambda dataset, array: dataset._order.set_arrays({name: array})
+    )
+
+
+class MegatronDataset(ABC):
     """Samples of one split of one low-level dataset.
 
     A kind of dataset implements two pure methods: `spans` returns the spans of tokens of a sample, `assemble` makes the
@@ -118,6 +113,12 @@ class MegatronDataset(Identified, ABC):
         num_samples: the least number of samples; None is one epoch.
         index_split: the split.
         config: options of the run.
+        context: options of the build of the index (not in Megatron Core); the builder gives it to constructors that
+            have an argument of this name.
+
+    Attributes:
+        unique_identifiers: class, data and options, in the order that Megatron hashes.
+        order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
 
     Example:
         >>> class FirstTokens(binidx.MegatronDataset):
@@ -137,6 +138,11 @@ class MegatronDataset(Identified, ABC):
     config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
     """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
+    samples_differ: ClassVar[bool] = False
+    """Megatron 0.16.1 and main make different samples of this kind; `megatron_samples` selects a version."""
+
+    _view: Order | None = None
+
     def __init__(
         self,
         dataset: IndexedDataset,
@@ -145,6 +151,8 @@ class MegatronDataset(Identified, ABC):
         num_samples: int | None,
         index_split: Split,
         config: BlendedMegatronDatasetConfig,
+        *,
+        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
     ) -> None:
         self.dataset = dataset
         self.dataset_path = dataset_path
@@ -154,10 +162,55 @@ class MegatronDataset(Identified, ABC):
         self.config = config
         self.unique_identifiers = self._identifiers()
         self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
+        self.build_context = context
+        self.index_digests: dict[str, str] = {}
         self._load_index()
 
-    def _load_index(self) -> None:
+    def _load_index(self) -> None:  # noqa: B027 (optional)
         """Load or build the index of samples; called at the end of construction. Does nothing by default."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_samples", "build_context")}
+
+    @cached_property
+    def unique_description(self) -> str:
+        """JSON text of the identifiers."""
+        return describe(self.unique_identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """md5 of that text, in hex."""
+        return digest(self.unique_description)
+
+    @cached_property
+    def _order(self) -> Any:
+        return HookedOrder(self)
+
+    @property
+    def order(self) -> Order:
+        """Order of the samples: the tokens of each, as a value."""
+        order: Order = self._order
+        return order
+
+    @property
+    def index_names(self) -> Sequence[str]:
+        """Attributes that are arrays of the index."""
+        return self._order.array_names  # type: ignore[no-any-return]
+
+    @cached_property
+    def _samples(self) -> TokenDataset:
+        """Reader of samples, made at the first use. A subclass's hooks are looked up here, not at each read."""
+        return TokenDataset(self.order, [self.dataset], [self.assemble_function])
+
+    @property
+    def assemble_function(self) -> Any:
+        """Function that makes the samples of a batch (`Assemble`)."""
+        return OneByOne(self)
+
+    @property
+    def reads_by_itself(self) -> bool:
+        """True if a class of the user reads samples in its own way, so that a blend calls its methods."""
+        return type(self).__getitems__ is not MegatronDataset.__getitems__
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -186,27 +239,12 @@ class MegatronDataset(Identified, ABC):
         return OrderedDict(
             [
                 ("class", recorded_name(cls)),
-                ("dataset_path", dataset_path),
+                ("dataset_path", config.as_written(dataset_path)),
                 ("num_samples", num_samples),
                 ("index_split", split.name),
                 *((name, getattr(config, name)) for name in cls._key_config_attributes()),
             ]
         )
-
-    @classmethod
-    def open_later(cls, *arguments: Any) -> Any:
-        """Return a dataset that reads ranges of its index files.
-
-        Args:
-            arguments: those of `GPTDataset.open_later`.
-
-        Returns:
-            Nothing here: only GPT datasets can do it.
-
-        Raises:
-            ConfigError: always, for other kinds.
-        """
-        raise ConfigError(f"{cls.__name__}: its index cannot be read by ranges (only GPT datasets' can)")
 
     @property
     def order_identity(self) -> Any:
@@ -215,7 +253,13 @@ class MegatronDataset(Identified, ABC):
         Equal for copies of the data in other places, and for numbers of samples that share one order. By default the
         text that Megatron hashes.
         """
-        return self.unique_description
+        version = self._sample_version
+        return describe(OrderedDict({**self.unique_identifiers, **version})) if version else self.unique_description
+
+    @property
+    def _sample_version(self) -> dict[str, str]:
+        """The field of `order_identity` that tells samples of main from those of 0.16.1, whose states have no field."""
+        return {"megatron_samples": "main"} if self.samples_differ and self.config.megatron_samples == "main" else {}
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
@@ -295,57 +339,86 @@ class MegatronDataset(Identified, ABC):
             return "not built"
 
     def __getitem__(self, idx: int | None) -> Sample:
-        return self.read_sample(idx)
+        return self._samples[idx]
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         """Return the samples of a batch, whose tokens are read at once."""
-        return self.read_batch([(self, idxs, range(len(idxs)))], len(idxs))
+        return self._samples.__getitems__(idxs)
 
-    def read_sample(self, idx: int | None) -> Sample:
-        """Return one sample: a batch of one, unless a kind has a faster way.
-
-        Args:
-            idx: as for `spans`.
+    def token_readers(self) -> Sequence[RangeReader]:
+        """Return the readers of the stored bytes of which samples are made.
 
         Returns:
-            The result of `assemble` for its tokens.
+            One reader; none if the low-level dataset computes its tokens.
         """
-        return self.read_batch([(self, [idx], [0])], 1)[0]
+        reader = getattr(self.dataset, "bin_reader", None)
+        return [] if reader is None else [reader]
 
-    @classmethod
-    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """Return a batch of samples of several datasets of this class, whose tokens are read at once.
 
-        Args:
-            requests: the samples of each dataset and their rows.
-            num_rows: size of the batch; each row is in one request.
+def wrap_order(dataset: Any, *, is_whole: bool) -> Order | None:
+    """Return the order over a dataset's own that its config asks for; None if it asks for none.
 
-        Returns:
-            The samples in the order of their rows.
-        """
-        spans = [[dataset.spans(idx) for idx in idxs] for dataset, idxs, _ in requests]
-        reads = [(request[0].dataset, [*chain(*each)]) for request, each in zip(requests, spans, strict=True)]
-        batch: list[Sample] = [{}] * num_rows
-        for (dataset, idxs, rows), each, tokens in zip(requests, spans, map(iter, read_spans(reads)), strict=True):
-            for idx, row, sample in zip(idxs, rows, each, strict=True):
-                batch[row] = dataset.assemble(idx, [next(tokens) for _ in sample])
-        return batch
+    Args:
+        dataset: a GPT dataset or a blend.
+        is_whole: whether the dataset is that of a split; else one source of a blend.
 
-    @classmethod
-    def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """Return only the tokens of a batch, without masks and positions; GPT datasets alone can.
+    Raises:
+        ConfigError: methods of the user make the samples, which take no order.
+    """
+    option = getattr(dataset.config, "order", None)  # other kinds have no such option
+    if option is None:
+        return None
+    order: Order = option.wrap(dataset.order, dataset.config.storage_options, is_whole=is_whole)
+    if order is dataset.order:
+        return None
+    parts = dataset.datasets if hasattr(dataset, "datasets") else [dataset]
+    if any(part.reads_by_itself for part in parts):
+        raise ConfigError(f"order: {type(parts[0]).__name__} reads samples by itself, which takes no order")
+    return order
 
-        Args:
-            requests: the samples of each dataset and their rows.
-            num_rows: size of the batch.
 
-        Returns:
-            int32, shape (num_rows, S + 1): as of `GPTDataset.read_tokens`.
+class HookedOrder(SourceOrder):
+    """Order of a dataset whose class implements `spans`."""
 
-        Raises:
-            ConfigError: always, for other kinds.
-        """
-        raise ConfigError(f"{cls.__name__}: cannot serve tokens alone (only GPT datasets can)")
+    def __init__(self, dataset: MegatronDataset) -> None:
+        super().__init__(StoredSource(str(dataset.dataset_path), dataset.dataset, dataset.indices))
+        self.hooks = dataset
+
+    @property
+    def identity(self) -> Any:
+        return self.hooks.order_identity
+
+    def __len__(self) -> int:
+        return len(self.hooks)
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        spans = [self.hooks.spans(sample) for sample in samples.tolist()]
+        rows = np.array([*chain(*spans)], np.int64).reshape(-1, 3)
+        return with_source(0, rows), np.cumsum([0, *map(len, spans)])
+
+    def candidates(self, sequences: Numbers) -> Numbers:
+        return np.arange(len(self))
+
+    @property
+    def num_epochs(self) -> int:
+        return int(self.epochs(np.empty(0, np.int64)).max(initial=0)) + 1
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        raise ConfigError(f"order: {type(self.hooks).__name__} has no epochs; needs GPT datasets or a blend of them")
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Assemble function that calls `assemble` of a dataset for each sample."""
+
+    dataset: MegatronDataset
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        bounds = tokens.bounds.tolist()
+        return [
+            self.dataset.assemble(number, tokens.pieces[first:stop])
+            for number, (first, stop) in zip(tokens.of.numbers, pairwise(bounds), strict=True)
+        ]
 
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:

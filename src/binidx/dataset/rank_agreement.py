@@ -31,19 +31,23 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from inspect import get_annotations
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
+from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.build_lock import Checks
-from binidx.index.cache.manifest import Fields
+from binidx.index.cache.index_cache import library_version
+from binidx.index.cache.index_files import hash_npy
+from binidx.index.cache.manifest import ALGORITHM, Fields
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.registry import local_path
@@ -69,6 +73,19 @@ MAX_POLLS_PER_SECOND = 20_000
 
 FIELDS_SECONDS = 60.0
 """Time for which a rank with another digest waits for the fields of the first rank, stored right after its digest."""
+
+LIBRARY = ("binidx", "megatron")
+"""Packages whose configs have the fields that ranks compare; a user's subclass may add fields of one rank."""
+
+NOT_COMPARED = frozenset({
+    "blend", "blend_per_split", "split", "split_matrix", "mid_level_dataset_surplus", "sequences_per_dataset",
+    "num_dataset_builder_threads", "path_to_cache", "object_storage_cache_path", "mmap_bin_files", "storage_options",
+    "trust_cache", "cache_small_indices", "written_paths", "fast_cache_load", "defer_npy_index_mmap",
+    "token_dtype_code",
+})  # fmt: skip
+"""Fields of a config that name places and ways to read, or of which all that matters is in the order."""
+
+TOKENIZER_FIELDS = ("unique_identifiers", "eod", "pad", "eos", "bos", "cls", "sep", "mask", "vocab_size")
 
 NUM_PROBES, PROBE_BYTES = 4, 1024
 """Number and size of the pieces of a local `.bin` that ranks compare, at equal distances."""
@@ -275,7 +292,7 @@ def name_rank(rank: int) -> str:
 
 
 def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields) -> None:
-    """Compare the order and the data of some datasets with those of the first rank that compares under this name.
+    """Compare the order, options and data of some datasets with those of the first rank that compares under this name.
 
     Does not wait for other ranks, and does nothing without torch.distributed, or without datasets.
 
@@ -289,9 +306,13 @@ def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields
         PeerError: fields differ; names both ranks, the fields, and the values of both.
     """
     if datasets and group_store(name) is not None:
-        _compare(subject, f"{name}/order", {**fields, **{key: identify(each) for key, each in datasets.items()}})
+        versions = {"library": library_version(), "algorithm": ALGORITHM}
+        orders = {key: identify(each) for key, each in datasets.items()}
+        options = {"options": identify_options([*datasets.values()])}
+        _compare(subject, f"{name}/order", {**versions, **fields, **orders, **options})
         data = identify_data([*datasets.values()])
         _compare(subject, f"{name}/data/{_digest(json.dumps([*data]))}", data)
+        _compare(subject, f"{name}/arrays", {key: identify_arrays(each) for key, each in datasets.items()})
 
 
 def _compare(subject: str, name: str, fields: Fields) -> None:
@@ -352,16 +373,60 @@ def identify(dataset: Any) -> Any:
     return {**order, **size}
 
 
+def identify_options(datasets: list[Any]) -> Any:
+    """Return the options that samples depend on: of the one config of some datasets, or a list for several."""
+    configs = {id(dataset.config): dataset.config for dataset in _list_parts(datasets)}
+    # An object of a user is identified by its class: its text may have its address.
+    found = json.loads(json.dumps([*map(_list_options, configs.values())], default=_describe_object))
+    return found[0] if len(found) == 1 else found
+
+
+def _list_options(config: Any) -> dict[str, Any]:
+    kinds = [kind for kind in type(config).__mro__ if kind.__module__.partition(".")[0] in LIBRARY]
+    names = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
+    tokenizer = {name: find_token(config.tokenizer, name) for name in TOKENIZER_FIELDS}
+    options = {name: getattr(config, name) for name in names if name not in NOT_COMPARED}
+    return {**options, "tokenizer": {name: value for name, value in tokenizer.items() if value is not None}}
+
+
+def _describe_object(thing: Any) -> Any:
+    if isinstance(thing, Mapping):
+        return dict(thing)
+    return thing.item() if isinstance(thing, np.generic) else recorded_name(type(thing))
+
+
+def identify_arrays(dataset: Any) -> Any:
+    """Return the XXH3 of each array of the index of a dataset, or of a list of datasets, by name.
+
+    A loaded or published array has been hashed; one that is only in memory is hashed here, once.
+    """
+    if isinstance(dataset, list):
+        return [identify_arrays(each) for each in dataset]
+    found: dict[str, Any] = {}
+    if isinstance(dataset, BlendedDataset | MegatronDataset):
+        for name in dataset.index_names:
+            if name not in dataset.index_digests:
+                dataset.index_digests[name] = hash_npy(getattr(dataset, name))
+            found[name] = dataset.index_digests.get(name)
+    if isinstance(dataset, BlendedDataset):
+        found["datasets"] = identify_arrays(dataset.datasets)
+    return found
+
+
+def _list_parts(datasets: Sequence[Any]) -> Iterator[MegatronDataset]:
+    """Yield the datasets of which some datasets, lists of datasets and blends are made."""
+    for dataset in datasets:
+        if isinstance(dataset, BlendedDataset | list):
+            yield from _list_parts(dataset if isinstance(dataset, list) else dataset.datasets)
+        elif isinstance(dataset, MegatronDataset):
+            yield dataset
+
+
 def identify_data(datasets: list[Any]) -> dict[str, Any]:
-    """Return the size and the version of each `.bin` of some datasets, by URI, sorted; empties the list."""
+    """Return the size and the version of each `.bin` of some datasets, by URI, sorted."""
     readers: dict[str, RangeReader] = {}
-    while datasets:
-        dataset = datasets.pop()
-        if isinstance(dataset, list):
-            datasets += dataset
-        elif isinstance(dataset, BlendedDataset):
-            datasets += dataset.datasets
-        elif isinstance(dataset, MegatronDataset) and isinstance(dataset.dataset, IndexedDataset):
+    for dataset in _list_parts(datasets):
+        if isinstance(dataset.dataset, IndexedDataset):
             readers[redacted(dataset.dataset.bin_reader.uri)] = dataset.dataset.bin_reader
     local = [uri for uri in sorted(readers) if local_path(uri) is not None]
     probes = read_many([(readers[uri], _probe_ranges(readers[uri].size)) for uri in local])

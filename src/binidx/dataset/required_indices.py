@@ -10,20 +10,34 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
-from binidx.dataset.blended import BlendedDataset, blend_identifiers
+import numpy as np
+
+from binidx.dataset.blended import ARRAYS, BlendedDataset, blend_identifiers, fill_blend_index
 from binidx.dataset.builder import Sizes, plan_distributions
 from binidx.dataset.config import (
     Bookends,
     GPTDatasetConfig,
     Split,
     normalize,
+    split_range,
 )
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt import GPTDataset, gpt_parameters, index_options
 from binidx.dataset.megatron_dataset import describe, digest, recorded_name
+from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles
+from binidx.order.blended_order import BlendedOrder
+from binidx.order.gpt_order import GPTParameters, GPTRequest
+from binidx.order.order_protocols import Order
+from binidx.order.source_order import LazyOrder
+from binidx.storage.location import Location
+from binidx.storage.threads import OPENS
+
+BLEND = recorded_name(BlendedDataset)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,21 @@ class RequiredIndex:
     def files(self, config: GPTDatasetConfig) -> IndexFiles:
         """Return the cache files of the index, whether or not they exist."""
         return GPTDataset.name_files(self.prefix, describe(self.identifiers(config)), self.split, config)
+
+    def parameters(self, config: GPTDatasetConfig) -> GPTParameters:
+        """Return the options of the order."""
+        return gpt_parameters(GPTDataset, self.num_samples, self.split, config)
+
+    def description_hash(self, config: GPTDatasetConfig, order: Order) -> str:
+        """Return the md5 of the text with which Megatron names the index."""
+        return digest(describe(self.identifiers(config)))
+
+    def order(self, config: GPTDatasetConfig) -> LazyOrder:
+        """Return the order, whose index is opened at the first use, to read ranges of it."""
+        name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
+        cached = index_options(self.files(config), describe(self.identifiers(config)), config)
+        request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
+        return LazyOrder(name, self.prefix, request.open)
 
 
 @dataclass(frozen=True)
@@ -82,11 +111,46 @@ class RequiredBlend:
         size = self.num_samples
         if self.shares is None and self.size is not None:
             size = min(self.size, int(sum(weights)))
-        members = [each.identifiers(config) for each in self.members]
         shares = list(weights) if size is None else normalize(list(weights))
-        name = recorded_name(BlendedDataset)
-        md5 = digest(describe(blend_identifiers(name, members, self.split, shares, size)))
-        return IndexFiles(config.path_to_cache, f"{md5}-{name}-{self.split.name}", config.storage_options)
+        md5 = digest(describe(self._identifiers(config, shares, size)))
+        directory = Location(config.path_to_cache, config.storage_options)
+        return IndexFiles(directory, f"{md5}-{BLEND}-{self.split.name}")
+
+    def _identifiers(
+        self, config: GPTDatasetConfig, shares: Sequence[float], size: int | None
+    ) -> OrderedDict[str, Any]:
+        members = [each.identifiers(config) for each in self.members]
+        return blend_identifiers(BLEND, members, self.split, shares, size)
+
+    def description_hash(self, config: GPTDatasetConfig, order: BlendedOrder) -> str:
+        """Return the md5 of the text with which Megatron names the index."""
+        size = None if order.fields["all"] else len(order)
+        return digest(describe(self._identifiers(config, order.fields["weights"], size)))
+
+    def order(self, config: GPTDatasetConfig) -> BlendedOrder:
+        """Return the order, with ranges of its arrays if they are cached; else they are built."""
+        members = [member.order(config) for member in self.members]
+        lengths = OPENS.map(len, members) if self.shares is None else []
+        weights: Sequence[float] = lengths if self.shares is None else self.shares
+        size = self.num_samples if self.shares is not None or self.size is None else min(self.size, sum(lengths))
+        shares = list(weights) if size is None else normalize(list(weights))
+
+        def build(writer: ArrayWriter) -> None:
+            count = sum(lengths) if size is None else size
+            with (
+                writer.array("dataset_index", (count,), np.int16) as ids,
+                writer.array("dataset_sample_index", (count,), np.int64) as samples,
+            ):
+                fill_blend_index(shares, size, (ids, samples), config.num_dataset_builder_threads)
+
+        if files := self.files(config, lengths):
+            cache = IndexCache(files)
+            description = describe(self._identifiers(config, shares, size))
+            arrays = cache.load_or_build(description, {}, ARRAYS, build, "ranges")
+        else:
+            build(writer := ArrayWriter())
+            arrays = writer.arrays
+        return BlendedOrder(members, arrays, {"class": BLEND, "weights": shares, "all": size is None})
 
 
 class RequiredIndices(NamedTuple):

@@ -79,13 +79,19 @@ class Mesh(Protocol):
     def size(self) -> int: ...
 
 
+MPI = ("OMPI_COMM_WORLD", "PMI", "MV2_COMM_WORLD", "JSM_NAMESPACE", "HOROVOD")
+SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
-    tuple(f"{mpi}_{end}" for mpi in ("OMPI_COMM_WORLD", "PMI", "MV2_COMM_WORLD") for end in ("RANK", "SIZE")),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    (*(f"{name}_{end}" for name in MPI for end in ("RANK", "SIZE")), "PALS_RANKID"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    SLURM,
+    ("PMIX_RANK", "JOB_COMPLETION_INDEX", "NODE_RANK"),
 )
-"""Environment variables of torchrun, of MPI (Open MPI; PMI, as of MPICH and Intel MPI; MVAPICH) and of Slurm. The first
-launcher with one of them decides: srun may start mpirun or torchrun."""
+"""Environment variables of torchrun; of MPI (Open MPI; PMI, as of MPICH, Intel MPI and PALS; MVAPICH; JSM; Horovod); of
+Flux; of Slurm; and ranks without a size (PMIx, an indexed Job of Kubernetes, nodes). The first launcher with one of
+them decides. The others may have started it, as srun starts mpirun or torchrun: then they have no more processes."""
 
 
 def find_topology(given: Any = None) -> Topology:
@@ -94,14 +100,15 @@ def find_topology(given: Any = None) -> Topology:
     Args:
         given: a `DeviceMesh` of one dimension, or Megatron Core's `parallel_state`, whose data-parallel rank and size
             are returned. None: the rank and size of the process group; before there is one, those in the environment
-            variables of torchrun, else of MPI, else of Slurm; 0 and 1 without any. These are data-parallel rank and
-            size only if every rank reads samples of its own: without tensor, pipeline or context parallelism.
+            variables of torchrun, else of MPI, else of Flux, else of Slurm; 0 and 1 without any. These are
+            data-parallel rank and size only if every rank reads samples of its own: without tensor, pipeline or context
+            parallelism.
 
     Returns:
         (rank, size), two arguments of `build_pretraining_data_loader`.
 
     Raises:
-        ConfigError: the variables of a launcher contradict each other, or some are missing; or `given` is neither.
+        ConfigError: the variables of launchers contradict each other, or some are missing; or `given` is neither.
 
     Example:
         >>> loader = binidx.build_pretraining_data_loader(train, 0, 8, *binidx.find_topology())
@@ -121,13 +128,28 @@ def find_topology(given: Any = None) -> Topology:
         import torch.distributed
 
         return Topology(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    launchers = _find_launchers()
+    if not launchers:
+        return Topology(0, 1)
+    topology = _parse_topology(launchers[0])
+    for outer in launchers[1:]:
+        num_processes = max((int(size) for size in _sizes(outer) if size.isdecimal()), default=1)
+        if num_processes > topology.size:
+            reason = f"a launcher of {topology.size} cannot span the {num_processes} processes of another"
+            raise _contradiction({**launchers[0], **outer}, reason)
+    return topology
+
+
+def _find_launchers() -> list[dict[str, str]]:
+    """Return the variables of each launcher that set some for this process, the innermost launcher first."""
+    launchers = []
     for names in LAUNCHERS:
-        if found := {name: os.environ[name] for name in names if os.environ.get(name)}:
-            if "SLURM_STEP_NUM_TASKS" in found:
-                found.pop("SLURM_NTASKS", None)  # may be that of the whole job
-            if names != LAUNCHERS[-1] or _is_slurm_task(found):
-                return _parse_topology(found)
-    return Topology(0, 1)
+        found = {name: os.environ[name] for name in names if os.environ.get(name)}
+        if "SLURM_STEP_NUM_TASKS" in found:
+            found.pop("SLURM_NTASKS", None)  # may be that of the whole job
+        if found and (names != SLURM or _is_slurm_task(found)):
+            launchers.append(found)
+    return launchers
 
 
 def _is_slurm_task(found: Mapping[str, str]) -> bool:
@@ -139,16 +161,27 @@ def _is_slurm_task(found: Mapping[str, str]) -> bool:
 def _parse_topology(found: Mapping[str, str]) -> Topology:
     """Return the topology in the variables of one launcher."""
     try:
-        (rank,) = {int(value) for name, value in found.items() if name.endswith(("RANK", "PROCID"))}
-        (size,) = {int(value) for name, value in found.items() if name.endswith(("SIZE", "TASKS"))}
+        (rank,), (size,) = ({*map(int, values)} for values in (_ranks(found), _sizes(found)))
         if 0 <= rank < size:
             return Topology(rank, size)
     except ValueError:
         pass
+    raise _contradiction(found, "not one rank below one size")
+
+
+def _ranks(found: Mapping[str, str]) -> set[str]:
+    return {value for name, value in found.items() if name.endswith(("RANK", "PROCID", "RANKID", "INDEX"))}
+
+
+def _sizes(found: Mapping[str, str]) -> set[str]:
+    return {value for name, value in found.items() if name.endswith(("SIZE", "TASKS"))}
+
+
+def _contradiction(found: Mapping[str, str], reason: str) -> ConfigError:
     text = ", ".join(f"{name}={value}" for name, value in found.items())
-    raise ConfigError(
-        f"{text}: not one rank below one size; set both, and unset the variables that another launcher left, or call "
-        "torch.distributed.init_process_group first"
+    return ConfigError(
+        f"{text}: {reason}; give data_parallel_rank and data_parallel_size yourself, set the variables right (unset "
+        "those that another launcher left), or call torch.distributed.init_process_group first"
     )
 
 
@@ -157,7 +190,15 @@ def is_first_rank() -> bool:
     try:
         return find_topology().rank == 0
     except ConfigError:
-        return False
+        return {rank for found in _find_launchers() for rank in _ranks(found)} == {"0"}
+
+
+def count_known_processes() -> int:
+    """Return the number of ranks; 1 if the variables of launchers contradict each other."""
+    try:
+        return find_topology().size
+    except ConfigError:
+        return 1
 
 
 def group_store(name: str) -> tuple[GroupStore, int, int] | None:

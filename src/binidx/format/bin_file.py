@@ -1,12 +1,12 @@
 """The `.bin` of a prefix: the forms in which its tokens are stored, and how they are written; `pair` opens them.
 
     PREFIX.bin        plain tokens; used if a compressed object exists, too
-    PREFIX.bin.zst    zstd segments: `storage.codecs.segments`
+    PREFIX.bin.zst    zstd segments, or the suffix of another codec: `storage.open`
     PREFIX.bin.xxh3   checksums of the plain tokens: `storage.codecs.checksums`
 
 Writing, invisible until `publish`:
 
-    plain bytes ─┬─► segments, if the name ends in .bin.zst ─► the object
+    plain bytes ─┬─► the codec of the name, such as .bin.zst ─► the object
                  └─► a checksum for each 16 KiB ─► .bin.xxh3
 
 `publish` first removes obsolete objects and whatever could be taken for the new tokens or their checksums; then the
@@ -18,56 +18,116 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from binidx.errors import ConfigError
-from binidx.format.idx import get_bin_path, get_idx_path
+import numpy as np
+
+from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
+from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
-from binidx.storage.codecs.segments import check_level
 from binidx.storage.interfaces import Bytes
-from binidx.storage.open import CODECS, codec_of
+from binidx.storage.location import Location
+from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_object, delete_object
 
-Options = Mapping[str, Any] | None
-SUFFIXES = [codec.suffix for codec in CODECS.values()]
-"""Suffixes of the objects that hold tokens, the plain one first."""
+Report = Callable[[str, str], None]
+PADDING_BYTES = 4096
+"""Most bytes after the last token that are taken for padding. Neither Megatron nor binidx writes any; a tool that
+stages files with O_DIRECT fills up their last block, which has 4096 bytes on all but a few disks."""
 
 
-def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
-    """Return the URI of the object that holds the tokens of a prefix, or None."""
-    uri = get_bin_path(path_prefix)
-    return next((uri + suffix for suffix in SUFFIXES if object_exists(uri + suffix, storage_options)), None)
+def check_bin_size(
+    prefix: str,
+    bin_uri: str,
+    size: int,
+    index: DatasetCounts,
+    read_manifest: Callable[[], Mapping[str, Any] | None],
+    report: Report = warn_once,
+) -> None:
+    """Check the size of a `.bin` against its `.idx`.
+
+    Args:
+        size: plain bytes of the `.bin`.
+        index: counts and dtype of the `.idx`.
+        read_manifest: called only if there are bytes after the last token; a manifest that cannot be read is ignored.
+        report: called with the URI and the problem if these bytes are too many for padding.
+
+    Raises:
+        FormatError: the `.bin` is too short; or it is too long, and its manifest contradicts the `.idx`.
+    """
+    if not (surplus := count_surplus_bytes(bin_uri, size, index)):
+        return
+    try:
+        manifest = read_manifest()
+    except (FormatError, StorageError):
+        manifest = None
+    if manifest and "dataset" in manifest:
+        check_counts(prefix, manifest, index)
+    if surplus > PADDING_BYTES:
+        report(
+            bin_uri,
+            f"{size} bytes, {describe_need(index)} and at most {PADDING_BYTES} of padding; the other bytes "
+            "are never read, as if the .idx belonged to another dataset: restore the pair, or cut the .bin",
+        )
 
 
-def did_you_mean(path_prefix: str) -> str:
+def count_surplus_bytes(bin_uri: str, size: int, index: DatasetCounts) -> int:
+    """Return the number of bytes of a `.bin` after its last token; raise FormatError if it is too short."""
+    surplus = size - _num_bytes(index)
+    if surplus < 0:
+        raise FormatError(f"{bin_uri}: {size} bytes, {describe_need(index)}")
+    return surplus
+
+
+def _num_bytes(index: DatasetCounts) -> int:
+    return index["tokens"] * np.dtype(index["dtype"]).itemsize
+
+
+def describe_need(index: DatasetCounts) -> str:
+    """Return a text with the number of bytes that an `.idx` needs."""
+    return f"its .idx needs {_num_bytes(index)} ({index['tokens']} tokens of {index['dtype']})"
+
+
+def find_bin(prefix: Location) -> Location | None:
+    """Return the object that holds the tokens of a prefix, or None."""
+    return next((found for suffix in _bin_suffixes() if object_exists(found := prefix + f".bin{suffix}")), None)
+
+
+def _bin_suffixes() -> Iterator[str]:
+    """Yield the suffixes of all codecs; those of installed packages are looked up if no other one is accepted."""
+    yield from (known := CODECS.known)
+    yield from (suffix for suffix in CODECS.names() if suffix not in known)
+
+
+def did_you_mean(prefix: Location) -> str:
     """Return advice for a prefix without an `.idx`: the local datasets whose names begin with it; else nothing."""
-    path = local_path(path_prefix)
-    if not path or os.path.exists(get_idx_path(path)):
+    path = prefix.local_path
+    if not path or os.path.exists(f"{path}.idx"):
         return ""
     found = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
     return f"; did you mean {' or '.join(each.removesuffix('.idx') for each in found)}?" if found else ""
 
 
-def superseded_objects(uri: str) -> list[str]:
-    """Return the URIs of objects that become invalid when `uri` is written: other forms of its tokens, and checksums.
+def superseded_objects(location: Location) -> list[Location]:
+    """Return the objects that become invalid when one is written: other forms of its tokens, and checksums.
 
     Args:
-        uri: URI of a `.bin`, compressed or not, or of an object of any other name.
+        location: of a `.bin`, compressed or not, or of an object of any other name.
     """
-    prefix = strip_bin_suffix(uri)
-    if prefix == uri:
-        return [uri + SUFFIX]
-    plain = get_bin_path(prefix)
-    return [name for name in (*(plain + suffix for suffix in SUFFIXES), plain + SUFFIX) if name != uri]
+    prefix = strip_bin_suffix(location.uri)
+    if prefix == location.uri:
+        return [location + SUFFIX]
+    forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUFFIX)]
+    return [form for form in forms if form.uri != location.uri]
 
 
 def strip_bin_suffix(uri: str) -> str:
     """Return the prefix of a `.bin`, compressed or not; an object of any other name is its own prefix."""
-    return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
+    return uri.removesuffix(suffix_of(codec_of(uri))).removesuffix(".bin")
 
 
 class BinWriter:
@@ -78,29 +138,25 @@ class BinWriter:
         checksums: whether to write checksums, too.
 
     Attributes:
-        obsolete_uris: objects that `publish` removes first; the caller may append to it.
+        obsolete: objects that `publish` removes first; the caller may append to it.
 
     Raises:
         ConfigError: a level for an object that is not compressed, or checksums for one that is.
     """
 
-    def __init__(
-        self, uri: str, storage_options: Options = None, *, level: int | None = None, checksums: bool = False
-    ) -> None:
-        self.uri, self.options = uri, storage_options
-        self.obsolete_uris: list[str] = []
-        compressed = codec_of(uri) != "raw"
-        if level is not None and not compressed:
-            raise ConfigError(f"{uri}: compression_level {level}, needed a name that ends in .bin.zst")
-        if level is not None:
-            check_level(level)
-        if checksums and compressed:
-            raise ConfigError(f"{uri}: checksums=True, needed a plain .bin; each compressed segment has its own")
+    def __init__(self, location: Location, *, level: int | None = None, checksums: bool = False) -> None:
+        self.location, self.obsolete = location, list[Location]()
+        codec = codec_named(name := codec_of(location.uri))
+        if level is not None and name == "raw":
+            raise ConfigError(f"{location}: compression_level {level}, needed a name that ends in .bin.zst")
+        codec.check_level(level)
+        if checksums and name != "raw":
+            raise ConfigError(f"{location}: checksums=True, needed a plain .bin; each compressed segment has its own")
         self._column = SpooledColumn("u8") if checksums else None
         self._sums = BlockSums(self._column.extend) if self._column is not None else None
         self._open = contextlib.ExitStack()
-        stored = self._open.enter_context(create_object(uri, storage_options, before_publish=self._remove_obsolete))
-        self._writer = self._open.enter_context(CODECS[codec_of(uri)].create(stored, level))
+        stored = self._open.enter_context(create_object(location, before_publish=self._remove_obsolete))
+        self._writer = self._open.enter_context(codec.create(stored, level))
 
     def write(self, data: Bytes, /) -> int:
         if self._sums is not None:
@@ -113,7 +169,7 @@ class BinWriter:
             self._open.close()
             return
         self._sums.finish()
-        with create_object(self.uri + SUFFIX, self.options, before_publish=self._open.close) as writer:
+        with create_object(self.location + SUFFIX, before_publish=self._open.close) as writer:
             writer.write(format_sums_header(self._sums.size))
             for block in self._column.blocks():
                 writer.write(block.tobytes())
@@ -126,13 +182,13 @@ class BinWriter:
             raise _Abandoned
 
     def _remove_obsolete(self) -> None:
-        delete_objects([*self.obsolete_uris, *superseded_objects(self.uri)], self.options)
+        delete_objects([*self.obsolete, *superseded_objects(self.location)])
 
 
-def delete_objects(uris: Iterable[str], options: Options) -> None:
+def delete_objects(locations: Iterable[Location]) -> None:
     """Delete objects in order; those that do not exist are skipped."""
-    for uri in uris:
-        delete_object(uri, options)
+    for location in locations:
+        delete_object(location)
 
 
 class _Abandoned(Exception):

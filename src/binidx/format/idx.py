@@ -27,13 +27,16 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.native import token_files
+
+if TYPE_CHECKING:
+    from binidx.format.sidecars.dataset_manifest import DatasetCounts
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -179,6 +182,12 @@ class SequenceIndex:
     def num_bytes(self) -> int:
         """Bytes of all tokens in the `.bin`."""
         return self.num_tokens * self.dtype_size
+
+    @property
+    def counts(self) -> DatasetCounts:
+        """Counts and dtype, as a manifest has them."""
+        documents, dtype = self.document_count - 1, self.dtype.__name__
+        return {"documents": documents, "sequences": len(self), "tokens": self.num_tokens, "dtype": dtype}
 
     def tokens_before(self, sequence: int) -> int:
         """Return the number of tokens before a sequence; `len(self)` stands for the end."""

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.format.idx import HEADER, check_bounds, check_sequences, format_idx_header, little_endian, parse_idx_counts
+from binidx.format.sidecars.dataset_manifest import DatasetCounts
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import read_whole
@@ -103,6 +104,12 @@ class IndexStream:
     def item_bytes(self) -> int:
         """Bytes of one token."""
         return np.dtype(self.dtype).itemsize
+
+    @property
+    def counts(self) -> DatasetCounts:
+        """Counts and dtype, as a manifest has them; those of the tokens as `num_tokens`."""
+        documents, dtype = self.num_documents, self.dtype.__name__
+        return {"documents": documents, "sequences": self.num_sequences, "tokens": self.num_tokens, "dtype": dtype}
 
     @property
     def size(self) -> int:

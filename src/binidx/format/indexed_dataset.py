@@ -10,23 +10,28 @@ import functools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, redacted
+from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted
 from binidx.format.bin_file import did_you_mean, find_bin
-from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
-from binidx.format.pair import open_bin, open_pair
+from binidx.format.idx import DType, SequenceIndex, little_endian
+from binidx.format.pair import check_opened, open_bin, open_pair
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
-from binidx.format.virtual import get_parts_path
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.native.gpt_samples import Sequences
-from binidx.storage.interfaces import MappedReader, Range, RangeReader
-from binidx.storage.ranges import as_mapped, read_many
+from binidx.registries import Registrations
+from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark
+from binidx.storage.location import Location
+from binidx.storage.ranges import as_mapped, read_many, version_marks
 from binidx.storage.requests.remote_object import object_exists, object_identity
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import DATES_OFF, describe_mark, is_rewritten, same_identity
+from binidx.storage.stores.local import mark_to_pickle
 
 Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
@@ -48,6 +53,7 @@ class IndexedDataset:
         storage_options: fsspec options for this URI; by default fsspec's environment and configuration apply.
         checked: facts about an `.idx` that was checked before. The `.idx` is then not read whole: its arrays are
             `RangedArray`s, and the `.bin` is opened at the first read.
+        listed: the files of the pair in a listing of their folder, which saves requests.
 
     Attributes:
         index: the fully checked `SequenceIndex`.
@@ -55,9 +61,11 @@ class IndexedDataset:
 
     Raises:
         ObjectNotFoundError: `.idx` or `.bin` is missing.
-        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires; or it is longer,
+            and its manifest contradicts the `.idx`. A `.bin` that is much longer is a warning in the log.
         ObjectChangedError: the dataset was replaced while it was opened. At the first use after unpickling: an object
-            differs in size or ETag, generation or time from the pickled one, so a worker would read other tokens.
+            differs in size, ETag, generation or date from the pickled one, so a worker would read other tokens; or a
+            local file of the same node does in inode or ctime.
 
     Pickles as its arguments and the identities of both objects, which are opened at the first use. So unpickling sends
     no request and raises no error, which would leave the parent of a spawned worker waiting for ever.
@@ -76,6 +84,7 @@ class IndexedDataset:
     index: SequenceIndex
     _stored: np.dtype[Any]
     _opened: Mapping[str, Mapping[str, Any]]
+    _marks: Mapping[str, VersionMark] = MappingProxyType({})
     _opening: Any
     _pickled: ClassVar[tuple[str, ...]] = (
         "path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened",
@@ -89,34 +98,42 @@ class IndexedDataset:
         *,
         storage_options: Mapping[str, Any] | None = None,
         checked: CheckedIndex | None = None,
+        listed: ListedPair | None = None,
     ) -> None:
-        self.path_prefix = str(os.fspath(path_prefix))  # without the facts of a ResolvedPrefix
+        self.path_prefix = os.fspath(path_prefix)
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
         self.checked = checked
-        self._open(os.fspath(path_prefix))
+        self._open(listed)
 
-    def _open(self, path_prefix: str) -> None:
+    @property
+    def location(self) -> Location:
+        """Prefix and storage options."""
+        return Location(self.path_prefix, self.storage_options)
+
+    def _open(self, listed: ListedPair | None = None) -> None:
         """Open the files; after unpickling, they must be those of the pickled dataset."""
+        prefix = self.location
         if self.checked is None:
             try:
-                pair = open_pair(path_prefix, self.multimodal, self.mmap, storage_options=self.storage_options)
+                pair = open_pair(prefix, self.multimodal, self.mmap, listed=listed)
             except ObjectNotFoundError as error:
-                if path_prefix.endswith((".bin", ".idx")):
+                if prefix.uri.endswith((".bin", ".idx")):
                     raise ObjectNotFoundError(
-                        f"{error}; a dataset is named without .bin and .idx: {path_prefix[:-4]}"
+                        f"{error}; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
                     ) from error
-                if advice := did_you_mean(path_prefix):
+                if advice := did_you_mean(prefix):
                     raise ObjectNotFoundError(f"{error}{advice}") from error
                 raise
-            index, opened = pair.index, pair.identities
+            index, opened, marks = pair.index, pair.identities, pair.marks
             made: dict[str, Any] = {"bin_reader": pair.bin_reader}
         else:
-            index, identity = open_index_in_ranges(path_prefix, self.checked, self.storage_options)
-            opened, made = {"idx": identity}, {}
+            index, idx_reader = open_index_in_ranges(prefix, self.checked)
+            opened, made, marks = {"idx": dict(idx_reader.identity)}, {}, version_marks(idx_reader)
         for end, pickled in vars(self).get("_opened", {}).items():
-            check_pickled(f"{path_prefix}.{end}", pickled, opened[end])
+            check_pickled(f"{prefix}.{end}", pickled, opened[end])
+        self._check_marks(marks)
         vars(self).update(made, _opened=opened, _stored=little_endian(index.dtype), index=index)
 
     if not TYPE_CHECKING:
@@ -131,11 +148,25 @@ class IndexedDataset:
         """Open the files of an unpickled dataset unless another thread did; return the attribute `name`, now set."""
         with self._opening:
             if "index" not in vars(self):
-                self._open(self.path_prefix)
+                self._open()
         return vars(self)[name]
 
+    def _check_marks(self, marks: Mapping[str, VersionMark]) -> None:
+        """Check that opened objects have the dates, or inodes and ctimes, of the pickled dataset."""
+        for uri, now in marks.items():
+            if is_rewritten(was := self._marks.get(uri), now):
+                kept, way = ("size", DATES_OFF) if isinstance(now, int) else ("size and mtime", "")
+                found, needed = describe_mark(now), describe_mark(was)
+                raise ObjectChangedError(
+                    f"{uri}: was rewritten under its old {kept} (found {found}, need {needed}, as in the process that "
+                    f"pickled it); start again from the new data{way}"
+                )
+        self._marks = {**self._marks, **marks}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._pickled}
+        state = {name: getattr(self, name) for name in self._pickled}
+        marks = {uri: mark_to_pickle(uri, mark) for uri, mark in self._marks.items()}
+        return {**state, "_marks": marks, "_registrations": Registrations()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _opening=threading.RLock())
@@ -199,18 +230,21 @@ class IndexedDataset:
 
         Raises:
             ObjectChangedError: the `.idx` was opened with `checked` and was replaced since.
-            FormatError: the `.idx` was opened with `checked`, and the `.bin` is shorter than it requires.
+            FormatError: the `.idx` was opened with `checked`, and the `.bin` is shorter than it requires; or it is
+                longer, and its manifest contradicts the `.idx`.
         """
         if self.checked is None:
             reader: RangeReader = self._late("bin_reader")
             return reader
-        reader = open_bin(self.path_prefix, mmap=self.mmap, storage_options=self.storage_options)
-        uri = get_idx_path(self.path_prefix)
-        now = object_identity(uri, self.storage_options)
+        prefix = self.location
+        reader = open_bin(prefix, mmap=self.mmap)
+        now = object_identity(prefix + ".idx")
         if not same_identity(self._opened["idx"], now):
-            raise ObjectChangedError(f"{uri}: {now}, was {self._opened['idx']} when it was opened; open it again")
-        if reader.size < self.index.num_bytes:
-            raise FormatError(f"{reader.uri}: {reader.size} bytes, its .idx needs {self.index.num_bytes}")
+            raise ObjectChangedError(
+                f"{prefix}.idx: {now}, was {self._opened['idx']} when it was opened; open it again"
+            )
+        check_opened(prefix, reader, self.index)
+        self._check_marks(version_marks(reader))
         return reader
 
     @functools.cached_property
@@ -342,7 +376,7 @@ class IndexedDataset:
         from binidx.format.source import PairSource  # modules of commands, which training needs for this alone
 
         try:
-            source = PairSource(self.path_prefix, self.storage_options)
+            source = PairSource(self.location)
         except ObjectNotFoundError:
             return {}
         return source.token_digests() if same_identity(source.opened["idx"], self._opened["idx"]) else {}
@@ -377,10 +411,10 @@ class IndexedDataset:
         Returns:
             True if it can be opened by this name; neither file is read.
         """
-        prefix = os.fspath(path_prefix)
-        if object_exists(get_idx_path(prefix), storage_options):
-            return find_bin(prefix, storage_options) is not None
-        return object_exists(get_parts_path(prefix), storage_options)
+        prefix = Location.of(path_prefix, storage_options)
+        if object_exists(prefix + ".idx"):
+            return find_bin(prefix) is not None
+        return object_exists(prefix + PARTS)
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)

@@ -22,11 +22,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format.bin_file import BinWriter, strip_bin_suffix
-from binidx.format.idx import DType, get_idx_path, little_endian
+from binidx.format.idx import DType, little_endian
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.pair import open_pair
+from binidx.storage.location import Location
 from binidx.storage.open import stream
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 
 def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
@@ -124,14 +125,15 @@ class IndexedDatasetBuilder:
         checksums: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.bin_path = os.fspath(bin_path)
+        location = Location.of(bin_path, storage_options)
+        self.bin_path = location.uri
         self.dtype = DType.dtype_from_code(DType.code_from_dtype(dtype))  # a type without a code fails here
         self.multimodal = multimodal
         self._options = storage_options
         self._columns = IndexColumns(self.dtype, multimodal)
         self._pid = os.getpid()
         self._failure: str | None = None
-        self._bin = BinWriter(self.bin_path, storage_options, level=compression_level, checksums=checksums)
+        self._bin = BinWriter(location, level=compression_level, checksums=checksums)
         # Also removes the unfinished object and the spooled columns of a builder that is never closed.
         self._release = weakref.finalize(self, _abandon, self._bin, self._columns)
 
@@ -184,8 +186,8 @@ class IndexedDatasetBuilder:
         Source: Megatron Core, which copies these bytes, too, and so shifts all that is added later.
         """
         self._check_open()
-        prefix = os.fspath(path_prefix)
-        pair = open_pair(prefix, self.multimodal, cache=False, storage_options=self._options)
+        prefix = Location.of(path_prefix, self._options)
+        pair = open_pair(prefix, self.multimodal, cache=False)
         if pair.index.dtype is not self.dtype:
             raise FormatError(f"{prefix}: dtype {pair.index.dtype.__name__}, needed {self.dtype.__name__}")
         with self._closed_on_failure():
@@ -209,17 +211,13 @@ class IndexedDatasetBuilder:
                 last three steps failed (see the module); then there is no dataset.
         """
         self._check_open()
-        path = os.fspath(idx_path)
+        idx = Location.of(idx_path, self._options)
         left = self._columns.num_open
         if left:
-            raise FormatError(f"{path}: {left} sequences after the last document bound; call end_document()")
-        self._bin.obsolete_uris.extend({path, get_idx_path(strip_bin_suffix(self.bin_path))})
-        with (
-            self._closed_on_failure(),
-            create_object(path, self._options, before_publish=self._bin.publish) as writer,
-        ):
-            for piece in self._columns.format():
-                writer.write(piece)
+            raise FormatError(f"{idx}: {left} sequences after the last document bound; call end_document()")
+        self._bin.obsolete += {idx, Location(f"{strip_bin_suffix(self.bin_path)}.idx", self._options)}
+        with self._closed_on_failure():
+            write_object(idx, self._columns.format(), before_publish=self._bin.publish)
         self.close()
 
     def close(self) -> None:

@@ -17,94 +17,68 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import Options, find_bin
-from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index
+from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
+from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
+from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.codecs.segments import TAIL_BYTES
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import RangeReader, VersionMark
+from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
-from binidx.storage.ranges import stored_reader
+from binidx.storage.ranges import stored_reader, version_marks
 from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
-from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS, run_both
 
 logger = logging.getLogger(__name__)
-WaitCheck = Callable[[bool], None]
-
-
-class ResolvedPrefix(str):
-    """Prefix of a dataset with facts about its files, which its opener need not fetch again.
-
-    The package `dataset` opens `IndexedDataset`s by functions with Megatron's arguments, which users may replace by
-    their own; the prefix is the argument that all of them pass on, so it carries the facts. Pickles as a plain str.
-
-    Args:
-        listed: the pair's files in a listing of their folder; None: not listed.
-        checks: called by processes that wait for an index of this dataset; an exception ends the wait:
-            `index.cache.build_lock`.
-    """
-
-    listed: ListedPair | None
-    checks: tuple[WaitCheck, ...]
-
-    def __new__(cls, prefix: str, listed: ListedPair | None = None, checks: tuple[WaitCheck, ...] = ()) -> Self:
-        made = super().__new__(cls, prefix)
-        made.listed, made.checks = listed, checks
-        return made
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
-
-    @classmethod
-    def of(cls, prefix: str) -> ResolvedPrefix:
-        """Return a prefix as a `ResolvedPrefix`: unchanged if it is one, else without facts."""
-        return prefix if isinstance(prefix, cls) else cls(prefix)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Index and tokens of a dataset, and the identities of both objects, "idx" and "bin", when they were opened."""
+    """Index and tokens of a dataset, and the identities of both objects, "idx" and "bin", when they were opened.
+
+    Attributes:
+        marks: by URI, the marks of the versions that no identity records; of a virtual merge those of all parts.
+    """
 
     index: SequenceIndex
     bin_reader: RangeReader
     identities: dict[str, Any]
+    marks: dict[str, VersionMark] = field(default_factory=dict)
 
 
 def open_pair(
-    path_prefix: str,
+    prefix: Location,
     multimodal: bool = False,
     mmap: bool = True,
     *,
     cache: bool | None = None,
-    storage_options: Options = None,
+    listed: ListedPair | None = None,
 ) -> Pair:
     """Open the dataset under a prefix; the parts of a virtual merge are opened as one dataset.
 
     Args:
-        path_prefix: may be a `ResolvedPrefix`.
         cache: for the `.bin`, as in `open_object`.
+        listed: the pair's files in a listing of their folder, if one was made.
 
     Raises:
         ObjectNotFoundError: one of the two files is missing.
-        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires; or it is longer,
+            and its manifest contradicts the `.idx`.
         ObjectChangedError: the dataset was replaced while it was opened.
     """
-    opening = _Opening(multimodal, mmap, cache, storage_options)
+    opening = _Opening(multimodal, mmap, cache)
     try:
-        return opening.open_alone(ResolvedPrefix.of(path_prefix))
+        return opening.open_alone(prefix, listed)
     except ObjectNotFoundError:
-        parts = read_parts(path_prefix, storage_options)
+        parts = read_parts(prefix)
         if parts is None:
             raise
         return opening.open_parts(parts)
@@ -117,40 +91,42 @@ class _Opening:
     multimodal: bool
     mmap: bool
     cache: bool | None
-    options: Options
 
     def open_parts(self, parts: VirtualParts) -> Pair:
         """Open the parts of a virtual merge as one pair."""
-        pairs = parts.open_each(
-            lambda prefix, options, listed: replace(self, options=options).open_alone(ResolvedPrefix(prefix, listed))
-        )
+        pairs = parts.open_each(self.open_alone)
         parts.check([pair.identities for pair in pairs])
         index = concatenate_indices([pair.index for pair in pairs], parts)
         sizes = [pair.index.num_bytes for pair in pairs]
-        bin_reader = JoinedReader(parts.uri, [pair.bin_reader for pair in pairs], sizes)
-        marks = {"parts": parts.digest}
-        return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
+        bin_reader = JoinedReader(parts.location.uri, [pair.bin_reader for pair in pairs], sizes)
+        digest = {"parts": parts.digest}
+        marks = {uri: mark for pair in pairs for uri, mark in pair.marks.items()}
+        return Pair(index, bin_reader, {"idx": digest, "bin": {"size": bin_reader.size, **digest}}, marks)
 
-    def open_alone(self, path_prefix: ResolvedPrefix) -> Pair:
-        """Open the pair of files under a prefix."""
-        if path_prefix.listed and (pair := self._open_listed(path_prefix, path_prefix.listed)):
-            return pair
-        uri, local = get_idx_path(path_prefix), local_path(path_prefix) is not None
+    def open_alone(self, prefix: Location, listed: ListedPair | None = None) -> Pair:
+        """Open the pair of files under a prefix, and compare their sizes."""
+        pair = (listed and self._open_listed(prefix, listed)) or self._open_unlisted(prefix)
+        check_opened(prefix, pair.bin_reader, pair.index, listed)
+        return pair
+
+    def _open_unlisted(self, prefix: Location) -> Pair:
+        idx, local = prefix + ".idx", prefix.local_path is not None
         # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
-        before = _current_identity(uri, self.options) if local else None
-        idx_reader = open_object(uri, storage_options=self.options, mmap=self.mmap, cache="disk")
+        before = _current_identity(idx) if local else None
+        idx_reader = open_object(idx, mmap=self.mmap, cache="disk")
         before = before or dict(idx_reader.identity)
 
         def read_index(reader: RangeReader) -> SequenceIndex:
-            return parse_index(read_whole(reader), uri=uri, multimodal=self.multimodal)
+            return parse_index(read_whole(reader), uri=idx.uri, multimodal=self.multimodal)
 
         def open_tokens() -> RangeReader:
-            return open_bin(path_prefix, storage_options=self.options, mmap=self.mmap, cache=self.cache)
+            return open_bin(prefix, mmap=self.mmap, cache=self.cache)
 
         def open_both(reader: RangeReader) -> Pair:
             read = partial(read_index, reader)
             index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
-            return _join(index, bin_reader, dict(idx_reader.identity))
+            pair = _join(index, bin_reader, dict(idx_reader.identity))
+            return replace(pair, marks=version_marks(idx_reader, bin_reader))
 
         try:
             try:
@@ -159,43 +135,53 @@ class _Opening:
                 if local:
                     raise
                 # A bit may have flipped on the way, and be cached on this node.
-                again = InMemory(uri, read_whole(stored_reader(idx_reader)))
+                again = InMemory(idx.uri, read_whole(stored_reader(idx_reader)))
                 pair = open_both(again)
-                logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", uri, error)
+                logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", idx, error)
                 replace_cached(idx_reader, again.data)
                 return pair
         finally:
             # If the .idx was replaced meanwhile, neither result nor error is valid.
-            if _current_identity(uri, self.options) != before:
-                raise ObjectChangedError(f"{uri}: replaced while it was opened; open it when its writer has finished")
+            if _current_identity(idx) != before:
+                raise ObjectChangedError(f"{idx}: replaced while it was opened; open it when its writer has finished")
 
-    def _open_listed(self, path_prefix: ResolvedPrefix, found: ListedPair) -> Pair | None:
+    def _open_listed(self, prefix: Location, listed: ListedPair) -> Pair | None:
         """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
-        uri, data = get_idx_path(path_prefix), found.index
+        idx, data = prefix + ".idx", listed.index
         try:
             if data is None:
-                idx_reader = open_object(uri, storage_options=self.options, cache="disk", found=found.idx)
-                data = read_whole(idx_reader)
-            bin_reader = open_bin(path_prefix, listed=found, storage_options=self.options, cache=self.cache)
-            index = parse_index(data, uri=uri, multimodal=self.multimodal)
-            pair = _join(index, bin_reader, found.identity)
+                data = read_whole(open_object(idx, cache="disk", found=listed.idx))
+            bin_reader = open_bin(prefix, listed=listed, cache=self.cache)
+            index = parse_index(data, uri=idx.uri, multimodal=self.multimodal)
+            pair = replace(_join(index, bin_reader, listed.identity), marks=version_marks(bin_reader))
         except (FormatError, StorageError):
-            found.index = None
+            listed.index = None
             return None
-        found.index = data
+        listed.index = data
         return pair
 
 
 def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
-    needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
-    if bin_reader.size < index.num_bytes:
-        raise FormatError(f"{bin_reader.uri}: {bin_reader.size} bytes, {needed}")
-    if may_lack_a_bit(index, bin_reader.size - index.num_bytes):
+    fits = bin_reader.size == index.num_bytes
+    if not fits and may_lack_a_bit(index, count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)):
         raise FormatError(
-            f"{bin_reader.uri}: {bin_reader.size} bytes, {needed}, as if a bit in the length of its last sequence had "
-            "flipped; restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
+            f"{bin_reader.uri}: {bin_reader.size} bytes, {describe_need(index.counts)}, as if a bit in the length of "
+            "its last sequence had flipped; restore the .idx, or cut the .bin if the bytes after its last token are a "
+            "leftover"
         )
     return Pair(index, bin_reader, {"idx": idx_identity, "bin": dict(bin_reader.identity)})
+
+
+def check_opened(
+    prefix: Location, bin_reader: RangeReader, index: SequenceIndex, listed: ListedPair | None = None
+) -> None:
+    """Check the size of an opened `.bin`; the manifest is read only if that size is not what the `.idx` needs."""
+
+    def read() -> dict[str, Any] | None:
+        return None if listed and MANIFEST not in listed.sidecars else read_manifest(prefix + MANIFEST)
+
+    if bin_reader.size != index.num_bytes:
+        check_bin_size(prefix.uri, bin_reader.uri, bin_reader.size, index.counts, read)
 
 
 def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
@@ -209,12 +195,12 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
     return not rest and tokens.bit_count() == 1 and tokens < 2**31 and not last & tokens
 
 
-def _current_identity(uri: str, options: Options) -> Any:
+def _current_identity(location: Location) -> Any:
     """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
     try:
-        path = local_path(uri)
+        path = location.local_path
         if path is None:
-            return object_identity(uri, options)
+            return object_identity(location)
         found = os.stat(path)
     except ObjectNotFoundError:
         return None
@@ -226,12 +212,7 @@ def _current_identity(uri: str, options: Options) -> Any:
 
 
 def open_bin(
-    path_prefix: str,
-    *,
-    mmap: bool = True,
-    cache: bool | None = None,
-    listed: ListedPair | None = None,
-    storage_options: Options = None,
+    prefix: Location, *, mmap: bool = True, cache: bool | None = None, listed: ListedPair | None = None
 ) -> RangeReader:
     """Open the tokens of a prefix as plain bytes.
 
@@ -244,21 +225,20 @@ def open_bin(
             `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 require.
         FormatError: the object is not stored as its name says, or the checksums are of another size.
     """
-    uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
+    tokens, verify = prefix + ".bin", prefix.settings.verify
     if listed:
-        stored = _StoredBin(open_stored(uri, storage_options=storage_options, found=listed.bin))
+        stored = _StoredBin(open_stored(tokens, found=listed.bin))
         if listed.sums and verify is not False:
-            sums = open_stored(uri + SUFFIX, storage_options=storage_options, found=listed.sums)
-            stored = replace(stored, sums=sums)
-    elif local_path(uri) is None:
-        stored = _find_remote(uri, verify is not False, storage_options)
+            stored = replace(stored, sums=open_stored(tokens + SUFFIX, found=listed.sums))
+    elif prefix.local_path is None:
+        stored = _find_remote(tokens, verify is not False)
     else:
-        stored = _find_local(path_prefix, mmap, bool(verify), storage_options)
+        stored = _find_local(prefix, mmap, bool(verify))
     if verify and stored.codec == "raw" and stored.sums is None:
-        thing = "object" if local_path(uri) is None else "file"
+        thing = "object" if prefix.local_path is None else "file"
         needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-        raise ObjectNotFoundError(f"{uri}{SUFFIX}: no such {thing}; {needed}")
-    return layered(stored.reader, storage_options, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
+        raise ObjectNotFoundError(f"{tokens}{SUFFIX}: no such {thing}; {needed}")
+    return layered(stored.reader, tokens, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 
 @dataclass(frozen=True)
@@ -271,36 +251,47 @@ class _StoredBin:
     end: bytes = b""
 
 
-def _find_local(path_prefix: str, mmap: bool, verify: bool, options: Options) -> _StoredBin:
-    uri = get_bin_path(path_prefix)
-    name = find_bin(path_prefix, options) or uri
-    has_sums = verify and name == uri and object_exists(uri + SUFFIX)
-    sums = open_stored(uri + SUFFIX, mmap=mmap) if has_sums else None
-    return _StoredBin(open_stored(name, storage_options=options, mmap=mmap), codec_of(name), sums)
+def _find_local(prefix: Location, mmap: bool, verify: bool) -> _StoredBin:
+    stored = find_bin(prefix) or prefix + ".bin"
+    codec = codec_of(stored.uri)
+    has_sums = verify and codec == "raw" and object_exists(stored + SUFFIX)
+    sums = open_stored(stored + SUFFIX, mmap=mmap) if has_sums else None
+    return _StoredBin(open_stored(stored, mmap=mmap), codec, sums)
 
 
-def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
-    """Look up the `.bin`, the `.bin.zst` and the checksums at the same time, so that all cost one round trip.
+def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
+    """Look up the `.bin`, its forms in all known codecs and the checksums at the same time: one round trip.
 
-    The compressed object is used only if there is no plain one.
+    An encoded object is used only if there is no plain one. If there is neither, the codecs of installed packages are
+    looked up; only then do they become known.
     """
 
     def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
-        found = find_object(uri + suffix, options, end_bytes=end_bytes)
+        found = find_object(tokens + suffix, end_bytes=end_bytes)
         if found is None:
             return None
-        return _StoredBin(open_stored(uri + suffix, storage_options=options, found=found), codec, end=found.end)
+        return _StoredBin(open_stored(tokens + suffix, found=found), codec, end=found.end)
 
-    compressed = REQUESTS.submit(lambda: find(CODECS["zstd"].suffix, "zstd", TAIL_BYTES))
+    def find_encoded(suffix: str) -> _StoredBin | None:
+        # The codec of an installed package is imported once an object has its suffix.
+        is_ready = suffix in CODECS or suffix in CODECS.builtin
+        return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
+
+    known = CODECS.known
+    encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
     sums = REQUESTS.submit(lambda: find(SUFFIX) if verify else None)
     try:
-        plain = open_stored(uri, storage_options=options)
+        plain = open_stored(tokens)
     except StorageError as error:
-        stored = compressed.result() if is_absent(error) else None
+        if not is_absent(error):
+            raise
+        found = [form.result() for form in encoded]
+        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(found) else []
+        stored = next(filter(None, [*found, *REQUESTS.map(find_encoded, others)]), None)
         if stored is None:
             raise
         return stored
     finally:
-        wait([compressed, sums])
+        wait([*encoded, sums])
     found_sums = sums.result()
     return _StoredBin(plain, sums=found_sums.reader if found_sums else None)

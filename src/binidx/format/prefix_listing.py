@@ -43,24 +43,23 @@ import logging
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import xxhash
 
 from binidx.errors import FormatError, StorageError
-from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import PAGE_KEYS, Found, is_absent, list_objects
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.identity import proves_content, same_object
-from binidx.storage.stores.registry import join_uri, local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 logger = logging.getLogger(__name__)
 MIN_LISTED_PREFIXES = 8
@@ -175,22 +174,21 @@ class IdxBundle:
     """Bundle of a run in a store: one object with the bytes of its `.idx` files.
 
     Args:
-        directory: URI of its directory, created if the store has directories.
+        directory: created if the store has directories.
         writable: whether this process may write it.
     """
 
-    directory: str
+    directory: Location
     writable: bool = True
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def read(self, prefixes: Sequence[str]) -> BundledFiles | None:
         """Return the bundle of the prefixes; None if there is no valid one, with the reason in the log."""
-        uri = self.uri(prefixes)
+        file = self.file(prefixes)
         try:
-            return parse_bundle(read_whole(open_object(uri, storage_options=self.storage_options, cache="disk")), uri)
+            return parse_bundle(read_whole(open_object(file, cache="disk")), file.uri)
         except (FormatError, StorageError) as error:
             absent = isinstance(error, StorageError) and is_absent(error)
-            logger.log(logging.DEBUG if absent else logging.WARNING, "%s: unusable, opening each .idx: %s", uri, error)
+            logger.log(logging.DEBUG if absent else logging.WARNING, "%s: unusable, opening each .idx: %s", file, error)
             return None
 
     def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:
@@ -202,30 +200,27 @@ class IdxBundle:
         chosen = select_bundled({prefix: identity for prefix, (identity, _) in files.items()})
         if not {*missing} & {*chosen}:
             return
-        uri = self.uri(prefixes)
+        file = self.file(prefixes)
         try:
-            with create_object(uri, self.storage_options, durable=False) as out:
-                for piece in format_bundle(files, chosen):
-                    out.write(piece)
+            write_object(file, format_bundle(files, chosen), durable=False)
         except (OSError, NotImplementedError) as error:
-            logger.warning("%s: not written, so every start opens each .idx alone: %s", uri, error)
+            logger.warning("%s: not written, so every start opens each .idx alone: %s", file, error)
 
-    def uri(self, prefixes: Sequence[str]) -> str:
+    def file(self, prefixes: Sequence[str]) -> Location:
         names = "\n".join(sorted({*prefixes}))
-        return join_uri(self.directory, f"{xxhash.xxh3_128_hexdigest(names.encode())}-binidx-idx.bundle")
+        return self.directory / f"{xxhash.xxh3_128_hexdigest(names.encode())}-binidx-idx.bundle"
 
 
 @contextlib.contextmanager
-def list_pairs_with_bundle(
-    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, bundle: IdxBundle | None
-) -> Iterator[dict[str, ListedPair]]:
+def list_pairs_with_bundle(prefixes: Sequence[Location], bundle: IdxBundle | None) -> Iterator[dict[str, ListedPair]]:
     """Yield the result of `list_pairs`; pairs whose `.idx` is in the bundle hold its bytes.
 
     Args:
         bundle: if it lacks `.idx` files that are opened in the `with` block, it is rewritten at the end; may be None.
     """
-    pending = OPENS.submit(partial(bundle.read, prefixes)) if bundle and len(prefixes) >= MIN_LISTED_PREFIXES else None
-    found = list_pairs(prefixes, storage_options)
+    names = [prefix.uri for prefix in prefixes]
+    pending = OPENS.submit(partial(bundle.read, names)) if bundle and len(names) >= MIN_LISTED_PREFIXES else None
+    found = list_pairs(prefixes)
     if bundled := pending and pending.result():
         for prefix, each in found.items():
             each.index = bundled.find(prefix, each.identity)
@@ -233,35 +228,40 @@ def list_pairs_with_bundle(
     yield found
     if bundle and bundle.writable:
         read = {prefix: (each.identity, each.index) for prefix, each in found.items() if each.index is not None}
-        bundle.update(prefixes, read, missing)
+        bundle.update(names, read, missing)
 
 
-def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, ListedPair]:
-    """List the folders of the prefixes twice; return, by prefix, the pairs that are the same in both listings."""
+def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
+    """List the folders of the prefixes twice; return, by URI, the pairs that are the same in both listings.
 
-    def list_twice(folder: list[str]) -> dict[str, ListedPair]:
-        names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
-        pages = 2 * len(names) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
+    Args:
+        prefixes: all with the same options.
+    """
+
+    def list_twice(folder: list[Location]) -> dict[str, ListedPair]:
+        objects = [prefix + suffix for prefix in folder for suffix in (".bin", ".idx")]
+        pages = 2 * len(objects) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
         try:
-            before = list_objects(names, storage_options, most_pages=pages)
-            after = None if before is None else list_objects(names, storage_options, most_pages=pages)
+            before = list_objects(objects, most_pages=pages)
+            after = None if before is None else list_objects(objects, most_pages=pages)
         except StorageError as error:
             # Objects may be readable without permission to list; opening each raises the error of an unreachable store.
-            logger.debug("%s: opening each dataset alone: %s", names[0], error)
+            logger.debug("%s: opening each dataset alone: %s", objects[0], error)
             return {}
-        return {} if before is None or after is None else _unchanged_pairs(folder, before, after)
+        names = [prefix.uri for prefix in folder]
+        return {} if before is None or after is None else _unchanged_pairs(names, before, after)
 
     found = OPENS.map(list_twice, group_prefixes(prefixes))
     return {prefix: each for folder in found for prefix, each in folder.items()}
 
 
-def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
+def group_prefixes(prefixes: Sequence[Location]) -> list[list[Location]]:
     """Return groups of remote prefixes to list together: each MIN_LISTED_PREFIXES or more, of one folder or bucket."""
-    remote = [prefix for prefix in dict.fromkeys(prefixes) if local_path(prefix) is None]
-    folders: dict[str, list[str]] = defaultdict(list)
-    buckets: dict[str, list[str]] = defaultdict(list)
-    for prefix in remote:
-        folders[prefix.rpartition("/")[0]].append(prefix)
+    folders: dict[str, list[Location]] = defaultdict(list)
+    buckets: dict[str, list[Location]] = defaultdict(list)
+    for prefix in dict.fromkeys(prefixes):
+        if prefix.local_path is None:
+            folders[prefix.uri.rpartition("/")[0]].append(prefix)
     for folder, those in folders.items():
         if len(those) < MIN_LISTED_PREFIXES:
             buckets["/".join(folder.split("/")[:3])] += those
@@ -273,7 +273,7 @@ def _unchanged_pairs(
 ) -> dict[str, ListedPair]:
     found = {}
     for prefix in prefixes:
-        names = idx, tokens, sums = get_idx_path(prefix), get_bin_path(prefix), get_bin_path(prefix) + SUFFIX
+        names = idx, tokens, sums = f"{prefix}.idx", f"{prefix}.bin", f"{prefix}.bin{SUFFIX}"
         same = all(_identity(before.get(name)) == _identity(after.get(name)) for name in names)
         if idx in after and tokens in after and same:
             found_sums = Found(after[sums]) if sums in after else None

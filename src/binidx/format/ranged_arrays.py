@@ -10,7 +10,6 @@ array costs a request, so callers read many rows at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,8 +18,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
-from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
+from binidx.format.idx import HEADER, SequenceIndex, parse_idx_counts
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import stored_reader
 from binidx.storage.requests.remote_object import Found
@@ -31,13 +31,11 @@ BLOCK_BYTES = 4096
 """Bytes that a search reads at one position; a request for fewer takes as long."""
 
 
-def open_cached_in_blocks(
-    uri: str, storage_options: Mapping[str, Any] | None = None, *, found: Found | None = None
-) -> RangeReader:
+def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
     """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
-    options = dict(storage_options or {})
+    options = dict(location.options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
-    return open_object(uri, storage_options=options, cache="disk", found=found)
+    return open_object(location.uri, storage_options=options, cache="disk", found=found)
 
 
 class RangedArray:
@@ -162,10 +160,8 @@ class CheckedIndex:
     found: Found | None
 
 
-def open_index_in_ranges(
-    path_prefix: str, checked: CheckedIndex, storage_options: Mapping[str, Any] | None
-) -> tuple[SequenceIndex, dict[str, Any]]:
-    """Open an `.idx` whose arrays are read by ranges, and return it with the identity of the object.
+def open_index_in_ranges(prefix: Location, checked: CheckedIndex) -> tuple[SequenceIndex, RangeReader]:
+    """Open an `.idx` whose arrays are read by ranges, and return it with the reader of the object.
 
     Only the header and the counts are checked. Later reads are pinned to this version of the object.
 
@@ -173,10 +169,10 @@ def open_index_in_ranges(
         FormatError: the header breaks a rule, or belongs to another dataset.
         ObjectChangedError: a remote `.idx` is not the one that was checked.
     """
-    uri, count = get_idx_path(path_prefix), checked.num_sequences
-    reader = open_cached_in_blocks(uri, storage_options, found=checked.found)
-    index = parse_index_in_ranges(reader, uri, count, documents_are_sequences=checked.documents_are_sequences)
-    return index, dict(reader.identity)
+    idx, count = prefix + ".idx", checked.num_sequences
+    reader = open_cached_in_blocks(idx, checked.found)
+    index = parse_index_in_ranges(reader, idx.uri, count, documents_are_sequences=checked.documents_are_sequences)
+    return index, reader
 
 
 def parse_index_in_ranges(

@@ -3,7 +3,7 @@
                  `PairSource`            `VirtualSource`, over the parts of a virtual merge: `virtual`
     index        PREFIX.idx              those of the parts, with their numbers shifted
     tokens       .bin, .bin.zst, plain   those of the parts, each up to its last token
-    as stored    the same object         those of the parts; compressed ones under one table, as a merge writes them
+    as stored    the same object         those of the parts; compressed ones with one end, as a merge writes them
     pieces       input of a merge        those of the parts
 
 A command on a virtual merge therefore writes, byte for byte, what it writes for the dataset that `binidx merge` makes.
@@ -19,7 +19,6 @@ The joined `.idx` is computed while it is read:
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -27,27 +26,73 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_file import Options, did_you_mean, find_bin
-from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
+from binidx.format.bin_file import Report, check_bin_size, did_you_mean, find_bin
+from binidx.format.idx import HEADER, format_idx_header
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
+from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
+from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.codecs.seek_table import SeekTable, format_table
-from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, codec_of, layered, open_object, open_stored
 from binidx.storage.ranges import as_block_reader, check_ranges
 from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
 
-class PairSource:
+class _CheckedSource:
+    """Checks of a source against its `.idx`."""
+
+    prefix: Location
+    bin: Location
+
+    def plain_bytes(self) -> int:
+        raise NotImplementedError
+
+    def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
+        """Return the parts of a virtual merge with the counts of their `.idx` files."""
+        return []
+
+    def knows_absent(self, suffix: str) -> bool:
+        """Return whether a listing showed that there is no sidecar of this suffix."""
+        return False
+
+    def has(self, suffix: str) -> bool:
+        """Return whether a sidecar of this suffix, one of `SIDECARS`, exists."""
+        return object_exists(self.prefix + suffix)
+
+    @functools.cached_property
+    def manifest(self) -> dict[str, Any] | None:
+        """Manifest beside the dataset; None if there is none. FormatError: it is malformed."""
+        return None if self.knows_absent(MANIFEST) else read_manifest(self.prefix + MANIFEST)
+
+    def check_size(self, index: DatasetCounts, report: Report = warn_once) -> None:
+        """Do `check_bin_size` for the dataset, and for each part of a virtual merge.
+
+        Args:
+            index: counts of the `.idx`.
+        """
+        check_bin_size(self.prefix.uri, self.bin.uri, self.plain_bytes(), index, lambda: self.manifest, report)
+        OPENS.map(lambda each: each[0].check_size(each[1], report), self.part_counts())
+
+    def check_manifests(self, index: DatasetCounts) -> bool:
+        """Compare counts of the `.idx` with the manifest, and of parts with theirs; return whether there is one.
+
+        Raises:
+            FormatError: counts differ, or a manifest has none.
+        """
+        if self.manifest is not None:
+            check_counts(self.prefix.uri, self.manifest, index)
+        found = OPENS.map(lambda each: each[0].check_manifests(each[1]), self.part_counts())
+        return self.manifest is not None or any(found)
+
+
+class PairSource(_CheckedSource):
     """`.idx` and tokens under one prefix, to be read from end to end.
 
     Args:
@@ -55,9 +100,9 @@ class PairSource:
         listed: the pair's files in a listing of their folder, if one was made.
 
     Attributes:
-        bin_uri: URI of the object that holds the tokens.
+        bin: object that holds the tokens.
         codec: codec of that object.
-        sums_uri: URI of the checksums; None if there are none, or they are not trusted.
+        sums: the checksums; None if there are none, or they are not trusted.
         opened: identities of both files when they were opened.
         pairs: pairs of files that the dataset consists of: this one.
         uris: absolute URIs of the prefixes that are read, which must not be written meanwhile.
@@ -66,21 +111,19 @@ class PairSource:
         ObjectNotFoundError: the `.idx` or the `.bin` is missing.
     """
 
-    num_parts, mixed = 0, False
+    num_parts, mixed, has_stored_form = 0, False, True
 
-    def __init__(
-        self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: ListedPair | None = None
-    ) -> None:
-        self.prefix, self.options, self.uris, self.pairs = prefix, options, {absolute_uri(prefix)}, [self]
+    def __init__(self, prefix: Location, *, distrust_sums: bool = False, listed: ListedPair | None = None) -> None:
+        self.prefix, self.uris, self.pairs = prefix, {prefix.absolute}, [self]
         self._listed = listed
-        found = get_bin_path(prefix) if listed else find_bin(prefix, options)
+        found = prefix + ".bin" if listed else find_bin(prefix)
         if found is None:
-            thing = "object" if local_path(prefix) is None else "file"
-            raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such {thing}{did_you_mean(prefix)}")
-        self.bin_uri, self.codec = found, codec_of(found)
-        sums_uri = found + SUFFIX
-        has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums_uri, options)
-        self.sums_uri = sums_uri if has_sums and not distrust_sums else None
+            thing = "object" if prefix.local_path is None else "file"
+            raise ObjectNotFoundError(f"{prefix}.bin: no such {thing}{did_you_mean(prefix)}")
+        self.bin, self.codec = found, codec_of(found.uri)
+        sums = found + SUFFIX
+        has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums)
+        self.sums = sums if has_sums and not distrust_sums else None
         self.opened = self.identity(listed)
 
     def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
@@ -88,8 +131,8 @@ class PairSource:
         if listed:
             tokens, index = (dict(each.info.identity) for each in (listed.bin, listed.idx))
         else:
-            tokens, index = (object_identity(uri, self.options) for uri in (self.bin_uri, get_idx_path(self.prefix)))
-        return {"uri": absolute_uri(self.prefix), "bin": tokens, "idx": index}
+            tokens, index = object_identity(self.bin), object_identity(self.prefix + ".idx")
+        return {"uri": self.prefix.absolute, "bin": tokens, "idx": index}
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """Raise ObjectChangedError if the `.bin` or `.idx` was replaced since it was opened.
@@ -106,43 +149,47 @@ class PairSource:
 
     @property
     def checked_by(self) -> str | None:
-        """Check of the tokens when they are read: "checksums", "frames" (zstd's own), or None."""
-        return "frames" if self.codec != "raw" else "checksums" if self.sums_uri else None
+        """Check of the tokens when they are read: "checksums", that of the codec ("frames" of zstd), or None."""
+        return "checksums" if self.sums else codec_named(self.codec).checked_by
 
     def plain_bytes(self) -> int:
         """Return the number of uncompressed bytes of the tokens, including bytes after the last sequence."""
-        return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.table.plain_bytes
+        return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.plain.size
 
     def open_index(self) -> IndexStream:
         """Open the `.idx` as a stream."""
-        return IndexStream(self.open_idx(mmap=False), get_idx_path(self.prefix))
+        return IndexStream(self.open_idx(mmap=False), f"{self.prefix}.idx")
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """Open the `.idx`; with `mmap`, its pages count as memory of this process until other processes need them."""
-        uri = get_idx_path(self.prefix)
-        found = recorded_object(uri, self.opened["idx"])
-        return open_object(uri, storage_options=self.options, mmap=mmap, cache=False, found=found)
+        idx = self.prefix + ".idx"
+        return open_object(idx, mmap=mmap, cache=False, found=recorded_object(idx.uri, self.opened["idx"]))
 
     def open_stored(self) -> RangeReader:
         """Open the tokens as they are stored; plain ones are checked against checksums, if there are any."""
         sums = None
-        if self.sums_uri is not None:
-            found_sums = self._listed.sums if self._listed else None
-            sums = open_stored(self.sums_uri, storage_options=self.options, found=found_sums)
-        found = recorded_object(self.bin_uri, self.opened["bin"])
-        tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
-        return layered(tokens, self.options, sums=sums, cache=False)
+        if self.sums is not None:
+            sums = open_stored(self.sums, found=self._listed.sums if self._listed else None)
+        tokens = open_stored(self.bin, found=recorded_object(self.bin.uri, self.opened["bin"]))
+        return layered(tokens, self.bin, sums=sums, cache=False)
 
     def has(self, suffix: str) -> bool:
-        """Return whether a sidecar of this suffix, one of `SIDECARS`, exists."""
-        return suffix in self._listed.sidecars if self._listed else object_exists(self.prefix + suffix, self.options)
+        return suffix in self._listed.sidecars if self._listed else super().has(suffix)
+
+    def knows_absent(self, suffix: str) -> bool:
+        return self._listed is not None and suffix not in self._listed.sidecars
 
     def open_plain(self) -> RangeReader:
         """Open the tokens as plain bytes."""
-        return CODECS[self.codec].open(self.open_stored(), b"")
+        return codec_named(self.codec).open(self.open_stored(), b"")
+
+    @functools.cached_property
+    def plain(self) -> RangeReader:
+        """Reader of the plain bytes, opened once."""
+        return self.open_plain()
 
     def token_digests(self) -> dict[str, str]:
-        """Return digests of files that describe the tokens: "raw", "zstd" and "manifest", as far as there are any.
+        """Return digests of files that describe the tokens: that of the codec and "manifest", as far as there are any.
 
         "raw" is the digest of the checksums beside a plain `.bin`, "zstd" that of the seek table of a compressed one,
         "manifest" that of the job in a manifest. Copies in the same form have the same digests.
@@ -152,36 +199,27 @@ class PairSource:
         """
         blocks = as_block_reader(self.open_plain())
         found = {blocks.codec: blocks.digest()} if blocks else {}
-        manifest = read_manifest(self.prefix + MANIFEST, self.options) if self.has(MANIFEST) else None
-        return {**found, "manifest": manifest["plan"]} if manifest and "plan" in manifest else found
-
-    @functools.cached_property
-    def table(self) -> SeekTable:
-        """Seek table of a compressed dataset."""
-        return read_table(self.open_stored())
+        return {**found, "manifest": self.manifest["plan"]} if self.manifest and "plan" in self.manifest else found
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
-        """Return the first `plain_bytes` bytes of the tokens as stored; of a compressed dataset, all zstd frames.
+        """Return the first `plain_bytes` bytes of the tokens: as stored if the codec joins objects, else decoded.
 
         Raises:
-            FormatError: the dataset is compressed and has another number of plain bytes.
+            FormatError: the dataset would be moved as it is stored, and has another number of plain bytes.
         """
-        reader = self.open_stored()
-        if self.codec == "raw":
-            return [SourcePiece(reader, 0, plain_bytes)] if plain_bytes else []
-        table = self.table
-        if table.plain_bytes != plain_bytes:
+        joining = codec_named(self.codec).joining
+        if joining is None:
+            return [SourcePiece(self.open_plain(), 0, plain_bytes)] if plain_bytes else []
+        if self.plain.size != plain_bytes:
             raise FormatError(
-                f"{self.bin_uri}: holds bytes past its last token, needed none to be moved compressed; "
+                f"{self.bin}: holds bytes past its last token, needed none to be moved compressed; "
                 "binidx convert --plain first"
             )
-        starts, stops = table.stored_starts, table.stored_stops
-        breaks = np.flatnonzero(starts[1:] != stops[:-1])  # frames that follow each other are one piece
-        firsts, lasts = np.append(starts[:1], starts[breaks + 1]), np.append(stops[breaks], stops[-1:])
-        return [SourcePiece(reader, *piece) for piece in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+        reader = self.open_stored()
+        return [SourcePiece(reader, *where) for where in joining.pieces(self.plain)]
 
 
-class VirtualSource:
+class VirtualSource(_CheckedSource):
     """Parts of a virtual merge as one dataset. Attributes and methods are those of `PairSource`.
 
     Attributes:
@@ -189,7 +227,8 @@ class VirtualSource:
         opened: digest of the list of parts, and total bytes of the parts' files.
         codec: codec of the object that a merge of the parts would write; "raw" if the parts are `mixed`.
         mixed: whether some parts are compressed and others not.
-        sums_uri: None, as a merge writes no checksums; each part is checked against its own.
+        has_stored_form: whether `open_stored` can be called: the codec joins objects without decoding them.
+        sums: None, as a merge writes no checksums; each part is checked against its own.
 
     Raises:
         ObjectNotFoundError: a part is missing.
@@ -198,27 +237,28 @@ class VirtualSource:
             others have none.
     """
 
-    sums_uri = None
+    sums = None
 
-    def __init__(self, prefix: str, parts: VirtualParts, options: Options) -> None:
-        self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
-        self.pairs = parts.open_each(lambda each, own_options, listed: PairSource(each, own_options, listed=listed))
+    def __init__(self, prefix: Location, parts: VirtualParts) -> None:
+        self.prefix, self.bin, self._listed = prefix, parts.location, parts
+        self.pairs = parts.open_each(lambda part, listed: PairSource(part, listed=listed))
         self.num_parts = len(self.pairs)
-        self.uris = {absolute_uri(prefix)}.union(*(each.uris for each in self.pairs))
+        self.uris = {prefix.absolute}.union(*(each.uris for each in self.pairs))
         codecs = {each.codec for each in self.pairs}
         self.mixed = len(codecs) > 1
         self.codec = "raw" if self.mixed else codecs.pop()
+        self.has_stored_form = self.codec == "raw" or codec_named(self.codec).joining is not None
         parts.check([each.opened for each in self.pairs])
         sizes = {end: sum(int(each.opened[end]["size"]) for each in self.pairs) for end in ("bin", "idx")}
         marks = {end: {"size": size, "parts": parts.digest} for end, size in sizes.items()}
-        self.opened: dict[str, Any] = {"uri": absolute_uri(prefix), **marks}
+        self.opened: dict[str, Any] = {"uri": prefix.absolute, **marks}
         item_bytes = np.dtype(parts.dtype).itemsize
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """Raise ObjectChangedError if a part was replaced since the list of parts was written."""
         found = self._listed.list_pairs()
-        self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.pairs))
+        self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix.uri)), self.pairs))
 
     @property
     def checked_by(self) -> str | None:
@@ -231,44 +271,47 @@ class VirtualSource:
         found = OPENS.map(lambda each: each.plain_bytes(), self.pairs)
         for part, size, needed in zip(self.pairs, found, self._num_bytes, strict=True):
             if size < needed:
-                raise FormatError(f"{part.bin_uri}: {size} bytes, {self.bin_uri} needs {needed}")
+                raise FormatError(f"{part.bin}: {size} bytes, {self.bin} needs {needed}")
         return sum(self._num_bytes)
+
+    def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
+        tokens = [each.tokens for each in self._listed.parts]
+        counts: list[DatasetCounts] = [
+            {**index.counts, "tokens": count} for index, count in zip(self._indices, tokens, strict=True)
+        ]
+        return [*zip(self.pairs, counts, strict=True)]
 
     def part_at(self, position: int) -> str:
         """Return the prefix of the part that holds the byte at `position` of the uncompressed tokens."""
-        return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix
+        return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix.uri
 
     def open_index(self) -> IndexStream:
-        return IndexStream(self.open_idx(mmap=False), self.bin_uri)
+        return IndexStream(self.open_idx(mmap=False), self.bin.uri)
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """Open the `.idx` that a merge would write."""
-        opened = OPENS.map(lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.pairs)
+        opened = OPENS.map(lambda each: IndexStream(each.open_idx(mmap=mmap), f"{each.prefix}.idx"), self.pairs)
         for index, part in zip(opened, self._listed.parts, strict=True):
             found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
             if found != needed:
-                raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin_uri} needs {needed}")
-        readers, starts, sizes = zip(*_columns(self.bin_uri, opened, self._num_bytes), strict=True)
-        return JoinedReader(self.bin_uri, readers, sizes, starts=starts)
+                raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin} needs {needed}")
+        self._indices = opened
+        readers, starts, sizes = zip(*_columns(self.bin.uri, opened, self._num_bytes), strict=True)
+        return JoinedReader(self.bin.uri, readers, sizes, starts=starts)
 
     def open_stored(self) -> RangeReader:
         """Open the `.bin`, or `.bin.zst`, that a merge would write."""
         if self.codec == "raw":
             return self.open_plain()
-        pieces = self.pieces(sum(self._num_bytes))
-        seek_table = InMemory(self.bin_uri, concatenate_seek_tables([each.table for each in self.pairs]))
-        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
+        pieces = [*self.pieces(sum(self._num_bytes)), *joined_end(self.bin.uri, self.codec, self.pairs)]
         readers, sizes = [each.reader for each in pieces], [each.num_bytes for each in pieces]
-        return JoinedReader(self.bin_uri, readers, sizes, starts=[each.start for each in pieces])
+        return JoinedReader(self.bin.uri, readers, sizes, starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:
         """Open the tokens as plain bytes; a part is opened when it is read."""
         self.plain_bytes()
-        late = [LazyReader(each.bin_uri, each.plain_bytes(), each.open_plain) for each in self.pairs]
-        return JoinedReader(self.bin_uri, late, self._num_bytes)
-
-    def has(self, suffix: str) -> bool:
-        return object_exists(self.prefix + suffix, self.options)
+        late = [LazyReader(each.bin.uri, each.plain_bytes(), each.open_plain) for each in self.pairs]
+        return JoinedReader(self.bin.uri, late, self._num_bytes)
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
         stops = np.cumsum([0, *self._num_bytes], dtype=np.int64)
@@ -281,11 +324,7 @@ class VirtualSource:
 
 
 def open_source(
-    prefix: str | os.PathLike[str],
-    options: Options = None,
-    *,
-    distrust_sums: bool = False,
-    listed: ListedPair | None = None,
+    prefix: Location, *, distrust_sums: bool = False, listed: ListedPair | None = None
 ) -> PairSource | VirtualSource:
     """Open the dataset under a prefix: a pair of files, or a virtual merge.
 
@@ -293,27 +332,22 @@ def open_source(
         ObjectNotFoundError: there is neither.
         FormatError, ObjectChangedError: as `VirtualSource`.
     """
-    name = os.fspath(prefix)
     try:
-        return PairSource(name, options, distrust_sums=distrust_sums, listed=listed)
+        return PairSource(prefix, distrust_sums=distrust_sums, listed=listed)
     except ObjectNotFoundError:
-        parts = read_parts(name, options)
+        parts = read_parts(prefix)
         if parts is None:
             raise
-        return VirtualSource(name, parts, options)
+        return VirtualSource(prefix, parts)
 
 
-def concatenate_seek_tables(tables: Sequence[SeekTable]) -> bytes:
-    """Return the bytes of the seek table over the frames of all tables, one after the other."""
-    stored = np.concatenate([each.stored_stops - each.stored_starts for each in tables])
-    plain = np.concatenate([np.diff(each.plain_starts) for each in tables])
-    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))
-
-
-def absolute_uri(prefix: str) -> str:
-    """Return a URI as it is, or the absolute path of a local one."""
-    path = local_path(prefix)
-    return prefix if path is None else os.path.abspath(path)
+def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:
+    """Return the piece that ends an object of the stored pieces of all pairs, such as a seek table; [] without one."""
+    joining = codec_named(codec).joining
+    if joining is None:
+        return []
+    end = InMemory(uri, joining.end([pair.plain for pair in pairs]))
+    return [SourcePiece(end, 0, end.size)]
 
 
 class ShiftedReader:

@@ -17,18 +17,15 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
-from binidx.format.bin_file import Options
-from binidx.format.idx import SequenceIndex, get_idx_path
+from binidx.format.idx import SequenceIndex
 from binidx.format.pair import open_bin
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import parse_index_in_ranges
 from binidx.format.source import VirtualSource
 from binidx.format.virtual import read_parts
-from binidx.storage.open import open_stored
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, open_stored
 from binidx.storage.ranges import as_block_reader
-
-SEGMENT_BYTES = 64 << 10
-"""Assumed segment size of compressed parts, which are not opened."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +38,32 @@ class DatasetSummary:
         plain_bytes: size of the uncompressed tokens.
         stored_bytes: size of the object that holds the tokens; smaller than `plain_bytes` if they are compressed.
         block_bytes: smallest read in bytes: a zstd frame, or a block with a checksum; 1 without either.
-        compressed: whether the tokens are compressed.
+        codec: name of the codec of the tokens; "mixed" if the parts of a virtual merge have several.
         checked: whether the tokens are uncompressed and have checksums.
         identities: identities (size, ETag, ...) of the two objects, under "idx" and "bin".
         num_parts: number of parts of a virtual merge, else 0.
     """
 
-    prefix: str
+    location: Location
     index: SequenceIndex = field(repr=False, compare=False)
     idx_bytes: int
     plain_bytes: int
     stored_bytes: int
     identities: Mapping[str, Any]
     block_bytes: int = 1
-    compressed: bool = False
+    codec: str = "raw"
     checked: bool = False
     num_parts: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """URI of the prefix."""
+        return self.location.uri
+
+    @property
+    def compressed(self) -> bool:
+        """True if the tokens, or some of them, are compressed."""
+        return self.codec != "raw"
 
     def tokens_before(self, sequences: Sequence[int]) -> list[int]:
         """Return the number of tokens before each of these sequences; the number of all sequences stands for the end.
@@ -75,7 +82,7 @@ class DatasetSummary:
         return [known[each] for each in sequences]
 
 
-def read_summary(prefix: str, storage_options: Options = None, listed: ListedPair | None = None) -> DatasetSummary:
+def read_summary(prefix: Location, listed: ListedPair | None = None) -> DatasetSummary:
     """Read the summary of a pair of files, or of a virtual merge.
 
     Args:
@@ -86,20 +93,19 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
         ObjectChangedError: a part of the virtual merge was replaced since the list of parts was written.
         FormatError: a header breaks a rule.
     """
-    uri = get_idx_path(prefix)
     try:
-        idx = open_stored(uri, storage_options=storage_options, found=listed.idx if listed else None)
-        tokens = open_bin(prefix, listed=listed, storage_options=storage_options, cache=False)
+        idx = open_stored(prefix + ".idx", found=listed.idx if listed else None)
+        tokens = open_bin(prefix, listed=listed, cache=False)
     except ObjectNotFoundError:
-        if (parts := read_parts(prefix, storage_options)) is None:
+        if (parts := read_parts(prefix)) is None:
             raise
-        return _summarize_parts(VirtualSource(prefix, parts, storage_options))
-    index = parse_index_in_ranges(idx, uri)
+        return _summarize_parts(VirtualSource(prefix, parts))
+    index = parse_index_in_ranges(idx, f"{prefix}.idx")
     if index.num_bytes > tokens.size:
         raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {index.num_bytes}")
     blocks = as_block_reader(tokens)
     stored_bytes, block_bytes = (blocks.stored_bytes, blocks.block_bytes) if blocks else (tokens.size, 1)
-    compressed = blocks is not None and blocks.codec != "raw"
+    codec = blocks.codec if blocks else "raw"
     return DatasetSummary(
         prefix,
         index,
@@ -108,8 +114,8 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
         stored_bytes,
         {"idx": dict(idx.identity), "bin": dict(tokens.identity)},
         block_bytes,
-        compressed,
-        checked=blocks is not None and not compressed,
+        codec,
+        checked=blocks is not None and codec == "raw",
     )
 
 
@@ -117,7 +123,8 @@ def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     idx = source.open_idx()
     index = parse_index_in_ranges(idx, idx.uri)
     idx_bytes, stored_bytes = (source.opened[end]["size"] for end in ("idx", "bin"))
-    compressed = source.codec != "raw" or source.mixed
+    # Parts are not opened: their blocks are assumed to have the usual size.
+    block_bytes = max(codec_named(pair.codec).block_bytes for pair in source.pairs)
     return DatasetSummary(
         source.prefix,
         index,
@@ -125,7 +132,7 @@ def _summarize_parts(source: VirtualSource) -> DatasetSummary:
         index.num_bytes,
         stored_bytes,
         source.opened,
-        SEGMENT_BYTES if compressed else 1,
-        compressed,
+        block_bytes,
+        "mixed" if source.mixed else source.codec,
         num_parts=len(source.pairs),
     )

@@ -26,7 +26,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,16 +37,16 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageE
 from binidx.format.idx import DType, SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile
+from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent
-from binidx.storage.settings import OURS, ReadSettings
+from binidx.storage.settings import OURS
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
 SUFFIX = ".parts.json"
 Identity = Mapping[str, Any]
-Options = Mapping[str, Any] | None
 Opened = TypeVar("Opened")
 
 
@@ -83,36 +84,26 @@ PARTS_FILE = JsonFile(PartsFile, TAGS, hint="needed binidx-parts 1, as binidx me
 
 @dataclass(frozen=True)
 class VirtualParts:
-    """Parts of a virtual merge: contents of the `.parts.json` at `uri`, and the digest of its bytes.
+    """Parts of a virtual merge: contents of the `.parts.json` at `location`, and the digest of its bytes."""
 
-    Attributes:
-        storage_options: options for that file, and for parts on its host.
-    """
-
-    uri: str
+    location: Location
     dtype: str
     parts: Sequence[VirtualPart]
     digest: str
-    storage_options: Options = field(default=None, repr=False)
 
-    @property
-    def prefixes(self) -> list[str]:
-        """Prefixes of the parts, as URIs or absolute paths."""
-        return [resolve_part(self.uri, part.prefix) for part in self.parts]
-
-    def options_of(self, prefix: str) -> Options:
-        """Return the storage options for a part; raise ConfigError as `options_for`."""
-        return options_for(prefix, self.uri, self.storage_options)
+    @cached_property
+    def prefixes(self) -> list[Location]:
+        """Prefixes of the parts, as URIs or absolute paths; raises ConfigError as `named_location`."""
+        return [named_location(resolve_part(self.location.uri, part.prefix), self.location) for part in self.parts]
 
     def list_pairs(self) -> dict[str, ListedPair]:
         """Return `prefix_listing.list_pairs` of the parts that have the same storage options as the `.parts.json`."""
-        shared = [each for each in self.prefixes if self.options_of(each) is self.storage_options]
-        return list_pairs(shared, self.storage_options)
+        return list_pairs([prefix for prefix in self.prefixes if prefix.options is self.location.options])
 
-    def open_each(self, open_part: Callable[[str, Options, ListedPair | None], Opened]) -> list[Opened]:
-        """Return `open_part(prefix, options, listed)` of each part, all at the same time."""
+    def open_each(self, open_part: Callable[[Location, ListedPair | None], Opened]) -> list[Opened]:
+        """Return `open_part(prefix, listed)` of each part, all at the same time."""
         listed = self.list_pairs()
-        return OPENS.map(lambda each: open_part(each, self.options_of(each), listed.get(each)), self.prefixes)
+        return OPENS.map(lambda prefix: open_part(prefix, listed.get(prefix.uri)), self.prefixes)
 
     def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
         """Raise ObjectChangedError if a file of a part was replaced since the `.parts.json` was written.
@@ -124,44 +115,39 @@ class VirtualParts:
             for end, was in (("idx", part.idx), ("bin", part.bin)):
                 if not same_identity(was, found[end]):
                     raise ObjectChangedError(
-                        f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.uri} was written; "
+                        f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.location} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     )
 
 
-def options_for(named: str, uri: str, options: Options) -> Options:
-    """Return the storage options for the URI `named`, which the file `uri` names.
+def named_location(uri: str, file: Location) -> Location:
+    """Return the location of a URI that a file names.
 
     Args:
-        options: those of the file, valid for its own host and bucket only; their setting `parts_from` allows others.
+        file: its options are valid for its own host and bucket only; their setting `parts_from` allows others.
 
     Raises:
         ConfigError: the URI is on a host or in a bucket that the user has not allowed.
     """
-    place, home = place_of(named), place_of(uri)
+    place, home, options = place_of(uri), file.place, file.options
     if place == home:
-        return options
-    allowed = {place_of(name): each for name, each in ReadSettings.of(options).parts_from.items()}
+        return Location(uri, options)
+    allowed = {place_of(name): given for name, given in file.settings.parts_from.items()}
     if place not in allowed:
         raise ConfigError(
-            f"{uri}: names data elsewhere (found {named}, needed {home}); if you trust the file, allow it: "
+            f"{file}: names data elsewhere (found {uri}, needed {home}); if you trust the file, allow it: "
             f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
         )
-    return {OURS: (options or {}).get(OURS), **(allowed[place] or {})}
+    return Location(uri, {OURS: (options or {}).get(OURS), **(allowed[place] or {})})
 
 
-def check_named(named: Iterable[str], uri: str, options: Options) -> None:
-    """Check by `options_for` the URIs that the description `uri` of a run names, if it was read over HTTP.
+def check_named(named: Iterable[str], file: Location) -> None:
+    """Check by `named_location` the URIs that the description of a run names, if it was read over HTTP.
 
     A description in a bucket or on a disk is the user's own, and may name data anywhere.
     """
-    for each in named if is_url(uri) else ():
-        options_for(each, uri, options)
-
-
-def get_parts_path(path_prefix: str) -> str:
-    """Return the URI of the list of parts of a virtual merge."""
-    return path_prefix + SUFFIX
+    for uri in named if is_url(file.uri) else ():
+        named_location(uri, file)
 
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
@@ -170,25 +156,25 @@ def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
-def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> VirtualParts | None:
+def read_parts(prefix: Location) -> VirtualParts | None:
     """Read the list of parts under a prefix; None if there is none.
 
-    It does not check where the parts are: `VirtualParts.options_of` raises ConfigError for a part on a host or in a
+    It does not check where the parts are: `VirtualParts.prefixes` raises ConfigError for a part on a host or in a
     bucket that the user has not allowed.
 
     Raises:
         FormatError: the file is not valid, or of another version.
         StorageError: the store cannot be reached.
     """
-    uri = get_parts_path(path_prefix)
+    location = prefix + SUFFIX
     try:
-        data = read_document(PARTS_FILE, uri, storage_options)
+        data = read_document(PARTS_FILE, location)
     except StorageError as error:
         if is_absent(error):
             return None
         raise
-    found = PARTS_FILE.decode(data, uri)
-    return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data), storage_options)
+    found = PARTS_FILE.decode(data, location.uri)
+    return VirtualParts(location, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def resolve_part(uri: str, prefix: str) -> str:
@@ -212,7 +198,7 @@ def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -
     for index, part, prefix in zip(indices, parts.parts, parts.prefixes, strict=True):
         found = index.dtype.__name__, len(index), index.num_tokens
         if found != (needed := (parts.dtype, part.sequences, part.tokens)):
-            raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.uri} needs {needed}")
+            raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.location} needs {needed}")
     lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
     pointers = np.empty(len(lengths), "<i8")
     bounds = np.zeros(1 + sum(index.document_count - 1 for index in indices), "<i8")

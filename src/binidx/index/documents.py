@@ -6,6 +6,7 @@ in windows of 1 MiB of numbers, several threads at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -41,6 +42,18 @@ class ArrayAllocator(Protocol):
         """
 
 
+FEWER_SAMPLES = "request fewer samples (sizes and num_samples count samples of sequence_length tokens, not tokens)"
+
+
+def new_array(name: str, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an uninitialized array in memory; raise IndexBuildError, which begins with `name`, if it does not fit."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:  # the latter: more bytes than an address can count
+        needed = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
+        raise IndexBuildError(f"{name}: does not fit in memory (needs {needed:,} bytes); {FEWER_SAMPLES}") from error
+
+
 def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return `out`, or a new array if it is None.
 
@@ -48,7 +61,7 @@ def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: 
         IndexBuildError: `out` is not contiguous or has another shape or dtype.
     """
     if out is None:
-        return np.empty(shape, dtype)
+        return new_array("index", shape, dtype)
     needed = shape if isinstance(shape, tuple) else (shape,)
     if out.shape != needed or out.dtype != dtype or not out.flags.c_contiguous:
         raise IndexBuildError(

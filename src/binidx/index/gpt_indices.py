@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from binidx.errors import IndexBuildError
 from binidx.index.document_sample import EpochPlan, build_document_index, index_shapes, row_dtype, shuffle_dtype
 from binidx.index.documents import ArrayAllocator, Documents, check_array, check_within, fill_numbers, out_or_empty
-from binidx.native.gpt_samples import Orders, Sequences
+from binidx.native.gpt_samples import GPTIndex, Sequences
 from binidx.native.permutations import RandomState
 from binidx.native.sample_index import fill_sample_index
 
@@ -166,18 +166,18 @@ def check_gpt_index(
     if len(shuffle_index):
         check_within("shuffle_index", shuffle_index, 0, len(shuffle_index) - 1)
     check_within("positions of sample_index", sample_index[:, 0], 0, len(document_index) - 1)
-    orders = Orders(shuffle_index, sample_index, document_index, sequences, add_extra_token=extra)
-    _check_samples(orders, sequences, sequence_length + extra)
+    index = GPTIndex(shuffle_index, sample_index, document_index, sequences, add_extra_token=extra)
+    _check_samples(index, sequences, sequence_length + extra)
 
 
-def _check_samples(orders: Orders, sequences: Sequences, tokens: int) -> None:
+def _check_samples(index: GPTIndex, sequences: Sequences, tokens: int) -> None:
     """Check that evenly spread samples hold `tokens` tokens of existing sequences; the last may be shorter."""
-    served = orders.arrays[0]
+    served = index.arrays[0]
     some = np.unique(np.linspace(0, len(served) - 1, min(len(served), SAMPLES_CHECKED)).astype(np.int64))
     if not len(some):
         return
     try:
-        spans, bounds = orders.spans(some.tolist())
+        spans, bounds = index.spans(some.tolist())
     except IndexBuildError as error:
         raise ValueError(str(error)) from error
     if (right := sequences.locate(spans)[1]) < len(spans):

@@ -24,7 +24,7 @@ Batch = list[int]
 ReadBatch = Callable[[Batch], Any]
 """Function from the sample numbers of a batch to its samples."""
 
-SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble", "read_batch")
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble")
 COMPAT_SAMPLE_METHOD = "_query_document_sample_shuffle_indices"
 """Method of `compat.megatron` that users override."""
 
@@ -45,10 +45,20 @@ class ConfiguredDataset(Protocol):
 
 
 @runtime_checkable
-class StoredTokens(Protocol):
-    """A low-level dataset whose tokens are bytes of an object."""
+class StoredSamples(Protocol):
+    """A dataset that names the readers of the bytes of its samples, so that loaders read remote ones ahead."""
 
-    bin_reader: RangeReader
+    def token_readers(self) -> Sequence[RangeReader]:
+        """Return the readers; none if the samples are computed."""
+
+
+@runtime_checkable
+class StoredOrder(Protocol):
+    """A dataset that is stored in the order of a run."""
+
+    @property
+    def order_fingerprint(self) -> str:
+        """Identity of that order."""
 
 
 @runtime_checkable
@@ -124,6 +134,17 @@ def identify_order(dataset: Any) -> Any:
     return [recorded_name(type(dataset)), len(dataset)]
 
 
+def find_megatron_samples(dataset: Any) -> str | None:
+    """Return `megatron_samples` of the config of a dataset or blend; None if its samples do not depend on it."""
+    kinds = [part for part in _parts(dataset) if isinstance(part, MegatronDataset) and part.samples_differ]
+    return kinds[0].config.megatron_samples if kinds else None
+
+
+def get_stored_order(dataset: Any) -> str | None:
+    """Return the identity of the order in which a dataset is stored; None if its order is its own."""
+    return dataset.order_fingerprint if isinstance(dataset, StoredOrder) else None
+
+
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
     """Return `IndexedDataset.token_digests` of each low-level dataset of a dataset or blend, in its order."""
     low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
@@ -132,15 +153,14 @@ def digest_tokens(dataset: Any) -> list[dict[str, str]]:
 
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
-    kinds = {type(each) for each in (dataset, *_parts(dataset)) if isinstance(each, BlendedDataset | MegatronDataset)}
+    kinds = {type(each) for each in (dataset, *_parts(dataset)) if isinstance(each, StoredSamples)}
     methods = [method for kind in kinds for method in _sample_methods(kind).values()]
     return bool(methods) and all(method.__module__.startswith("binidx.") for method in methods)
 
 
 def reads_remotely(dataset: Any) -> bool:
-    """Return whether a dataset of this library reads tokens that are not on this machine."""
-    low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
-    readers = [each.bin_reader for each in low_level if isinstance(each, StoredTokens)]
+    """Return whether a dataset names readers of bytes that are not on this machine."""
+    readers = dataset.token_readers() if isinstance(dataset, StoredSamples) else []
     return any(local_path(each.uri) is None for reader in readers for each in _components(reader))
 
 

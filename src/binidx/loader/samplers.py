@@ -37,6 +37,16 @@ class EpochDataset(Protocol):
         """Select the epoch, counted from 0, whose samples are read from now on."""
 
 
+def check_consumed_samples(value: Any, most: int | None) -> int:
+    """Return a number of consumed samples as an int; raise ConfigError unless it is whole and from 0 to `most`."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < 0 or (most is not None and value > most):
+        found = int(value) if is_whole else repr(value)
+        needed = "of 0 or more" if most is None else f"from 0 to {most}"
+        raise ConfigError(f"consumed_samples: found {found}, needs a whole number {needed}")
+    return int(value)
+
+
 class PretrainingSampler(ABC):
     """Base of the samplers: the topology, iteration with a state, and any step by its number.
 
@@ -50,6 +60,8 @@ class PretrainingSampler(ABC):
     Raises:
         ConfigError: a dataset or micro-batch without samples, or a rank outside 0 to P - 1.
     """
+
+    drop_last, is_endless = True, False
 
     def __init__(
         self,
@@ -83,7 +95,17 @@ class PretrainingSampler(ABC):
     @property
     def num_batches(self) -> int:
         """Micro-batches of this rank in a whole pass over the dataset, whatever `consumed_samples` is."""
-        return self.total_samples // self.samples_per_step
+        return self._end // self.samples_per_step
+
+    @property
+    def max_consumed_samples(self) -> int | None:
+        """The number at which a state is finished; None if it never is."""
+        return None if self.is_endless else self._end
+
+    @property
+    def _end(self) -> int:
+        """T; more if a last step that is short counts as a whole one."""
+        return self.total_samples + (0 if self.drop_last else self.samples_per_step - 1)
 
     def __len__(self) -> int:
         """Return the number of samples of the dataset, T: Megatron's convention, not the number of batches."""
@@ -125,7 +147,7 @@ class SamplerIterator(Iterator[list[int]]):
         return {"consumed_samples": self.consumed_samples}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.consumed_samples = state["consumed_samples"]
+        self.consumed_samples = check_consumed_samples(state["consumed_samples"], self._sampler.max_consumed_samples)
         self._batches = self._sampler._draw(self.consumed_samples)
 
 
@@ -163,14 +185,8 @@ class MegatronPretrainingSampler(PretrainingSampler):
         drop_last: bool = True,
     ) -> None:
         super().__init__(total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
-        if not 0 <= consumed_samples < total_samples:
-            raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 to {total_samples - 1}")
+        self.consumed_samples = check_consumed_samples(consumed_samples, total_samples - 1)
         self.drop_last = drop_last
-
-    @property
-    def num_batches(self) -> int:
-        short = 0 if self.drop_last else self.samples_per_step - 1
-        return (self.total_samples + short) // self.samples_per_step
 
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         for start in range(consumed_samples, self.total_samples, self.samples_per_step):
@@ -226,6 +242,8 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
     `consumed_samples` between two steps is an error instead of an assertion.
     """
 
+    is_endless = True
+
     def __init__(
         self,
         dataset: Sized,
@@ -240,8 +258,7 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         super().__init__(total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
         if total_samples < self.samples_per_step:
             raise ConfigError(f"total_samples: found {total_samples}, one step needs {self.samples_per_step}")
-        if consumed_samples < 0:
-            raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 or more")
+        self.consumed_samples = check_consumed_samples(consumed_samples, self.max_consumed_samples)
         self.dataset = dataset
         self.data_sharding = data_sharding
         self.surplus_batches = surplus_batches

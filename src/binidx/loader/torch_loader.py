@@ -1,13 +1,14 @@
 """PyTorch DataLoader over a dataset: resumable by consumed samples, with read-ahead and random access to steps.
 
-The state of a loader is one integer and a fingerprint of the order in which it counts:
+The state of a loader is one integer, a fingerprint of the order in which it counts, and the samples there are:
 
-    {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3"}
+    {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3", "total_samples": 9765625}
 
 The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
 documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
-requested for the run, as long as these come in the same order. The tokens are covered by a third key, `tokens`, where
-a file beside the data describes them: `IndexedDataset.token_digests`.
+requested for the run, as long as these come in the same order; errors name it. Two more keys are compared where both
+sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
+data describes them: `IndexedDataset.token_digests`.
 
 Samples of different lengths become one row of a batch (THD), and bounds of sequences are padded to equal numbers:
 
@@ -37,14 +38,16 @@ import numpy as np
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_agreement import compare_with_ranks
-from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology, missing_torch
+from binidx.dataset.torch_bridge import Samples, as_tensor, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
     DatasetView,
     batch_reader,
     digest_tokens,
+    find_megatron_samples,
     get_sequence_length,
     get_split,
+    get_stored_order,
     identify_order,
     is_full_validation,
     is_pure,
@@ -57,6 +60,7 @@ from binidx.loader.samplers import (
     MegatronPretrainingRandomSampler,
     PretrainingSampler,
     build_sampler,
+    check_consumed_samples,
 )
 from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage
 from binidx.storage.stats import since as usage_since
@@ -163,8 +167,9 @@ def build_pretraining_data_loader(
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
     if rank is not None and size is not None and size != 1:
         return rank, size
-    num_processes = find_topology().size
-    if num_processes > 1 and (rank is None or size is None):
+    given = rank is not None and size is not None
+    num_processes = count_known_processes() if given else find_topology().size
+    if num_processes > 1 and not given:
         raise ConfigError(
             f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {num_processes} processes; "
             "give both, or every rank would read the same samples: *binidx.find_topology() if each reads its own, "
@@ -296,6 +301,7 @@ class PretrainingLoader(DataLoader[Any]):
 
     @consumed_samples.setter
     def consumed_samples(self, value: int) -> None:
+        value = check_consumed_samples(value, self._sampler.max_consumed_samples)
         self._sampler.consumed_samples = self._consumed_samples = value
         self._reader = None  # its workers read ahead from the old position
         self._num_positions, self._is_compared = self._num_positions + 1, False
@@ -303,9 +309,12 @@ class PretrainingLoader(DataLoader[Any]):
     def state_dict(self) -> State:
         """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
 
-        Also `tokens`, the digests of the tokens of each dataset, if there are any.
+        Also `total_samples`, the samples of the dataset; `order`, the identity of the run that a baked one stores; and
+        `tokens`, the digests of the tokens of each dataset, if there are any.
         """
-        state = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
+        sampler, order = self._sampler, get_stored_order(self.dataset)
+        state: State = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, sampler)}
+        state |= {"total_samples": sampler.total_samples, **({} if order is None else {"order": order})}
         try:
             tokens = digest_tokens(self.dataset)
         except (FormatError, StorageError) as error:
@@ -320,21 +329,34 @@ class PretrainingLoader(DataLoader[Any]):
             state: returned by `state_dict` of a loader of the same order, on any number of ranks.
 
         Raises:
-            ConfigError: not a state, or one of another order or of other tokens.
+            ConfigError: not a state, one of another order or of other tokens, or one beyond the last sample.
             PeerError: another rank loads another state.
         """
         try:
-            consumed, theirs = int(state["consumed_samples"]), state["fingerprint"]
+            consumed, theirs, order = state["consumed_samples"], state["fingerprint"], state.get("order")
             tokens = [dict(each) for each in state.get("tokens", ())]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             way = "a number of samples, such as Megatron's consumed_train_samples, is the argument consumed_samples"
             raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave; {way}") from error
+        consumed = check_consumed_samples(consumed, None)
         ours = fingerprint(self.dataset, self._sampler)
         if theirs != ours:
+            size = f" of {state['total_samples']} samples" if "total_samples" in state else ""
+            version = find_megatron_samples(self.dataset)
+            option = f"megatron_samples ({version!r} here; states of before this option need '0.16.1'), "
             raise ConfigError(
-                f"resume: state is for fingerprint {theirs}, this loader is {ours}; check data, split, weights, seed "
+                f"resume: state is for fingerprint {theirs}{size}, this loader is {ours} of "
+                f"{self._sampler.total_samples} samples; check {option if version else ''}data, split, weights, seed "
                 "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
                 f"part of its order. To continue all the same, set consumed_samples={consumed}"
+            )
+        stored = get_stored_order(self.dataset)
+        if stored is not None and order is None:
+            logger.warning("resume: the state does not name the run whose order it counts: check %r", self.dataset)
+        elif stored != order:
+            raise ConfigError(
+                f"resume: state is for the order {order}, {self.dataset!r} stores the order {stored}; open the bake of "
+                f"that run. To continue all the same, set consumed_samples={consumed}"
             )
         for number, (was, now) in enumerate(zip(tokens, digest_tokens(self.dataset) if tokens else (), strict=False)):
             if changed := [kind for kind in was.keys() & now.keys() if was[kind] != now[kind]]:
@@ -352,12 +374,13 @@ class PretrainingLoader(DataLoader[Any]):
         """
         sampler = self._sampler
         if sampler.data_parallel_size == 1:
-            _warn_of_group(find_topology().size)  # the group may be younger than the loader
+            _warn_of_group(count_known_processes())  # the group may be younger than the loader
         elif not self._is_compared:
             split = get_split(self.dataset)
             self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"
-            fields = {"consumed_samples": self._consumed_samples, "samples_per_step": sampler.samples_per_step}
-            fields |= {"data_parallel_size": sampler.data_parallel_size, "walk": _walk(sampler)}
+            fields: dict[str, Any] = {"consumed_samples": self._consumed_samples, "walk": _walk(sampler)}
+            fields |= {"samples_per_step": sampler.samples_per_step, "data_parallel_size": sampler.data_parallel_size}
+            fields |= {"order": get_stored_order(self.dataset)}
             name = f"{self._name}/{self._num_positions}"
             compare_with_ranks(f"loader of {sampler.total_samples} samples", name, fields, {"dataset": self.dataset})
             self._is_compared = True

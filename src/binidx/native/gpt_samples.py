@@ -1,6 +1,6 @@
 """From sample numbers to the rows of a micro-batch, in C.
 
-    sample numbers ─ Orders ─► spans ─ Sequences ─► byte ranges of the `.bin`        `native/locate.c`
+    sample numbers ─ GPTIndex ─► spans ─ Sequences ─► byte ranges of the `.bin`        `native/locate.c`
     tokens in memory ─ Rows ─► tokens, labels, loss mask, positions                  `native/gather.c`
     both in one call, where the `.bin` is mapped: `Rows.read`                        `native/read_samples.c`
 
@@ -69,7 +69,7 @@ class Sequences:
         return ranges, int(right)
 
 
-class Orders:
+class GPTIndex:
     """The three index arrays of a GPT dataset, which translate samples into spans of its sequences.
 
     Args:
@@ -178,6 +178,7 @@ class Recipe:
         eod: end-of-document token; without loss if `mask_eod`, and positions restart after it with `AFTER_EOD`.
         starts: where positions restart; with EACH_PIECE the rows also have the bounds of pieces.
         add_extra_token: whether a full sample has S + 1 tokens.
+        mask_ends: whether the last token of each piece has no loss, as its label is of another document.
     """
 
     def __init__(
@@ -189,13 +190,14 @@ class Recipe:
         mask_eod: bool = False,
         starts: Starts = Starts.EACH_SAMPLE,
         add_extra_token: bool = True,
+        mask_ends: bool = False,
     ) -> None:
         if sequence_length < 1:
             raise ValueError(f"sequence_length: too small (found {sequence_length}, need at least 1)")
         self.sequence_length, self.starts = sequence_length, starts
         self.bound = g = ffi.new(GATHER)
         g.sequence_length, g.pad, g.eod, g.mask_eod = sequence_length, pad, eod, mask_eod
-        g.starts, g.extra = starts, add_extra_token
+        g.starts, g.extra, g.mask_ends = starts, add_extra_token, mask_ends
 
 
 class Rows:
@@ -212,7 +214,7 @@ class Rows:
         self.bound.num_rows = num_rows
 
     def read(
-        self, orders: Orders, about: Any, served: Sequence[int], rows: Sequence[int], level: int | None = None
+        self, index: GPTIndex, about: Any, served: Sequence[int], rows: Sequence[int], level: int | None = None
     ) -> int:
         """Fill `rows` with samples of a mapped `.bin`, in one call of C.
 
@@ -227,18 +229,51 @@ class Rows:
             The number of ranges read; NOT_HERE, with nothing written, if some bytes are not in memory.
 
         Raises:
-            IndexBuildError: an index is out of bounds; `Orders.spans` and `Sequences.locate` find which.
+            IndexBuildError: an index is out of bounds; `GPTIndex.spans` and `Sequences.locate` find which.
         """
         g, numbers, count = self._for(rows), ffi.new(NUMBERS, served), len(rows)
-        pieces = capacity = orders.pieces_per_sample * count
+        pieces = capacity = index.pieces_per_sample * count
         while pieces >= capacity:
             capacity = pieces + 1
             scratch = ffi.new(NUMBERS, 2 * count + 1 + 5 * capacity)
-            pieces = lib.binidx_read_samples(orders.bound, numbers, about, g, scratch, capacity, runnable(level))
-        orders.pieces_per_sample = max(orders.pieces_per_sample, -(-pieces // max(count, 1)))
+            pieces = lib.binidx_read_samples(index.bound, numbers, about, g, scratch, capacity, runnable(level))
+        index.pieces_per_sample = max(index.pieces_per_sample, -(-pieces // max(count, 1)))
         if pieces != NOT_HERE:
             self._check(pieces)
         return int(pieces)
+
+    def read_spans(
+        self,
+        sequences: Sequences,
+        about: Any,
+        spans: NDArray[np.int64],
+        bounds: NDArray[np.int64],
+        rows: Sequence[int],
+        level: int | None = None,
+    ) -> int:
+        """Fill `rows` with the spans of samples of a mapped `.bin`, in one call of C.
+
+        Args:
+            sequences: the sequences of the spans.
+            about: as for `read`.
+            spans: (sequence, first token, tokens), shape (n, 3).
+            bounds: sample b has the spans bounds[b] up to bounds[b + 1], shape (B + 1,).
+            rows: the row of each sample.
+
+        Returns:
+            As `read`.
+
+        Raises:
+            IndexBuildError: a span leaves its sequence, or a sample is longer than a row.
+        """
+        g, ranges = self._for(rows), ffi.new(NUMBERS, 2 * len(spans))
+        g.bounds = own_bounds = items(bounds, np.int64)  # the struct only borrows them
+        where = items(spans, np.int64, 3)
+        code = lib.binidx_read_spans(sequences.bound, where, len(spans), about, g, ranges, runnable(level))
+        del own_bounds
+        if code != NOT_HERE:
+            self._check(code)
+        return int(code)
 
     def fill(
         self,

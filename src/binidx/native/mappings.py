@@ -140,9 +140,39 @@ def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int6
         "pieces": items(pieces, np.int64), "bounds": items(bounds, np.int64), "bin_of": items(bin_of, np.int64),
         "next": items(following, np.int64), "heads": items(heads, np.int64), "open": items(open_rooms, np.uint64),
     })  # fmt: skip
-    num_bins = lib.binidx_best_fit(packing)
+    return bounds[: check_packed(lib.binidx_best_fit(packing), lengths, capacity) + 1], pieces
+
+
+def first_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pack pieces into bins by first fit: bin b gets pieces[bounds[b] : bounds[b + 1]], in their order.
+
+    Uses 29 bytes of memory a piece.
+
+    Args:
+        lengths: tokens of each piece, 1 to capacity, shape (n,).
+        capacity: tokens of a bin.
+
+    Returns:
+        bounds, shape (num_bins + 1,), and pieces, shape (n,).
+
+    Raises:
+        IndexBuildError: a piece has no tokens, or more than the capacity.
+    """
+    num_pieces = len(lengths)
+    pieces, bin_of, bounds = (np.empty(num_pieces + extra, np.int64) for extra in (0, 0, 1))
+    rooms = np.zeros(int(lib.binidx_first_fit_nodes(num_pieces)), np.int32)
+    packing = ffi.new("binidx_first_fit_packing *", {
+        "lengths": items(lengths, np.int32), "num_pieces": num_pieces, "capacity": count("capacity", capacity, 1),
+        "pieces": items(pieces, np.int64), "bounds": items(bounds, np.int64), "bin_of": items(bin_of, np.int64),
+        "rooms": items(rooms, np.int32),
+    })  # fmt: skip
+    return bounds[: check_packed(lib.binidx_first_fit(packing), lengths, capacity) + 1], pieces
+
+
+def check_packed(num_bins: int, lengths: NDArray[np.int32], capacity: int) -> int:
+    """Return the number of bins; raise IndexBuildError if it is the code of a piece that does not fit."""
     if num_bins < 0:
         raise IndexBuildError(
             f"packing: pieces of {lengths.min()} to {lengths.max()} tokens, a bin needs 1 to {capacity}"
         )
-    return bounds[: num_bins + 1], pieces
+    return num_bins

@@ -25,6 +25,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
 from binidx.storage.interfaces import Writer
+from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.compare import create_or_compare
@@ -57,7 +58,7 @@ def packed_to_indexed(
     Raises:
         ObjectExistsError: the target holds another dataset.
     """
-    target = DatasetTarget.open(path_prefix, "raw", [], storage_options, overwrite=overwrite)
+    target = DatasetTarget.open(Location.of(path_prefix, storage_options), "raw", [], overwrite=overwrite)
     with closing(DatasetOutput(target, files.header.dtype, False)) as output:
         columns = output.columns
         for documents, lengths in _documents(_without_filler(_read_all(files), sep_token), sep_token):
@@ -73,12 +74,12 @@ def packed_to_indexed(
 class _ComparingBuilder(PackedDatasetBuilder):
     """Builder that compares its files with existing ones, which it does not replace; raises if they differ."""
 
-    def create(self, uri: str) -> AbstractContextManager[Writer]:
-        return create_or_compare(uri, _refusal(uri), self.storage_options, overwrite=False)
+    def create(self, file: Location) -> AbstractContextManager[Writer]:
+        return create_or_compare(file, _refusal(file), overwrite=False)
 
 
-def _refusal(uri: str) -> str:
-    return f"{uri}: exists, needed a free name; --overwrite replaces it"
+def _refusal(file: Location) -> str:
+    return f"{file}: exists, needed a free name; --overwrite replaces it"
 
 
 def indexed_to_packed(
@@ -120,11 +121,11 @@ def indexed_to_packed(
         watch(sum(map(len, tokens)))
     builder.write_reminder()
     written = [*builder.filenames]
-    while object_exists(uri := builder.next_uri, storage_options):
+    while object_exists(file := builder.next_file):
         if not overwrite:
-            raise ObjectExistsError(_refusal(uri))
-        delete_object(uri, storage_options)
-        builder.filenames.append(uri)
+            raise ObjectExistsError(_refusal(file))
+        delete_object(file)
+        builder.filenames.append(file.uri)
     return written
 
 

@@ -28,9 +28,9 @@ from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError, FormatError, redacted
 from binidx.packed.packed_order import PackedRun
 from binidx.storage.interfaces import Range, RangeReader, Writer
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
-from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object
 
@@ -228,6 +228,14 @@ class PackedDataset:
         tokens = read_blocks(self.files, np.concatenate([np.empty((0, 4), np.int64), *blocks]))
         return list(as_tensor(tokens.astype(np.int64)))
 
+    def token_readers(self) -> Sequence[RangeReader]:
+        """Return the readers of all packed files.
+
+        Returns:
+            Those of each set, in order.
+        """
+        return [reader for files in self.files for reader in files.readers]
+
     def _position(self, idx: int) -> int:
         if not -len(self) <= idx < len(self):
             raise IndexError(f"packed dataset: sample {idx}, it has {len(self)}")
@@ -299,21 +307,20 @@ class PackedDatasetBuilder:
         self._filled += len(tokens)
 
     @property
-    def next_uri(self) -> str:
-        """URI of the next file."""
-        return join_uri(self.outdir, f"{self.prefix}_{len(self.filenames):010d}.bin")
+    def next_file(self) -> Location:
+        """Location of the next file."""
+        return Location(self.outdir, self.storage_options) / f"{self.prefix}_{len(self.filenames):010d}.bin"
 
-    def create(self, uri: str) -> AbstractContextManager[Writer]:
+    def create(self, file: Location) -> AbstractContextManager[Writer]:
         """Return the writer of a file; it replaces an existing one, as in lit-gpt."""
-        return create_object(uri, self.storage_options)
+        return create_object(file)
 
     def write_reminder(self) -> None:
         """Write a file of the remaining tokens, filled up with `sep_token`; as in lit-gpt, also if none remain."""
-        uri = self.next_uri
-        with self.create(uri) as out:
+        with self.create(file := self.next_file) as out:
             out.write(format_packed_header(self.header))
             out.write(self._tokens.view(np.uint8).data)
-        self.filenames.append(uri)
+        self.filenames.append(file.uri)
         self._tokens.fill(self.sep_token)
         self._filled = 0
 

@@ -48,8 +48,9 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
 from binidx.run.global_order import SampleReads
+from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
 if TYPE_CHECKING:
@@ -282,9 +283,10 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
         ConfigError: no JSON object, unknown or missing fields, or invalid values.
         ObjectNotFoundError, FormatError: a packed file is missing or malformed.
     """
-    described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
+    file = Location.of(uri, storage_options)
+    described = PACKED_FILE.decode(read_document(PACKED_FILE, file), uri)
     for each in described.sets:
-        check_named([each.files] if isinstance(each.files, str) else each.files, uri, storage_options)
+        check_named([each.files] if isinstance(each.files, str) else each.files, file)
     try:
         return open_packed_run(described, storage_options)
     except ConfigError as error:
@@ -296,7 +298,7 @@ def open_packed_run(described: PackedDescription, storage_options: Mapping[str, 
     fork, seed = FORKS[described.fork], described.seed
     files = []
     for each in described.sets:
-        listed = _listed(each.files, storage_options)
+        listed = _read_names(Location(each.files, storage_options)) if isinstance(each.files, str) else list(each.files)
         uris = order_files(listed, seed) if fork.shuffles_files else listed
         files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
     total = sum(each.weight for each in described.sets)
@@ -317,14 +319,13 @@ def open_packed_run(described: PackedDescription, storage_options: Mapping[str, 
     )
 
 
-def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[str]:
-    if not isinstance(files, str):
-        return list(files)
+def _read_names(file: Location) -> list[str]:
+    """Return the names of packed files in a text file."""
     try:
-        names = read_document(PACKED_FILE, files, storage_options).decode().removesuffix("\n").split("\n")
+        names = read_document(PACKED_FILE, file).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{files}: not UTF-8 ({error}); needs a text file with a name on each line") from error
-    check_named(names, files, storage_options)
+        raise FormatError(f"{file}: not UTF-8 ({error}); needs a text file with a name on each line") from error
+    check_named(names, file)
     return names
 
 
@@ -371,48 +372,3 @@ class Nesting:
             Number of files.
         """
         return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
-
-    def digests(self, count: int) -> NDArray[np.uint64]:
-        """Return digests of the blocks that a topology reads from each sync point to the next.
-
-        They are computed from the order itself, position by position. The same blocks in any order have equal digests,
-        others differ except with probability 2^-64. Takes 30 ns a block.
-
-        Args:
-            count: number of the topology's shards, ranks * workers.
-
-        Returns:
-            uint64, shape (num_syncs,).
-        """
-        found = np.zeros(self.num_syncs, np.uint64)
-        for shard in range(count):
-            # Which rank a shard belongs to depends on its workers; the seed moves blocks within a group only.
-            order = WorkerOrder(replace(self.of, seed=self.of.seed + shard, at_end=AtEnd.stop), shard, count)
-            size = self.sync_files // count * self.of.num_blocks
-            for number in range(self.num_syncs):
-                rows = order.blocks(number * size, (number + 1) * size)
-                found[number : number + 1] += _set_digest(rows[:, 0] * self.of.num_blocks + rows[:, 1])
-        return found
-
-    def check(self) -> None:
-        """Check that all topologies read the same set of blocks between any two sync points.
-
-        Raises:
-            AssertionError: two topologies differ.
-        """
-        first, *others = (self.digests(count) for count in self.shards)
-        for count, other in zip(self.shards[1:], others, strict=True):
-            if (first != other).any():
-                number = int(np.flatnonzero(first != other)[0])
-                raise AssertionError(f"{self.shards[0]} and {count} shards differ before sync point {number + 1}")
-
-
-def _set_digest(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the sum of hashed numbers (splitmix64): the same for any order, another if one is missing or occurs twice.
-
-    The shape is (1,), since the sum of an array wraps round without a warning.
-    """
-    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return np.sum(mixed ^ (mixed >> np.uint64(31)), keepdims=True)

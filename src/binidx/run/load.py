@@ -19,6 +19,7 @@ from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.document_sample import count_tokens
 from binidx.loader.dataset_protocols import DatasetView
+from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class LoadedDataset(DatasetView):
         else:
             own = isinstance(self.config.tokenizer, SpecialTokens)
             named["tokenizer"] = f"binidx.{self.config.tokenizer!r}" if own else "tokenizer"
+        if self.config.order is not None:
+            named["order"] = repr(format_order(self.config.order))
         if self.config.storage_options is not None:
             named["storage_options"] = "storage_options"  # may hold secrets
         return named

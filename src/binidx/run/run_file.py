@@ -7,29 +7,37 @@
      "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
 
 The order of samples is a function of this file, so tools can warm a cache for the next steps, or trace documents. The
-file contains no options of stores, which may hold secrets.
+file contains no options of stores, which may hold secrets. A run with relative paths also has `"directory"`, from which
+they are opened: they stay in the file as they were written, because the names of Megatron's caches depend on them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
 from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron_dataset import wrap_order
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, StorageError
+from binidx.format.bin_file import strip_bin_suffix
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
+from binidx.order.order_options import format_order
+from binidx.order.view import View
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule, Rampup
+from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.writing.publish import create_object
 
@@ -71,6 +79,9 @@ class Run:
         global_batch_size: number of samples of a step; by default one micro-batch of each rank.
         rampup_batch_size, decrease_batch_size_if_needed: growth of the step, as in `BatchSchedule`.
         stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
+        directory: absolute path from which relative prefixes and a relative path_to_cache are opened, by default the
+            current directory. None, as in files of earlier versions: the directory that is current at each opening. A
+            config that is derived from that of another run keeps the directory of that run.
 
     Raises:
         ConfigError: an invalid value, or a config that is no `GPTDatasetConfig`.
@@ -92,6 +103,7 @@ class Run:
     rampup_batch_size: Rampup | None = None
     decrease_batch_size_if_needed: bool = False
     stages: Sequence[Stage] | None = None
+    directory: str | None = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -104,6 +116,7 @@ class Run:
             value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
+        self._open_relative_paths()
         self._builder()  # checks the sizes
         if self.stages is not None and self.sizes[0] != 0:
             raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
@@ -121,19 +134,18 @@ class Run:
             The run, equal to the one that was saved.
 
         Raises:
-            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value; or a file
-                read over HTTP names data elsewhere, which the setting `parts_from` does not allow.
+            ConfigError: the URI names a dataset; the file is not a JSON object, has unknown or missing fields, or an
+                invalid value; or a file read over HTTP names data elsewhere, which the setting `parts_from` does not
+                allow.
             ObjectNotFoundError: there is no such file.
         """
-        text = read_document(RUN_FILE, uri, storage_options)
+        file = Location.of(uri, storage_options)
+        text = read_run_file(file)
         try:
             run = parse_run(text, storage_options)
         except ConfigError as error:
             raise ConfigError(f"{uri}: {error}") from error
-        config = run.config
-        blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in run.stages or ())]
-        prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
-        check_named([config.path_to_cache or uri, *prefixes], uri, storage_options)
+        check_named(run.paths, file)
         return run
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -147,7 +159,7 @@ class Run:
             ConfigError: the tokenizer has no `unique_identifiers`.
             StorageError: the store refuses a request.
         """
-        with create_object(uri, storage_options) as out:
+        with create_object(Location.of(uri, storage_options)) as out:
             out.write(format_run(self))
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
@@ -166,7 +178,8 @@ class Run:
             built = self._builder().build(on_outcome=on_outcome)
             if self.stages is not None:
                 context = BuildContext(on_outcome=on_outcome)
-                train = StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config)
+                train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
+                train._view = wrap_order(train, is_whole=True)
                 built = [train, *built[1:]]
             vars(self)["_built"] = built
         found: Built = vars(self)["_built"]
@@ -218,6 +231,29 @@ class Run:
         for step in steps if count is None else range(steps.start, min(steps.stop, count)):
             yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
 
+    @property
+    def paths(self) -> list[str]:
+        """The path of the caches, if there is one, and the prefixes of all blends."""
+        config = self.config
+        blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in self.stages or ())]
+        prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
+        return [*filter(None, [config.path_to_cache]), *prefixes]
+
+    def _open_relative_paths(self) -> None:
+        """Replace relative paths by those below `directory`, and keep them as `written_paths` of the config."""
+        written = self.config.written_paths or {}
+        # A config of another run brings that run's directory.
+        directory = next((path.removesuffix(f"/{text}") for path, text in written.items()), self.directory)
+        relative = [path for path in self.paths if "://" not in path and not os.path.isabs(path)]
+        if directory is not None and not os.path.isabs(directory):
+            raise ConfigError(f"directory: found {directory!r}, needs an absolute path")
+        if directory is not None and relative:
+            config, stages = _rename_paths(self, {path: f"{directory}/{path}" for path in relative})
+            config.written_paths = {**written, **{f"{directory}/{path}": path for path in relative}}
+            object.__setattr__(self, "config", config)
+            object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "directory", directory if written or relative else None)
+
     def _builder(self) -> BlendedMegatronDatasetBuilder:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
 
@@ -225,16 +261,38 @@ class Run:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # and not what was built
 
 
+def read_run_file(file: Location) -> bytes:
+    """Return the bytes of a run's file; raise ConfigError if it is a dataset or one of its files."""
+    try:
+        if file.uri == strip_bin_suffix(file.uri).removesuffix(".idx"):
+            return read_document(RUN_FILE, file)
+    except StorageError:
+        if not IndexedDataset.exists(file.uri, storage_options=file.options):
+            raise
+    raise ConfigError(
+        f"{file}: not the file of a run (found a dataset, needs JSON with config, sizes and batch size); write one in "
+        "Python: d = binidx.load_dataset(PREFIX, sequence_length, num_samples=N); "
+        "binidx.Run(d.config, d.sizes, micro_batch_size).save('run.json')"
+    )
+
+
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
-    config = {each.name: getattr(run.config, each.name) for each in fields(run.config) if each.init}
-    del config["storage_options"]
+    written, stages = _rename_paths(run, run.config.written_paths or {})
+    saved = [each.name for each in fields(written) if each.init and each.name not in UNSAVED]
+    config = {name: getattr(written, name) for name in saved}
+    if (order := config.pop("order")) is not None:
+        config["order"] = format_order(
+            order if not isinstance(order, View) else order.pinned(run.config.storage_options)
+        )
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
     described = {each.name: getattr(run, each.name) for each in fields(run)} | {"config": config}
-    if run.stages is not None:
-        described["stages"] = [asdict(stage) for stage in run.stages]
+    if stages is not None:
+        described["stages"] = [asdict(stage) for stage in stages]
+    if run.directory is None:
+        del described["directory"]
     return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
 
 
@@ -246,7 +304,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     """
     found = RUN_FILE.parse(text, "")
     if is_packed_run(found):
-        raise ConfigError("a run over packed files; binidx order takes it, and binidx.order.load_packed_run")
+        raise ConfigError("a run over packed files; binidx order takes it, and binidx.load_packed_run")
     RUN_FILE.convert(found, "")
     config = found["config"]
     blends = {"blend": _pair(config.get("blend"))}
@@ -255,7 +313,21 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     tokenizer = SavedTokenizer(**config["tokenizer"]) if "tokenizer" in config else None
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**each, "blend": _pair(each["blend"])}) for each in found.get("stages") or []]
-    return Run(**{**found, "config": built, "stages": stages if found.get("stages") is not None else None})
+    made = {"config": built, "stages": stages if found.get("stages") is not None else None}
+    return Run(**{"directory": None, **found, **made})
+
+
+def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig, Sequence[Stage] | None]:
+    """Return the config and the stages of a run with other paths: `names` has the new path of each old one."""
+
+    def rename(blend: Any) -> Any:
+        return blend and ([names.get(each, each) for each in blend[0]], blend[1])
+
+    config, stages, cache = run.config, run.stages, run.config.path_to_cache
+    blends = config.blend_per_split and [rename(each) for each in config.blend_per_split]
+    cache = cache and names.get(cache, cache)
+    config = replace(config, blend=rename(config.blend), blend_per_split=blends, path_to_cache=cache)
+    return config, stages and [replace(each, blend=rename(each.blend)) for each in stages]
 
 
 def is_packed_run(found: Any) -> bool:
@@ -279,11 +351,14 @@ def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> ty
     return make_dataclass(kind.__name__, described, kw_only=True)
 
 
+UNSAVED = ("storage_options", "written_paths", "megatron_samples")
+"""Fields of a config that its file lacks: secrets, paths of this process, an option without effect on GPT samples."""
+
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
-        config=_model_of_file(GPTDatasetConfig, ["storage_options"], tokenizer=SavedTokenizer, trust_cache=str | None),
+        config=_model_of_file(GPTDatasetConfig, UNSAVED, tokenizer=SavedTokenizer, trust_cache=str | None),
         dataloader_type=str,
     ),
     error=ConfigError,

@@ -7,16 +7,17 @@
     VersionedReader    compare the stored object with the opened one   remote objects
     BlockReader        fetch whole blocks                              compressed and checksummed objects
     LayeredReader      read through another reader                     caches, codecs, checksums
+    MarkedReader       tell the mark to which reads are pinned         local files, remote objects
 
 A capability is a Protocol beside `RangeReader`. Each is queried by one function of `ranges`: `as_mapped`,
-`as_composite`, `as_concurrent`, `as_block_reader` and `stored_reader`.
+`as_composite`, `as_concurrent`, `as_block_reader`, `stored_reader` and `version_marks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -28,6 +29,29 @@ Bytes = bytes | bytearray | memoryview
 
 Piece = tuple[int, int]
 """(read, place): the piece is range number `place` of read number `read`, of the reads of `CompositeReader.split`."""
+
+
+class FileVersion(NamedTuple):
+    """Marks of a local file that a write changes even if it restores size and mtime. They mean nothing elsewhere.
+
+    Attributes:
+        node: name that processes share which see the same files: `stores.local.node_view`.
+        inode, ctime: of the file; another file of this name has another inode.
+        owner: mode, user, group and number of links: chmod, chown and ln change these, and the ctime with them.
+    """
+
+    node: str
+    inode: int
+    ctime: float
+    owner: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"inode {self.inode}, ctime {self.ctime}"
+
+
+VersionMark = FileVersion | int
+"""Marks of a local file; of a remote object that has neither a strong ETag nor a generation, the second of its last
+change since the epoch. They are compared while a reader or its pickle lives, and never recorded."""
 
 
 @runtime_checkable
@@ -211,6 +235,7 @@ class BlockReader(Protocol):
 
     Attributes:
         block_bytes: plain bytes of the largest block.
+        num_blocks: number of blocks.
         stored_bytes: bytes of the stored object; fewer than `size` if it is compressed.
         codec: "raw" for plain bytes with checksums, else the name of the codec.
 
@@ -219,6 +244,9 @@ class BlockReader(Protocol):
 
     @property
     def block_bytes(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
 
     stored_bytes: int
     codec: str
@@ -244,6 +272,18 @@ class LayeredReader(Protocol):
     """
 
     reader: RangeReader
+
+
+@runtime_checkable
+class MarkedReader(Protocol):
+    """Reader whose object has marks of its version that its identity does not record.
+
+    Attributes:
+        mark: mark of the object when it was opened; None if its identity is all that pins it.
+    """
+
+    @property
+    def mark(self) -> VersionMark | None: ...
 
 
 class Writer(Protocol):

@@ -6,7 +6,14 @@
     cached       DiskCache                             remote objects if there is a cache_dir; index files always
                  ChunkCache                            else small remote objects, and segments, in memory
 
-A new store is a module and a row in `stores.registry`, a new codec a row in CODECS.
+Codecs are forms in which tokens are stored, each under a suffix of its own:
+
+    PREFIX.bin        "raw"     plain tokens
+    PREFIX.bin.zst    "zstd"    `codecs.segments`
+    PREFIX.bin.xyz    "xyz"     the codec that a program or an installed package registers for .xyz
+
+A codec is a module with a reader and a writer, and a row of CODECS or a call of `register_codec`. Everything else asks
+its `Codec`. If objects of several codecs are stored under a prefix, the first of `CODECS.known` is read.
 """
 
 from __future__ import annotations
@@ -14,52 +21,160 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from binidx.errors import ConfigError
 from binidx.json_models import JsonFile
+from binidx.registries import Registry
 from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
-from binidx.storage.codecs.segments import TAIL_BYTES, SegmentedObject, SegmentWriter
-from binidx.storage.interfaces import Bytes, RangeReader, Writer
+from binidx.storage.codecs.segments import (
+    LEVELS,
+    SEGMENT_BYTES,
+    TAIL_BYTES,
+    SegmentedObject,
+    SegmentWriter,
+    joined_table,
+    stored_pieces,
+)
+from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
+from binidx.storage.location import Location, Where
 from binidx.storage.ranges import as_block_reader, as_mapped, cut
 from binidx.storage.requests.remote_object import MAX_REQUEST, Found, RemoteObject, find_object, recorded_object
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile
-from binidx.storage.stores.registry import local_path
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Functions that make one stored object of several without decoding them.
+
+    Attributes:
+        pieces: function of a reader of plain bytes; returns the ranges of its stored object that hold them.
+        end: function of such readers; returns the bytes that follow the pieces of all of them.
+    """
+
+    pieces: Callable[[Any], Sequence[Range]]
+    end: Callable[[Sequence[Any]], bytes]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Way to store the bytes of a `.bin`.
+    """Way to store the bytes of a `.bin`. Spawned workers unpickle it, so its functions belong to modules.
 
     Attributes:
-        suffix: suffix of the object's name, after `.bin`.
-        open: function of a reader of the stored bytes and their end (b"" if unknown); returns a reader of plain bytes.
-        create: function of a Writer of stored bytes and a compression level; returns a Writer of plain bytes as a
-            context manager, whose exit writes the end of the object.
+        open: function of a reader of the stored bytes and their end (b"" if unknown). It returns a reader of the plain
+            bytes, which is a `BlockReader` and has the reader of the stored bytes as its attribute `reader`.
+        create: function of a Writer of stored bytes and a compression level (None: the default). It returns a Writer
+            of plain bytes as a context manager, whose exit writes the end of the object.
+        levels: valid compression levels.
+        tail_bytes: bytes of the end that `open` reads: on some stores they come with the request for the size.
+        block_bytes: usual plain bytes of a block, for plans.
+        checked_by: name, in reports, of the check of the plain bytes when they are read; None: there is none.
+        joining: how objects are concatenated as they are stored; None: they are decoded and encoded again.
     """
 
-    suffix: str
     open: Callable[[RangeReader, Bytes], RangeReader]
     create: Callable[[Writer, int | None], AbstractContextManager[Writer]]
+    levels: range = range(0)
+    tail_bytes: int = 0
+    block_bytes: int = 1
+    checked_by: str | None = None
+    joining: Joining | None = None
+
+    def check_level(self, level: int | None) -> None:
+        """Raise ConfigError if objects cannot be written with a compression level."""
+        if level is not None and level not in self.levels:
+            needed = f"needed {self.levels[0]} to {self.levels[-1]}" if self.levels else "this codec has none"
+            raise ConfigError(f"compression level {level}, {needed}")
 
 
-CODECS: dict[str, Codec] = {
-    "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
-    "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
-}
-"""Name -> codec; if objects of both are stored, the first is read."""
+RAW = Codec(lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer))
+ZSTD = Codec(
+    SegmentedObject,
+    SegmentWriter,
+    LEVELS,
+    tail_bytes=TAIL_BYTES,
+    block_bytes=SEGMENT_BYTES,
+    checked_by="frames",
+    joining=Joining(stored_pieces, joined_table),
+)
+
+CODECS: Registry[Codec] = Registry(
+    "binidx.storage.open:CODECS",
+    "codec",
+    "binidx.codecs",
+    r"\.[a-z0-9]+",
+    {"": "binidx.storage.open:RAW", ".zst": "binidx.storage.open:ZSTD"},
+)
+"""Suffix of the object's name, after `.bin` -> codec."""
+
+SUFFIX_OF_NAME = {"raw": "", "zstd": ".zst"}
+"""Names of codecs that are not their suffixes without the dot."""
+
+COMPRESSED = "zstd"
+"""Name of the codec of tokens that are to be compressed, if no other is chosen."""
 
 
-def codec_of(uri: str) -> str:
-    """Return the codec of an object by its name: "zstd" for `.bin.zst`, else "raw", also for other names in .zst."""
-    return next((name for name, codec in CODECS.items() if codec.suffix and uri.endswith(f".bin{codec.suffix}")), "raw")
+def register_codec(suffix: str, codec: Codec) -> None:
+    """Register a codec for this process, and for the worker processes that it starts.
+
+    A package that is installed registers its codec by an entry point instead: `.xyz = "package.module:CODEC"` in the
+    group `binidx.codecs`.
+
+    Args:
+        suffix: suffix of objects after `.bin`, such as ".xyz"; without its dot it is the name of the codec.
+        codec: the functions that read and write such objects.
+
+    Raises:
+        ConfigError: the suffix is built in, or stands for another codec.
+
+    Example:
+        binidx.register_codec(".xyz", Codec(XyzReader, XyzWriter))
+
+    Source: ours; the registry of codecs of zarr-python.
+    """
+    CODECS.register(suffix, codec)
+
+
+def codec_named(name: str) -> Codec:
+    """Return a codec by its name: "raw", "zstd", or another suffix without its dot.
+
+    Raises:
+        ConfigError: there is no codec of this name.
+    """
+    try:
+        return CODECS[suffix_of(name)]
+    except KeyError:
+        names = ", ".join(map(_name_of, CODECS.names()))
+        raise ConfigError(
+            f"codec: unknown (found {name}, need one of {names}); install the package that has it"
+        ) from None
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix that objects of a codec have after `.bin`."""
+    return SUFFIX_OF_NAME.get(name, f".{name}")
+
+
+def codec_of(uri: str, end: str = ".bin") -> str:
+    """Return the name of an object's codec by the suffix after `end`: "zstd" for `en.bin.zst`; "raw" for other names.
+
+    Args:
+        end: end of the name of a plain object; "" for any.
+    """
+    found = re.search(rf"{re.escape(end)}(\.[a-z0-9]+)$", uri)
+    return _name_of(found[1]) if found and (found[1] in CODECS.known or found[1] in CODECS.names()) else "raw"
+
+
+def _name_of(suffix: str) -> str:
+    return next((name for name, known in SUFFIX_OF_NAME.items() if known == suffix), suffix[1:])
 
 
 Keep = bool | Literal["disk"] | None
@@ -71,7 +186,7 @@ evict the chunks of small objects, since 130 samples/s of 8 segments fill its 25
 
 
 def open_object(
-    uri: str | os.PathLike[str],
+    uri: Where,
     *,
     storage_options: Mapping[str, Any] | None = None,
     mmap: bool = True,
@@ -82,7 +197,7 @@ def open_object(
     """Open an object for reading by ranges.
 
     Args:
-        uri: path, file://, or any URI that fsspec opens.
+        uri: path, file://, or any URI that fsspec opens; or a `Location`, which has options of its own.
         storage_options: options of fsspec for remote objects, and `ReadSettings` under the key "binidx".
         mmap: map local files; else they are read through fsspec.
         cache: of remote objects. None: on disk if there is a cache_dir, else in memory if the object is small enough
@@ -105,31 +220,23 @@ def open_object(
 
     Source: ours; fsspec's `open` for ranges.
     """
-    uri = os.fspath(uri)
-    codec = codec or codec_of(uri)
-    if found is None and codec != "raw" and local_path(uri) is None:
-        found = find_object(uri, storage_options, end_bytes=TAIL_BYTES)
-    stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
-    return layered(stored, storage_options, codec=codec, end=found.end if found else b"", cache=cache)
+    location = Location.of(uri, storage_options)
+    codec = codec or codec_of(location.uri)
+    if found is None and codec != "raw" and location.local_path is None:
+        found = find_object(location, end_bytes=codec_named(codec).tail_bytes)
+    stored = open_stored(location, mmap=mmap, found=found)
+    return layered(stored, location, codec=codec, end=found.end if found else b"", cache=cache)
 
 
-def open_stored(
-    uri: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    mmap: bool = True,
-    found: Found | None = None,
-) -> RangeReader:
+def open_stored(location: Location, *, mmap: bool = True, found: Found | None = None) -> RangeReader:
     """Open the stored bytes of an object, without layers.
 
     Args:
         found: result of an earlier HEAD of a remote object, which saves another one.
     """
-    uri = os.fspath(uri)
-    path = local_path(uri)
-    if path is not None:
-        return LocalFile(path) if mmap else RemoteObject(f"file://{os.path.abspath(path)}")
-    reader = RemoteObject(uri, storage_options, info=found.info if found else None)
+    if (path := location.local_path) is not None:
+        return LocalFile(path) if mmap else RemoteObject(Location(f"file://{os.path.abspath(path)}"))
+    reader = RemoteObject(location, info=found.info if found else None)
     if found and found.end:
         reader.stats.add(requests=1, bytes_moved=len(found.end))
     return reader
@@ -137,7 +244,7 @@ def open_stored(
 
 def layered(
     stored: RangeReader,
-    storage_options: Mapping[str, Any] | None,
+    location: Location,
     *,
     sums: RangeReader | None = None,
     codec: str = "raw",
@@ -147,14 +254,14 @@ def layered(
     """Return a stored object with the layers that check, decode and cache it.
 
     Args:
-        storage_options: those of the object.
+        location: of the object.
         sums: reader of the object's checksum file; None: no checks.
         end: last bytes of the object, if they are known.
     """
-    reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
-    local = local_path(stored.uri) is not None
+    reader = codec_named(codec).open(stored if sums is None else CheckedObject(stored, sums), end)
+    local = location.local_path is not None
     if cache is not False and not local:
-        on_disk = with_disk_cache(reader, ReadSettings.of(storage_options), whole=cache == "disk")
+        on_disk = with_disk_cache(reader, location.settings, whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
@@ -201,9 +308,7 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool 
         return reader
 
 
-def cache_whole(
-    uri: str, data: memoryview, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
-) -> memoryview | None:
+def cache_whole(location: Location, data: memoryview, identity: Mapping[str, Any] | None) -> memoryview | None:
     """Put the whole content of a stored object into the disk cache of this node.
 
     Args:
@@ -212,8 +317,8 @@ def cache_whole(
     Returns:
         The cached bytes; None if there is no identity, or no cache, or no space.
     """
-    found = recorded_object(uri, identity)
-    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
+    found = recorded_object(location.uri, identity)
+    reader = open_object(location, cache="disk", found=found) if found else None
     if not isinstance(reader, DiskCache):
         return None
     cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
@@ -254,18 +359,13 @@ def read_whole(reader: RangeReader) -> memoryview:
     return buffer.toreadonly()
 
 
-def read_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Return all bytes of an object, read from its store past every cache."""
-    return bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
-
-
-def read_document(file: JsonFile[Any], uri: str, storage_options: Mapping[str, Any] | None) -> bytes:
+def read_document(file: JsonFile[Any], location: Location) -> bytes:
     """Return all bytes of a small file, without any cache.
 
     Raises:
         BinidxError: `file.error`, if the file is larger than MAX_BYTES.
         ObjectNotFoundError: there is no such file.
     """
-    reader = open_object(uri, storage_options=storage_options, cache=False)
-    file.check_size(reader.size, uri)
+    reader = open_object(location, cache=False)
+    file.check_size(reader.size, location.uri)
     return bytes(read_whole(reader))

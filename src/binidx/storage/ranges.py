@@ -29,10 +29,12 @@ from binidx.storage.interfaces import (
     ConcurrentReader,
     LayeredReader,
     MappedReader,
+    MarkedReader,
     PendingRead,
     Piece,
     Range,
     RangeReader,
+    VersionMark,
 )
 from binidx.storage.threads import READS
 
@@ -201,3 +203,17 @@ def stored_reader(reader: RangeReader) -> RangeReader:
     while isinstance(reader, LayeredReader):
         reader = reader.reader
     return reader
+
+
+def version_marks(*readers: RangeReader) -> dict[str, VersionMark]:
+    """Return the marks of the objects that are read through readers.
+
+    Args:
+        readers: readers of one object each, perhaps with layers.
+
+    Returns:
+        By URI, in the order of the readers; nothing for objects without a mark.
+    """
+    stored = [(reader, stored_reader(reader)) for reader in readers]
+    marks = [(reader.uri, below.mark) for reader, below in stored if isinstance(below, MarkedReader)]
+    return {uri: mark for uri, mark in marks if mark is not None}

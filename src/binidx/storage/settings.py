@@ -32,18 +32,21 @@ class ReadSettings:
         cache_bytes: limit of all files in cache_dir; None: leave a tenth of its file system free.
         cache_chunk_bytes: bytes that a cache fetches together; None: 64 KiB. A slow link needs less.
         index_dir: directory of this node for `.idx` files and index arrays if there is no cache_dir; None: a directory
-            of this user in the temporary directory. "off": each process holds them in its own memory.
+            of this user in the temporary directory. "off": each process holds them in its own memory. (If the directory
+            is full, small ones; larger ones are an error.)
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
         verify: compare a plain `.bin` with its checksums, which must exist; None: only a remote one, and only if there
             are checksums.
         deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
         outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
-            5xx or 429; None: two minutes less than the timeout of the process group of torch.distributed, 8 minutes
-            without one.
+            5xx, or 429 or 503 to all requests of the process; None: two minutes less than the timeout of the process
+            group of torch.distributed, 8 minutes without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
             requests that are sent without a driver.
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
+        check_dates: where a store sends no ETag, refuse a response with another Last-Modified than the object had when
+            it was opened; False: for stores whose replicas send different dates for one object.
         parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
             names with commas between them, or a mapping from each name to the storage options there.
 
@@ -65,6 +68,7 @@ class ReadSettings:
     hedge: bool = True
     concurrency: int | None = None
     max_gap: int | None = None
+    check_dates: bool = True
     parts_from: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -180,6 +184,7 @@ RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
     "hedge": (parse_flag, None),
     "concurrency": (int, 1),
     "max_gap": (parse_bytes, 0),
+    "check_dates": (parse_flag, None),
     "parts_from": (parse_places, None),
 }
 """Setting -> parser of its text, and the minimum of a number."""

@@ -29,10 +29,10 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.store_protocols import Prices
 
 Usage = Mapping[str, float]
-"""Counter -> value, such as "s3 requests": 12; the names are those of NAMES."""
+"""Counter -> value, such as "remote requests": 12; the names are those of NAMES."""
 
-STORES = ("s3", "gs", "http", "file", "other")
-"""Names of `Prices` under which requests are counted; those of all other stores count as "other"."""
+REACHES = ("remote", "local")
+"""Names under which requests are counted: those to stores, and to files of this machine."""
 
 CACHES = {"memory": "chunk cache", "disk": "disk cache"}
 """Kind of cache -> name in the report."""
@@ -79,7 +79,7 @@ class ObjectStats(ReadStats):
     def __init__(self, prices: Prices) -> None:
         super().__init__()
         self.prices = prices
-        self._name = prices.store if prices.store in STORES else "other"
+        self._name = "local" if prices.store == "file" else "remote"
 
     def _add_to_usage(self, counts: Usage) -> None:
         _total._increase(counts)
@@ -129,7 +129,7 @@ class LayerStats(ReadStats):
 
 
 NAMES = [
-    *(f"{store} {each.name}" for store in STORES for each in fields(ReadStats)),
+    *(f"{reach} {field.name}" for reach in REACHES for field in fields(ReadStats)),
     *(f"{cache} {count}" for cache in CACHES for count in ("hits", "misses")),
     "dollars",
     "layers added",
@@ -222,11 +222,12 @@ def reads_part(used: Usage) -> str:
 
     The ratio is overhead: gaps between ranges and repeated requests, but not the rest of chunks that a cache keeps.
     """
-    requests, moved = remote(used, "requests"), remote(used, "bytes_moved")
+    requests, moved = used["remote requests"], used["remote bytes_moved"]
     if not requests:
-        return f"{bytes_text(used['file bytes_asked'])} from local files" if used["file bytes_asked"] else ""
-    again = ", ".join(counted(remote(used, name), one, name) for name, one in AGAIN.items() if remote(used, name))
-    wanted = remote(used, "bytes_asked") - used["layers added"]
+        return f"{bytes_text(used['local bytes_asked'])} from local files" if used["local bytes_asked"] else ""
+    repeated = {name: used[f"remote {name}"] for name in AGAIN}
+    again = ", ".join(counted(count, AGAIN[name], name) for name, count in repeated.items() if count)
+    wanted = used["remote bytes_asked"] - used["layers added"]
     sent = counted(requests, "request", "requests") + (f" ({again})" if again else "")
     kept = max(0.0, used["caches added"])
     ratio = f" ({moved / (wanted + kept):.2f}x)" if wanted > 0 else ""
@@ -252,11 +253,6 @@ def cost_part(used: Usage, run_tokens: float) -> str:
     return f"requests ${dollars:.2g} at list price{of_run}"
 
 
-def remote(used: Usage, count: str) -> float:
-    """Return a counter summed over all stores except local files."""
-    return sum(used[f"{store} {count}"] for store in STORES if store != "file")
-
-
 def counted(count: float, one: str, many: str) -> str:
     return f"{count:,.0f} {one if count == 1 else many}"
 
@@ -273,14 +269,14 @@ def bytes_text(count: float) -> str:
 def sum_usage(used: Usage) -> dict[str, float]:
     """Return the counters of a process that dashboards show, by names without blanks; see `metrics`."""
     loaders = {name: used[name] for name in ("samples", "tokens", "samples_ahead", "seconds", "wait_seconds")}
-    stores = {name: remote(used, name) for name in ("requests", "retries", "hedges", "bytes_moved")}
+    stores = {name: used[f"remote {name}"] for name in ("requests", "retries", "hedges", "bytes_moved")}
     caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
-    wanted = remote(used, "bytes_asked") - used["layers added"]
+    wanted = used["remote bytes_asked"] - used["layers added"]
     return {
         **loaders,
         **stores,
         "bytes_wanted": max(0.0, wanted),
-        "bytes_local": used["file bytes_asked"],
+        "bytes_local": used["local bytes_asked"],
         **caches,
         "dollars": used["dollars"],
     }

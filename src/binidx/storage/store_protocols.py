@@ -1,4 +1,4 @@
-"""Protocols of stores: one class per provider; `binidx.testing.check_object_store` checks an implementation.
+"""Protocols of stores: one class per provider, with all that is known of it; `binidx.testing` checks implementations.
 
     ReadableStore      head and fetch by coroutines              all drivers with an event loop
     BlockingStore      the same for threads                      other drivers, chains of filesystems
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.storage.interfaces import Range
+from binidx.storage.interfaces import Range, VersionMark
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class ObjectInfo:
         size: bytes.
         identity: JSON values that identify the content: `size`, and `etag`, `generation`, `version` or `mtime`.
         md5: base64 digest of the content, from stores that report one.
+        mark: mark of the version that is not part of the identity, which is persisted.
     """
 
     uri: str
     size: int
     identity: Mapping[str, Any]
     md5: str | None = None
+    mark: VersionMark | None = None
 
     @functools.cached_property
     def version(self) -> str | None:
@@ -46,10 +48,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Prices:
-    """List prices of requests to a store, and the name under which the requests are counted.
+    """List prices of requests to a store, and its name.
 
     Attributes:
-        store: the name in counters and reports, such as "s3".
+        store: the name in plans, such as "s3"; "file" for files of this machine, whose reads are no requests.
         dollars_per_read: price of a GET for storage that is read often; transfer is not counted.
         dollars_per_write: price of a PUT or a copy.
     """
@@ -57,6 +59,31 @@ class Prices:
     store: str = "other"
     dollars_per_read: float = 0.0
     dollars_per_write: float = 0.0
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Package that sends a store's requests, for messages.
+
+    Attributes:
+        package, install: name of the package, and the argument of `pip install` that installs it.
+        credentials: where users set credentials.
+    """
+
+    package: str = ""
+    install: str = ""
+    credentials: str = "those in storage_options or in its driver's configuration"
+
+
+@runtime_checkable
+class DrivenStore(Protocol):
+    """A store whose class names its driver.
+
+    Attributes:
+        driver: the package, and hints for messages.
+    """
+
+    driver: Driver
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,7 @@ class Store(Protocol):
         """Return the prices of requests.
 
         Returns:
-            The name of the store in counters, and its list prices.
+            The name of the store, and its list prices.
         """
 
     def pins(self, info: ObjectInfo) -> bool:

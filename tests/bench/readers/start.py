@@ -1,7 +1,7 @@
 """One start of a run over many prefixes, from its config to the first batch: `cold_start.py` says whose and where.
 
 Prints the machine's monotonic time at the end of the imports, when the datasets stood, and when the first batch was
-there, and the most anonymous memory since the imports.
+there, the most anonymous memory since the imports, and binidx's requests to stores.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def main() -> None:
     built = time.monotonic()
     tokens = np.asarray(first(train)["tokens"])
     told = {"imported": imported, "built": built, "first": time.monotonic(), "cpu": time.process_time() - cpu}
-    print(json.dumps({**told, "tokens": int(tokens.sum()), "anonymous": anonymous_bytes() - before}))
+    told |= {"tokens": int(tokens.sum()), "anonymous": anonymous_bytes() - before}
+    from binidx.storage.stats import sum_usage, usage  # after all that is measured
+
+    print(json.dumps({**told, "requests": sum_usage(usage())["requests"]}))
     sys.stdout.flush()
     os._exit(0)  # what comes after the first batch is nobody's start
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +33,29 @@ from binidx.dataset.kinds.bert import trim
 from binidx.errors import ConfigError
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_samples_are_megatrons(seed: int, tmp_path: Path) -> None:
-    assert compare(BERT, tmp_path, seed, lambda rng: {"classification_head": bool(rng.integers(2))}) > 200
+@pytest.mark.parametrize("version", ["main", "0.16.1"])
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_are_megatrons(seed: int, version: str, tmp_path: Path) -> None:
+    def own(rng: np.random.Generator) -> dict[str, Any]:
+        return {"classification_head": bool(rng.integers(2))}
+
+    assert compare(BERT, tmp_path, seed, own, megatron_samples=version) > 200
+
+
+def test_processes_whose_tokenizers_have_other_orders_make_the_same_samples_unlike_those_of_0_16_1(prefix: str) -> None:
+    found = [samples_of_a_process(prefix, hash_seed) for hash_seed in "123"]
+    assert len({each["order of ids"] for each in found}) == 3
+    assert len({each["main"] for each in found}) == 1
+    assert len({each["0.16.1"] for each in found}) == 3
+
+
+def samples_of_a_process(prefix: str, hash_seed: str) -> dict[str, str]:
+    """What `helpers/bert_process.py` prints in a process in which strings have other hashes."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "helpers.bert_process", prefix]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import binidx
 from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
 from binidx.errors import IndexBuildError
-from binidx.index.best_fit import cut_documents
+from binidx.index.packing import cut_documents
 from binidx.native.mappings import best_fit
 from binidx.run.provenance.contents import trace_contents
 
@@ -116,7 +116,7 @@ def test_an_epoch_is_served_before_the_next_and_a_run_that_grows_keeps_its_order
     for epoch in range(3):
         part = thrice.shuffle_index[epoch * len(once) : (epoch + 1) * len(once)]
         assert sorted(part.tolist()) == [*range(len(once))]
-    assert thrice.find_epochs(np.array([0, len(once), 3 * len(once) - 1])).tolist() == [0, 1, 2]
+    assert thrice.order.epochs(np.array([0, len(once), 3 * len(once) - 1])).tolist() == [0, 1, 2]
 
 
 def test_the_cache_gives_the_same_samples(prefix: str, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_cache_gives_the_same_samples(prefix: str, tmp_path: Path) -> None:
 
 def test_its_documents_can_be_traced(prefix: str) -> None:
     dataset = build(prefix)
-    contents = trace_contents(dataset, np.arange(len(dataset)))
+    contents = trace_contents(dataset.order, np.arange(len(dataset)))
     assert contents.spans.length.sum() == dataset.pieces[:, 2].sum()
     assert (contents.epoch == 0).all()
 

@@ -70,7 +70,7 @@ def test_samples_are_made_with_it_and_know_its_name(tmp_path: Path) -> None:
     dataset = binidx.BlendedMegatronDatasetBuilder(SFTDataset, [2, 0, 0], lambda: True, config).build()[0]
     assert isinstance(dataset, SFTDataset)
     assert '"tokenizer_path": [\n            "letters"' in dataset.unique_description
-    for idx, needed in enumerate(["hello<|end|>so<|end|><eos>", "lain<eos>"]):
+    for idx, needed in enumerate(["hello<|end|>so<|end|>", "lain<eos>"]):
         sample = dataset[idx]
         learnt = sample["labels"][sample["loss_mask"] == 1]
         assert chat.tokenizer.decode(learnt).replace(" ", "") == needed

@@ -23,13 +23,17 @@ IDS = {"<eod>": 0, "<pre>": 90_001, "<mid>": 90_002, "<suf>": 90_003, "<pad>": 9
 
 
 class Letters:
-    """A tokenizer of pairs of letters, so that a cut within a pair changes the number of tokens; "z" is <file>."""
+    """A tokenizer of pairs of letters, so that a cut within a pair changes the number of tokens; "z" is <file>.
+
+    Token 7 is special: it may be left out of texts.
+    """
 
     def tokens_to_ids(self, tokens: Any) -> Any:
         return IDS.get(tokens) if isinstance(tokens, str) else [IDS.get(token) for token in tokens]
 
-    def ids_to_text(self, ids: Any) -> str:
-        return "".join(chr(97 + i % 26) + chr(97 + i // 26 % 26) if i < 1000 else "" for i in np.asarray(ids).tolist())
+    def ids_to_text(self, ids: Any, remove_special_tokens: bool = False) -> str:
+        kept = [i for i in np.asarray(ids).tolist() if i < 1000 and not (remove_special_tokens and i == 7)]
+        return "".join(chr(97 + i % 26) + chr(97 + i // 26 % 26) for i in kept)
 
     def text_to_ids(self, text: str) -> list[int]:
         return [1 + sum(text[at : at + 2].encode()) % 88 for at in range(0, len(text), 2)]
@@ -42,14 +46,14 @@ class WithLetters(Tokenizer):
 
 
 def model(sample: Any, rng: np.random.RandomState, rate: float, spm: float, split: int | None, fragment: float,
-          no_prefix: str | None) -> Any:  # fmt: skip
-    """Megatron-LM's rule, one token at a time, in lists."""
+          no_prefix: str | None, version: str) -> Any:  # fmt: skip
+    """Megatron-LM's rule, one token at a time, in lists: at d98e8a64, or at core_v0.16.1."""
     letters = Letters()
 
     def cut(tokens: list[int], rate: float) -> list[int]:
         if not rng.binomial(1, rate):
             return tokens
-        text = letters.ids_to_text(tokens)
+        text = letters.ids_to_text(tokens, remove_special_tokens=version == "main")
         if no_prefix is not None and text.startswith(no_prefix):
             return tokens
         a, b = sorted(rng.randint(0, len(text) + 1, size=2))
@@ -82,23 +86,38 @@ def model(sample: Any, rng: np.random.RandomState, rate: float, spm: float, spli
 
 @settings(max_examples=300)
 @given(
-    tokens=st.lists(st.sampled_from([0, 0, 99, *range(1, 60)]), min_size=1, max_size=60),
+    tokens=st.lists(st.sampled_from([0, 0, 7, 7, 7, 99, *range(1, 60)]), min_size=1, max_size=60),
     rates=st.tuples(*[st.sampled_from([0.0, 0.3, 0.9, 1.0])] * 3),
     split=st.sampled_from([None, 99]),
     no_prefix=st.sampled_from([None, "b", "bb"]),
     number=st.integers(0, 2**40),
+    version=st.sampled_from(["main", "0.16.1"]),
 )
 def test_given_the_same_draws_a_sample_is_megatrons(
-    tokens: list[int], rates: Any, split: int | None, no_prefix: str | None, number: int
+    tokens: list[int], rates: Any, split: int | None, no_prefix: str | None, number: int, version: str
 ) -> None:
     rate, spm, fragment = rates
     config = config_of(
         "en", fim_rate=rate, fim_spm_rate=spm, fim_split_sample=None if split is None else "<file>",
-        fim_fragment_rate=fragment, fim_no_prefix=no_prefix,
+        fim_fragment_rate=fragment, fim_no_prefix=no_prefix, megatron_samples=version,
     )  # fmt: skip
     moved = FIMTransform(config)(np.array(tokens), seed_sample(7, number))
     assert moved.dtype == np.int64
-    assert moved.tolist() == model(tokens, seed_sample(7, number), rate, spm, split, fragment, no_prefix)
+    assert moved.tolist() == model(tokens, seed_sample(7, number), rate, spm, split, fragment, no_prefix, version)
+
+
+class PlainLetters(Letters):
+    """Has no special tokens."""
+
+    def ids_to_text(self, ids: Any) -> str:  # type: ignore[override]
+        return super().ids_to_text(ids)
+
+
+def test_a_tokenizer_that_cannot_leave_special_tokens_out_decodes_all() -> None:
+    plain = type("WithPlainLetters", (Tokenizer,), {"_tokenizer": PlainLetters()})()
+    tokens, kept = np.arange(1, 30), config_of("en", fim_rate=1.0, megatron_samples="0.16.1")
+    found = FIMTransform(config_of("en", fim_rate=1.0, tokenizer=plain))(tokens, seed_sample(7, 1))
+    assert found.tolist() == FIMTransform(kept)(tokens, seed_sample(7, 1)).tolist()
 
 
 def test_as_many_segments_are_cut_as_the_rates_say_and_anywhere() -> None:

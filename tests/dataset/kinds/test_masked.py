@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,6 +234,15 @@ def test_samples_of_a_split_without_documents_are_an_error_that_names_it(prefix:
     with pytest.raises(IndexBuildError, match=r"en, test split: found 0 samples in 0 documents, need 20"):
         build(BERT, [prefix], split="999,0,1")
     assert len(build(BERT, [prefix], (10, 0, 0), split="999,0,1")[2]) == 0
+
+
+def test_bert_has_another_order_for_the_samples_of_each_version_of_megatron_and_t5_has_one(prefix: str) -> None:
+    for kind, num_orders in ((BERT, 2), (T5, 1)):
+        built = [build(kind, [prefix], megatron_samples=version)[0] for version in ("main", "0.16.1")]
+        assert len({json.dumps(each.order_identity) for each in built}) == num_orders
+        assert len({each.unique_description for each in built}) == 1
+    with pytest.raises(ConfigError, match=r"megatron_samples: found 'dev', need 'main' or '0\.16\.1'"):
+        build(BERT, [prefix], megatron_samples="dev")
 
 
 def test_documents_with_gaps_are_refused(prefix: str) -> None:

@@ -40,13 +40,29 @@ def build(config: binidx.GPTDatasetConfig, sizes: Any = (100, None, None)) -> li
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from([1, 2, 8, 33, 64, 100, 400]), st.sampled_from([1, 2, 4]))
-def test_a_row_is_packed_as_megatron_packs_it(seed: int, length: int, ranks: int) -> None:
-    (row,) = random_rows(seed, 1)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.sampled_from([1, 2, 8, 33, 64, 100, 400]),
+    ranks=st.sampled_from([1, 2, 4]),
+    ends=st.booleans(),
+    version=st.sampled_from(["main", "0.16.1"]),
+)
+def test_a_row_is_packed_as_megatron_packs_it(seed: int, length: int, ranks: int, ends: bool, version: str) -> None:
+    (row,), tokenizer = random_rows(seed, 1), Speaker(ends=ends)
     uri = write_rows(f"memory://sft/{seed}.jsonl", [row])
-    config = config_of(uri, sequence_length=length, context_parallel_size=ranks, split="1,0,0")
+    config = config_of(
+        uri, sequence_length=length, context_parallel_size=ranks, split="1,0,0", tokenizer=tokenizer,
+        sequence_parallel_size=4 if version == "main" else 0, megatron_samples=version,
+    )  # fmt: skip
     found = build(config, (1, 0, 0))[0][0]
-    same(found, packed_as_megatron(row, Speaker(), length, 2 * ranks if ranks > 1 else 1))
+    same(found, packed_as_megatron(row, tokenizer, length, 2 * ranks if ranks > 1 else 1, version))
+
+
+def test_conversations_that_hybrid_context_parallel_ranks_share_are_padded_for_all_of_them(tmp_path: Path) -> None:
+    (row,) = random_rows(1, 1)
+    options = {"data_parallel_size": 3, "context_parallel_size": 2, "hybrid_context_parallel": True}
+    config = config_of(write_rows(f"{tmp_path}/a.jsonl", [row]), sequence_length=400, split="1,0,0", **options)
+    same(build(config, (1, 0, 0))[0][0], packed_as_megatron(row, Speaker(), 400, 12))
 
 
 def test_samples_are_the_rows_of_their_split_over_and_over(tmp_path: Path) -> None:
@@ -87,10 +103,13 @@ def test_a_loader_goes_on_with_a_file_that_was_moved_and_not_in_another_order(tm
             loader_of("b", **changes).load_state_dict(loader.state_dict())
 
 
-def test_batches_of_a_blend_in_a_store_are_read_ahead_and_have_bounds_of_one_length(s3: Bucket) -> None:
+@pytest.mark.parametrize("version", ["main", "0.16.1"])
+def test_batches_of_a_blend_in_a_store_are_read_ahead_and_have_bounds_of_one_length(version: str, s3: Bucket) -> None:
     rows = [random_rows(seed, 40) for seed in (1, 2)]
     uris = [write_rows(f"{s3.fresh()}/{name}.jsonl", each) for name, each in zip("ab", rows, strict=True)]
-    config = config_of(uris[0], blend=(uris, [0.3, 0.7]), split="1,0,0", context_parallel_size=2)
+    config = config_of(
+        uris[0], blend=(uris, [0.3, 0.7]), split="1,0,0", context_parallel_size=2, megatron_samples=version
+    )
     blend = build(config, (60, 0, 0))[0]
     loader = build_pretraining_data_loader(blend, 0, 4, look_ahead=3)
     assert loader is not None
@@ -98,9 +117,9 @@ def test_batches_of_a_blend_in_a_store_are_read_ahead_and_have_bounds_of_one_len
     for step, batch in zip(range(8), loader, strict=False):
         for row in range(4):
             source, number = int(batch["dataset_id"][row]), blend.dataset_sample_index[4 * step + row]
-            needed = packed_as_megatron(rows[source][number], Speaker(), 64, 4)
+            needed = packed_as_megatron(rows[source][number], Speaker(), 64, 4, version)
             assert batch["cu_seqlens"][row].unique().tolist() == np.unique(needed["cu_seqlens"]).tolist()
-            bounds = max(bounds, len(needed["cu_seqlens"]))
+            bounds = max(bounds, len(np.unique(needed["cu_seqlens"])))
             same({name: batch[name][row] for name in ("tokens", "labels", "loss_mask", "position_ids", "max_seqlen")},
                  {name: value for name, value in needed.items() if name != "cu_seqlens"})  # fmt: skip
     assert bounds > 2
@@ -108,8 +127,9 @@ def test_batches_of_a_blend_in_a_store_are_read_ahead_and_have_bounds_of_one_len
 
 def test_an_eod_that_pads_as_well_is_learnt_where_it_ends_a_conversation(tmp_path: Path) -> None:
     row = {"messages": conversation(np.random.default_rng(0))}
+    uri = write_rows(f"{tmp_path}/a.jsonl", [row])
     with pytest.warns(UserWarning, match="pad id 5 is also another special token"):
-        dataset = build(config_of(write_rows(f"{tmp_path}/a.jsonl", [row]), tokenizer=Speaker(pad=5), split="1,0,0"))[0]
+        dataset = build(config_of(uri, tokenizer=Speaker(pad=5, ends=True), split="1,0,0"))[0]
     sample = dataset[0]
     (ends,) = np.nonzero(np.asarray(sample["labels"] == 5) & np.asarray(sample["loss_mask"] == 1))
     assert len(ends) == 1

@@ -18,7 +18,7 @@ from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 
 
 def as_megatron(messages: Any, tokenizer: Speaker, length: int, multiple: int, rows: bool) -> dict[str, Any]:
-    """Source: NVIDIA/Megatron-LM, `VarlenDataset.__getitem__`, on lists."""
+    """Source: NVIDIA/Megatron-LM at d48bd6be, its branch dev, `VarlenDataset.__getitem__`, on lists."""
     if isinstance(messages, str):
         tokens = tokenizer.tokenize(messages)
         targets = [*tokens]
@@ -45,7 +45,7 @@ def as_megatron(messages: Any, tokenizer: Speaker, length: int, multiple: int, r
         "labels": labels,
         "loss_mask": ((np.arange(padded) < original) & (labels != IGNORE)).astype(np.float32),
         "position_ids": np.arange(padded),
-        **({} if rows else lengths),
+        **({"padding_mask": np.arange(padded) >= original} if rows else lengths),
     }
 
 
@@ -66,16 +66,46 @@ def build(uri: str, size: int = 1, **changes: Any) -> Any:
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([1, 2]), st.booleans(), st.booleans())
-def test_a_conversation_is_a_sample_as_in_megatron(seed: int, length: int, ranks: int, rows: bool, text: bool) -> None:
-    rng = np.random.default_rng(seed)
+@given(
+    seed=st.integers(0, 10**6),
+    length=st.sampled_from([1, 5, 16, 64]),
+    ranks=st.sampled_from([1, 2]),
+    rows=st.booleans(),
+    text=st.booleans(),
+    pad=st.sampled_from([6, 10 + ord("b"), 10 + ord("e")]),
+)
+def test_a_conversation_is_a_sample_as_in_megatron(
+    seed: int, length: int, ranks: int, rows: bool, text: bool, pad: int
+) -> None:
+    rng, tokenizer = np.random.default_rng(seed), Speaker(pad=pad)
     messages: Any = "abc"[: rng.integers(4)] * 3 if text else conversation(rng, int(rng.integers(1, 4)))
-    whole = len(messages if text else Speaker().tokenize_conversation(messages, True, False)[0])
+    whole = len(messages if text else tokenizer.tokenize_conversation(messages, True, False)[0])
     if whole == length + 1:
         return  # one EOD too many in Megatron: see below
     uri = write_rows(f"memory://varlen/{seed}.jsonl", [{"text" if text else "messages": messages}])
-    dataset = build(uri, sequence_length=length, context_parallel_size=ranks, varlen_sbhd_validation=rows)
-    same(dataset[0], as_megatron(messages, Speaker(), length, 2 * ranks if ranks > 1 else 1, rows))
+    options = {"sequence_length": length, "context_parallel_size": ranks, "varlen_sbhd_validation": rows}
+    needed = as_megatron(messages, tokenizer, length, 2 * ranks if ranks > 1 else 1, rows)
+    same(build(uri, tokenizer=tokenizer, **options)[0], needed)
+    needed.pop("padding_mask", None)
+    needed["loss_mask"][needed["labels"] == pad] = 0
+    same(build(uri, tokenizer=tokenizer, megatron_samples="0.16.1", **options)[0], needed)
+
+
+def test_an_eod_that_is_the_pad_is_trained_on_at_the_end_of_a_conversation_alone(tmp_path: Path) -> None:
+    uri = write_rows(f"{tmp_path}/a.jsonl", [{"text": "abc"}])
+    options = {"tokenizer": Speaker(pad=5), "allow_ambiguous_pad_tokens": True, "varlen_sbhd_validation": True}
+    with pytest.warns(UserWarning, match="pad id 5 is also another special token"):
+        sample = build(uri, sequence_length=6, **options)[0]
+    assert sample["loss_mask"].tolist() == [1, 1, 1, 0, 0, 0]
+    assert sample["padding_mask"].tolist() == [False, False, False, True, True, True]
+
+
+def test_a_text_of_one_eod_predicts_another_where_megatrons_sample_is_empty(tmp_path: Path) -> None:
+    uri = write_rows(f"{tmp_path}/a.jsonl", [{"text": "a"}])
+    tokenizer = Speaker(eod=10 + ord("a"))
+    assert len(as_megatron("a", tokenizer, 4, 1, False)["tokens"]) == 0
+    sample = build(uri, sequence_length=4, tokenizer=tokenizer)[0]
+    assert [sample[name].tolist() for name in ("tokens", "labels", "loss_mask")] == [[107], [107], [1]]
 
 
 def test_a_conversation_that_fits_but_for_its_eod_is_cut_off_where_megatrons_is_too_long(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from binidx.errors import IndexBuildError
 from binidx.index.cache import array_writer
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
 
 ARRAY = np.arange(300_000, dtype=np.int32)
 
@@ -35,7 +37,9 @@ def build(writer: ArrayWriter) -> None:
 
 
 def cached(directory: Any) -> np.ndarray:
-    return IndexCache(str(directory), "0f-Kind-train").load_or_build("described", {"x": 1}, ["a"], build)["a"]
+    return IndexCache(IndexFiles(Location.of(str(directory)), "0f-Kind-train")).load_or_build(
+        "described", {"x": 1}, ["a"], build
+    )["a"]
 
 
 def files(directory: Path) -> list[str]:
@@ -59,12 +63,12 @@ def test_arrays_served_after_a_build_are_the_files(
 
 
 def test_small_arrays_take_no_descriptor(tmp_path: Path) -> None:
-    writer = ArrayWriter(lambda name: f"{tmp_path}/{name}.npy")
+    writer = ArrayWriter(IndexFiles(Location.of(tmp_path), "0f"))
     with writer.array("a", (5,), np.int64) as out:
         out[:] = 7
     assert file_under(writer.arrays["a"]) == ""
-    assert np.load(tmp_path / "a.npy").tolist() == [7] * 5
-    assert writer.stored["a"].bytes == (tmp_path / "a.npy").stat().st_size
+    assert np.load(tmp_path / "0f-a.npy").tolist() == [7] * 5
+    assert writer.stored["a"].bytes == (tmp_path / "0f-a.npy").stat().st_size
 
 
 def test_without_uris_arrays_stay_in_memory() -> None:
@@ -125,7 +129,7 @@ assert (cached({uri!r}) == ARRAY).all()
 def test_a_failed_build_leaves_the_files_before_it(tmp_path: Path) -> None:
     cached(tmp_path)
     before = files(tmp_path)
-    writer = ArrayWriter(lambda name: f"{tmp_path}/0f-Kind-train-{name}.npy")
+    writer = ArrayWriter(IndexFiles(Location.of(tmp_path), "0f-Kind-train"))
     with pytest.raises(ValueError, match="broadcast"), writer.array("a", (1 << 20,), np.int32) as out:
         out[:] = ARRAY
     assert files(tmp_path) == before
@@ -157,6 +161,51 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
     assert files(tmp_path / "cache") == []
 
 
+LARGE = """
+import resource, signal, sys
+import numpy as np
+from binidx.index.cache import array_writer
+from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+array_writer.SHUFFLED_IN_FILE = int(sys.argv[3])
+def build(writer):
+    for name, size in ("small", 200_000), ("large", 80 << 20):
+        with writer.array(name, (size,), np.int8, in_order=False) as out:
+            pass
+try:
+    cache = IndexCache(IndexFiles(Location.of(sys.argv[1]), "0f-Kind-train"))
+    cache.load_or_build("described", {"x": 1}, ["small", "large"], build)
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("limit", [100_000, 1_000_000], ids=["small array fails", "large array fails"])
+@pytest.mark.parametrize("shuffled_in_file", [1 << 30, 0], ids=["in the file", "in memory, then written"])
+def test_a_large_array_goes_from_a_full_disk_to_memory_only_if_that_is_asked_for(
+    tmp_path: Path, limit: int, shuffled_in_file: int
+) -> None:
+    command = [sys.executable, "-c", LARGE, str(tmp_path), str(limit), str(shuffled_in_file)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(f"IndexBuildError {tmp_path}/0f-Kind-train-large.npy: no room in {tmp_path} (")
+    for part in ("bytes free, need 83,886,208)", "another path_to_cache", "BINIDX_INDEX_DIR=off"):
+        assert part in ended.stdout
+    environment = {**os.environ, "BINIDX_INDEX_DIR": "off"}
+    asked = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert asked.stdout == ""
+    assert "index not cached" in asked.stderr
+
+
+def test_a_large_array_for_a_store_goes_from_a_full_node_to_memory_only_if_that_is_asked_for(s3: Any) -> None:
+    command = [sys.executable, "-c", LARGE, s3.fresh(), "1000000", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "0f-Kind-train-large.npy: no room in " in ended.stdout
+    assert "a larger BINIDX_INDEX_DIR" in ended.stdout
+
+
 @pytest.fixture
 def little_disk(tmp_path: Path) -> Any:
     """A filesystem of 1 MiB."""
@@ -182,7 +231,8 @@ def test_a_full_disk_is_noticed_before_the_array_is_filled(
 def test_neither_disk_nor_memory_is_an_error(
     little_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = ArrayWriter(lambda name: f"{little_disk}/{name}.npy")
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")  # memory is asked for
+    writer = ArrayWriter(IndexFiles(Location.of(little_disk), "0f"))
     with (
         caplog.at_level(logging.ERROR),
         pytest.raises(
@@ -195,6 +245,8 @@ def test_neither_disk_nor_memory_is_an_error(
 
 KILLED = """
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
 
 def build(writer):
     with writer.array("a", (1 << 20,), "i4") as out:
@@ -202,7 +254,7 @@ def build(writer):
         print("in the middle", flush=True)
         input()
 
-IndexCache({directory!r}, "0f-Kind-train").load_or_build("described", {{"x": 1}}, ["a"], build)
+IndexCache(IndexFiles(Location.of({directory!r}), "0f-Kind-train")).load_or_build("described", {{"x": 1}}, ["a"], build)
 """
 
 
@@ -229,7 +281,7 @@ def test_an_array_that_fits_beside_one_that_does_not(little_disk: Path, caplog: 
         with writer.array("a", (150_000,), np.int32) as one, writer.array("b", (150_000,), np.int32) as other:
             one[:], other[:] = 1, 2
 
-    cache = IndexCache(str(little_disk), "0f-Kind-train")
+    cache = IndexCache(IndexFiles(Location.of(str(little_disk)), "0f-Kind-train"))
     arrays = cache.load_or_build("described", {}, ["a", "b"], build)
     assert {name: array.sum() for name, array in arrays.items()} == {"a": 150_000, "b": 300_000}
     assert "No space left on device" in caplog.text

@@ -20,7 +20,9 @@ from binidx.index.cache import build_lock
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import lock_path, poll_pause_seconds
 from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.lease import Lease, new_lease_record
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.publish import delete_object
 
@@ -110,7 +112,7 @@ def here(tmp_path: Path) -> Iterator[Run]:
 
 
 def lease_of(run: Run) -> Lease:
-    return Lease(f"{run.cache}/{NAME}-binidx.json-claim")
+    return Lease(Location.of(f"{run.cache}/{NAME}-binidx.json-claim"))
 
 
 def test_of_eight_processes_on_two_nodes_one_builds(run: Run) -> None:
@@ -184,10 +186,10 @@ def test_a_lease_that_failed_in_an_earlier_run_is_taken_over(run: Run) -> None:
 def test_a_process_that_died_while_it_took_over_a_lease_does_not_block_a_later_run(run: Run) -> None:
     dead, lease = new_lease_record("a node that is gone"), lease_of(run)
     lease.write(dead)
-    Lease(f"{lease.uri}-after-{dead.holder}").write(new_lease_record("another"))
+    Lease(Location.of(f"{lease.location}-after-{dead.holder}")).write(new_lease_record("another"))
     how = {"dead": 1, "beat": 0.2}
     assert run.results([run.start("node0", **how)])[0]["sum"] == SUM, "alone, when the second one is found dead, too"
-    delete_object(lease.uri.removesuffix("-claim"))
+    delete_object(Location.of(lease.location.uri.removesuffix("-claim")))
     assert run.results([run.start("node0", **how)])[0]["sum"] == SUM
     assert lease.read() is None, "taken over, and released"
 
@@ -246,7 +248,7 @@ def test_in_a_store_that_cannot_be_written_to_every_process_builds_and_warns_onc
 @pytest.mark.parametrize("stands", ["nothing", "an index of other options"])
 def test_when_the_index_cannot_be_published_no_process_waits_for_the_next_one(here: Run, stands: str) -> None:
     if stands != "nothing":
-        IndexCache(here.cache, NAME).build("described", {"option": False}, lambda writer: None)
+        IndexCache(IndexFiles(Location.of(here.cache), NAME)).build("described", {"option": False}, lambda writer: None)
     (Path(here.cache) / f"{NAME}-a.npy" / "taken").mkdir(parents=True)
     for number in range(8):
         here.start(f"node{number % 2}", start=here.gate, build=3)
@@ -293,7 +295,7 @@ def test_a_check_ends_the_wait_of_a_process(here: Run) -> None:
     def build(writer: ArrayWriter) -> None:
         raise AssertionError("another process builds")
 
-    cache = IndexCache(here.cache, NAME, context=BuildContext().with_check(check))
+    cache = IndexCache(IndexFiles(Location.of(here.cache), NAME), context=BuildContext().with_check(check))
     with pytest.raises(TimeoutError, match="another rank failed"):
         cache.load_or_build("described", FINGERPRINT, ["a"], build)
     assert time.monotonic() - began < 300
@@ -311,12 +313,16 @@ def test_a_process_polls_a_lease_every_two_seconds_however_many_it_waits_for(wai
 
 def test_one_path_has_one_lock_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert lock_path("a/m.json", None) == lock_path(f"{tmp_path}/a/m.json", None) != lock_path("b/m.json", None)
-    assert lock_path("a/m.json", {"binidx": {"index_dir": "off"}}) is None
+    assert (
+        lock_path(Location.of("a/m.json"))
+        == lock_path(Location.of(f"{tmp_path}/a/m.json"))
+        != lock_path(Location.of("b/m.json"))
+    )
+    assert lock_path(Location.of("a/m.json", {"binidx": {"index_dir": "off"}})) is None
 
 
 def test_no_lease_is_acquired_for_a_cached_index(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     request_index(run.cache, str(run.log), {})
     monkeypatch.setattr(build_lock, "Lease", None)
     assert request_index(run.cache, str(run.log), {})["sum"] == SUM
-    assert not object_exists(lease_of(run).uri)
+    assert not object_exists(lease_of(run).location)

@@ -17,8 +17,10 @@ from servers.latency_proxy import latency_proxy
 import binidx
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import format_manifest, parse_manifest
 from binidx.index.cache.order_record import OrderKey
+from binidx.storage.location import Location
 
 NAMES = ("a", "b")
 FINGERPRINT = {"bin": {"size": 10}, "option": True}
@@ -41,7 +43,9 @@ class Counting:
 
 
 def load_or_build(directory: str, build: Counting, fingerprint: dict[str, Any] = FINGERPRINT) -> dict[str, np.ndarray]:
-    return IndexCache(directory, "0f-Kind-train").load_or_build("described", fingerprint, NAMES, build)
+    return IndexCache(IndexFiles(Location.of(directory), "0f-Kind-train")).load_or_build(
+        "described", fingerprint, NAMES, build
+    )
 
 
 def test_the_second_start_loads_what_the_first_one_built(tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_a_cache_copied_to_another_bucket_is_read_though_its_etags_differ(s3: An
 def test_a_start_requests_the_manifest_and_each_array_once(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     with latency_proxy(s3.server.endpoint) as proxy:
-        cache = IndexCache(s3.fresh(), "0f-Kind-train", {"endpoint_url": proxy.endpoint})
+        cache = IndexCache(IndexFiles(Location.of(s3.fresh(), {"endpoint_url": proxy.endpoint}), "0f-Kind-train"))
         cache.load_or_build("described", FINGERPRINT, NAMES, build := Counting())
         proxy.reset()
         cache.load_or_build("described", FINGERPRINT, NAMES, build)
@@ -227,7 +231,9 @@ def test_a_cache_that_breaks_while_the_lock_is_awaited_is_named_in_one_warning(
             (tmp_path / name).write_bytes(data)
         harm(tmp_path)
 
-    cache = IndexCache(str(tmp_path), "0f-Kind-train", context=BuildContext((publish_and_harm,)))
+    cache = IndexCache(
+        IndexFiles(Location.of(str(tmp_path)), "0f-Kind-train"), context=BuildContext((publish_and_harm,))
+    )
     cache.load_or_build("described", FINGERPRINT, NAMES, build)
     assert build.built == 2
     assert caplog.text.count("unusable, rebuilding") == 1
@@ -249,7 +255,7 @@ def test_an_index_that_is_not_published_is_not_recorded_but_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def build(name: str, order: OrderKey) -> bytes:
-        cache = IndexCache(str(tmp_path), f"{name}-Kind-train", order=lambda: order)
+        cache = IndexCache(IndexFiles(Location.of(str(tmp_path)), f"{name}-Kind-train"), order=lambda: order)
         cache.load_or_build("described", FINGERPRINT, NAMES, Counting())
         [record] = tmp_path.glob("*-binidx-orders.json")
         return record.read_bytes()

@@ -21,6 +21,7 @@ from binidx.index.cache.lease import (
     new_lease_record,
     parse_lease_record,
 )
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.publish import create_object
 
@@ -32,7 +33,7 @@ def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Lease:
         "s3": lambda: request.getfixturevalue("s3").fresh(),
         "gs": lambda: f"{request.getfixturevalue('gs')}/{tmp_path.name}",
     }[request.param]()
-    return Lease(f"{base}/index.json-claim")
+    return Lease(Location.of(f"{base}/index.json-claim"))
 
 
 def winners(attempts: list[Any]) -> list[HeldLease]:
@@ -58,7 +59,7 @@ def test_one_of_eight_takes_over_an_expired_lease(lease: Lease) -> None:
     (held,) = winners([lambda: lease.take_over(dead.record)] * 8)
     assert lease.read() == held.record != dead.record
     assert lease.take_over(dead.record) is None, "a late process sees that it was taken over"
-    assert not object_exists(f"{lease.uri}-after-{dead.record.holder}")
+    assert not object_exists(Location.of(f"{lease.location}-after-{dead.record.holder}"))
 
 
 def test_a_working_holder_renews_its_lease_and_a_dead_one_does_not(
@@ -121,7 +122,7 @@ def test_an_interrupted_holder_releases_its_lease(lease: Lease) -> None:
 
 def test_a_record_of_another_version_can_be_watched_and_taken_over(lease: Lease) -> None:
     for foreign in (b"", b"[]", b'{"holder": 1, "more": 2}', b"\xff"):
-        with create_object(lease.uri) as out:
+        with create_object(lease.location) as out:
             out.write(foreign)
         record = lease.read()
         assert record is not None
@@ -142,7 +143,7 @@ def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path
     (tmp_path / "file").write_bytes(b"")
     for directory in (web.endpoint, f"{tmp_path}/file"):
         with pytest.raises(StorageError):
-            Lease(f"{directory}/claim").acquire()
+            Lease(Location.of(f"{directory}/claim")).acquire()
 
 
 def test_a_takeover_does_not_wait_for_a_process_of_its_node_that_was_killed_in_its_own(lease: Lease) -> None:
@@ -154,7 +155,7 @@ def test_a_takeover_does_not_wait_for_a_process_of_its_node_that_was_killed_in_i
     held = lease.take_over(dead.record, "node7")
     assert held is not None
     assert lease.read() == held.record
-    assert not object_exists(lease._marker(dead.record.holder), None)
+    assert not object_exists(lease._marker(dead.record.holder))
 
 
 def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(
@@ -166,8 +167,8 @@ def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_o
         killed.setattr(Lease, "remove_marker", lambda self, ended: None)
         second = lease.take_over(dead.record)
     assert second is not None
-    assert object_exists(lease._marker(dead.record.holder), None)
+    assert object_exists(lease._marker(dead.record.holder))
     held = lease.take_over(second.record)
     assert held is not None
     for holder in (dead.record.holder, second.record.holder):
-        assert not object_exists(lease._marker(holder), None)
+        assert not object_exists(lease._marker(holder))

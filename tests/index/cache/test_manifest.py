@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.errors import FormatError
-from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import (
     Manifest,
     Origin,
@@ -33,6 +33,8 @@ from binidx.index.cache.manifest import (
     list_mismatches,
     parse_manifest,
 )
+from binidx.order import gpt_order
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.stores.identity import same_object
 
@@ -155,8 +157,8 @@ def put(prefix: str, uri: str) -> None:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As many entries as indices were built."""
     found: list[int] = []
-    build = binidx.GPTDataset._build
-    monkeypatch.setattr(binidx.GPTDataset, "_build", lambda self, writer: (found.append(1), build(self, writer))[1])
+    build = gpt_order.build_gpt_index
+    monkeypatch.setattr(gpt_order, "build_gpt_index", lambda *given, **how: (found.append(1), build(*given, **how))[1])
     return found
 
 
@@ -205,17 +207,17 @@ def test_data_that_is_replaced_under_the_same_size_and_time_while_its_index_is_b
 ) -> None:
     """As by tar with fixed times. The index of the old data must not be called one of the new file."""
     monkeypatch.setattr("binidx.index.cache.manifest.SETTLED_SECONDS", 0)
-    prefix, build = write(tmp_path / "en"), binidx.GPTDataset._build
+    prefix, build = write(tmp_path / "en"), gpt_order.build_gpt_index
     os.utime(f"{prefix}.idx", (1000, 1000))
 
-    def replace_and_build(self: Any, writer: ArrayWriter) -> None:
+    def replace_and_build(*given: Any, **how: Any) -> None:
         os.utime(f"{write(tmp_path / 'other', seed=1)}.idx", (1000, 1000))
         for end in ("bin", "idx"):
             os.replace(tmp_path / f"other.{end}", f"{prefix}.{end}")
-        build(self, writer)
+        build(*given, **how)
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(binidx.GPTDataset, "_build", replace_and_build)
+        meanwhile.setattr(gpt_order, "build_gpt_index", replace_and_build)
         train(prefix, tmp_path / "cache")
     found = train(prefix, tmp_path / "cache")
     np.testing.assert_array_equal(found.sample_index, train(prefix, tmp_path / "elsewhere").sample_index)
@@ -269,11 +271,11 @@ def test_an_index_of_an_older_algorithm_is_built_anew(tmp_path: Path, builds: li
 def test_arrays_in_a_bucket_are_known_by_the_identity_the_store_gave_them(tmp_path: Path, s3: Any) -> None:
     uri = s3.fresh()
     dataset = train(write(tmp_path / "en"), uri)
-    files = dataset._cache.files
+    files = dataset._index_options.files
     manifest = files.read_manifest()
     assert manifest is not None
     for name, stored in manifest.arrays.items():
-        assert stored.identity == object_identity(files.array_uri(name))
+        assert stored.identity == object_identity(files.array_file(name))
         array = getattr(dataset, name)
         assert (stored.dtype, stored.shape) == (array.dtype.str, array.shape)
     assert manifest.order == {"num_epochs": 1, "separate_final_epoch": False}
@@ -292,7 +294,7 @@ def test_staging_files_of_a_killed_builder_are_removed_an_hour_later(tmp_path: P
         path.write_bytes(b"left")
         if path != new:
             os.utime(path, (time.time() - 4000,) * 2)
-    IndexCache(str(tmp_path), name).load_or_build("described", {}, [], lambda writer: None)
+    IndexCache(IndexFiles(Location.of(tmp_path), name)).load_or_build("described", {}, [], lambda writer: None)
     assert not any(path.exists() for path in (old, *linked))
     assert new.exists()
     assert all(path.exists() for path in others)

@@ -61,7 +61,7 @@ def no_builds(monkeypatch: pytest.MonkeyPatch) -> Any:
     """From its call on, neither program builds an index."""
 
     def forbid() -> None:
-        monkeypatch.setattr(binidx.GPTDataset, "_build", None)
+        monkeypatch.setattr("binidx.order.gpt_order.build_gpt_index", None)
         monkeypatch.setattr(binidx.BlendedDataset, "_build", None)
         monkeypatch.setattr(megatron.gpt, "_build_document_index", None)
         monkeypatch.setattr(megatron.helpers, "build_blending_indices", None)

@@ -33,6 +33,7 @@ from binidx.prepare.preprocess.estimate import (
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 from binidx.tools.demo.tokenizer import EOD
 
@@ -198,7 +199,7 @@ def test_rows_that_are_no_documents_are_told_and_nothing_is_nothing(tmp_path: Pa
 def test_from_a_store_only_the_sample_is_read(s3: Bucket) -> None:
     base, line = s3.fresh(), json.dumps({"text": "the sea wrote tokens " * 50}).encode() + b"\n"
     for number in range(2):
-        with create_object(f"{base}/{number}.jsonl") as out:
+        with create_object(Location.of(f"{base}/{number}.jsonl")) as out:
             out.write(line * 20_000)
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         before = proxy.counts()

@@ -38,11 +38,11 @@ from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.job import choose_part_bytes, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess
-from binidx.prepare.preprocess.record import SilentPartWatcher
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import group_by_size
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.storage.writing.copy import SilentWatcher
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
@@ -128,7 +128,7 @@ def test_compressed_datasets_hold_the_same_tokens(tmp_path: Path) -> None:
     assert (plain, index) == needed
 
 
-class Told(SilentPartWatcher):
+class Told(SilentWatcher):
     """Remembers what was said."""
 
     def __init__(self) -> None:

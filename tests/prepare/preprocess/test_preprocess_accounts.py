@@ -16,7 +16,7 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, texts, t
 
 from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobFiles, plan_parts
 from binidx.prepare.preprocess.part_writer import format_problem, merge_quarantine
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.preprocess.record import RECORD_FILE
@@ -25,6 +25,7 @@ from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import FIRST_OF_WORKER
+from binidx.storage.location import Location
 
 GOOD = [{"text": text} for text in texts(12, seed=5)]
 BAD: dict[str, Any] = {
@@ -89,7 +90,7 @@ def test_twenty_megabytes_of_quarantine_are_put_together_in_six(tmp_path: Path) 
     for uri in uris:
         Path(uri).write_bytes(format_problem(problem, 0) * 2000)
     tracemalloc.start()
-    merge_quarantine([(uri, [7]) for uri in uris], f"{tmp_path}/all.jsonl", None)
+    merge_quarantine([(Location.of(uri), [7]) for uri in uris], Location.of(f"{tmp_path}/all.jsonl"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     lines = (tmp_path / "all.jsonl").read_bytes().splitlines()
@@ -191,7 +192,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
     record = make_part(job, part)
-    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == read_record(JobUris(job), part)
+    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == read_record(JobFiles(job), part)
     assert make_part(job, part) == record  # what is there is not made again
     assert record.counts == sum(record.slices, RowCounts())
     assert [each.num_rows for each in record.slices] == [200, 200]
@@ -200,9 +201,9 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
-    record, places = make_part(job, part), JobUris(job)
+    record, places = make_part(job, part), JobFiles(job)
     for changes in ({"slices": record.slices[:1]}, {"extents": []}, {"datasets": {}}):
-        Path(places.record_uri(part)).write_bytes(replace(record, **changes).to_bytes())
+        Path(places.record(part).uri).write_bytes(replace(record, **changes).to_bytes())
         with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and run again"):
             read_record(places, part)
 
@@ -249,7 +250,7 @@ def test_a_part_whose_second_dataset_cannot_be_opened_leaves_nothing(
     from binidx.prepare.preprocess import part_writer
 
     class Failing(part_writer.DatasetWriter):
-        def __init__(self, places: JobUris, part: Any, key: str) -> None:
+        def __init__(self, places: JobFiles, part: Any, key: str) -> None:
             if key == "id":
                 raise OSError("no room")
             super().__init__(places, part, key)

@@ -16,7 +16,7 @@ from conftest import Bucket
 from helpers.preprocess_jobs import corpus, files_of, job_of, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
-from binidx.prepare.preprocess.job import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobFiles, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_records
 from binidx.prepare.preprocess.record import VERSION, Record
 from binidx.prepare.preprocess.tokenize_part import make_part
@@ -49,19 +49,19 @@ def test_a_record_that_tells_of_too_little_or_too_much_is_caught_and_named(tmp_p
     job = job_of(inputs, tmp_path / "en", part_bytes=1000)
     parts = plan_parts(job, find_inputs(inputs))
     make_all_but_the_end(job)
-    places, records = JobUris(job), read_records(job, parts)
+    places, records = JobFiles(job), read_records(job, parts)
     pieces = [(part, number) for part in parts for number in range(len(part.slices))]
     caught = 0
     for part, number in pieces:
         record = records[part.name]
         for wrong in wrongly(record.extents[number]):
             extents = [*record.extents[:number], wrong, *record.extents[number + 1 :]]
-            write(places.record_uri(part), replace(record, extents=extents))
+            write(places.record(part).uri, replace(record, extents=extents))
             with pytest.raises(FormatError, match=r"need each once.; remove the parts and run again") as raised:
                 run(job)
             assert part.slices[number].uri in str(raised.value)
             caught += 1
-        write(places.record_uri(part), record)
+        write(places.record(part).uri, record)
     assert caught > 4 * len(parts) > 16
     assert not list(tmp_path.glob("en_text*"))
     run(job)
@@ -105,7 +105,7 @@ def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in", files=1), tmp_path / "en")
     (part, *_) = plan_parts(job, find_inputs(job.inputs))
     run(job, shard=Shard(0, 1_000_000))
-    Path(JobUris(job).record_uri(part)).write_text('{"binidx_part": 1, "slices": []}')
+    Path(JobFiles(job).record(part).uri).write_text('{"binidx_part": 1, "slices": []}')
     with pytest.raises(
         FormatError, match=rf"\$.binidx_part: expected {VERSION} \(found 1\); finish with the binidx that began"
     ):

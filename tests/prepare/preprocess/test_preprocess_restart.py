@@ -23,7 +23,7 @@ from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.prepare.preprocess.finish import finish
-from binidx.prepare.preprocess.job import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobFiles, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_finished_manifests, read_records
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
@@ -185,4 +185,4 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
         finish(job, parts, records, overwrite=False, watch=None)  # type: ignore[arg-type]
     assert read_finished_manifests(job, parts) == before.manifests
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-    assert JobUris(job).folder not in [str(each) for each in tmp_path.iterdir()]
+    assert JobFiles(job).folder.uri not in [str(each) for each in tmp_path.iterdir()]

@@ -14,13 +14,11 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobFiles, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, job_status, read_records, unfinished_status
 from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
-    Progress,
     Record,
-    SilentPartWatcher,
     TokenCounts,
     busy_seconds,
     count_machines,
@@ -28,20 +26,26 @@ from binidx.prepare.preprocess.record import (
 )
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
+from binidx.storage.writing.copy import SilentWatcher, Unit
 from binidx.storage.writing.publish import create_object
 from binidx.tools import main
 
 HERE = socket.gethostname()
 
 
-class Kept(SilentPartWatcher):
-    """All that was shown."""
+class Counted(SilentWatcher):
+    """Bytes of the text that were done at the start, of how many; then those of each finished part."""
 
     def __init__(self) -> None:
-        self.shown: list[Progress] = []
+        self.begun = (0, 0)
+        self.advanced: list[int] = []
 
-    def show(self, progress: Progress) -> None:
-        self.shown.append(progress)
+    def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
+        if what == "tokenize":
+            self.begun = (done, total)
+
+    def advance(self, count: int) -> None:
+        self.advanced.append(count)
 
 
 def parts_of(job: Any) -> Any:
@@ -50,11 +54,11 @@ def parts_of(job: Any) -> Any:
 
 def moved_to(host: str, job: Any) -> dict[str, Record]:
     """All records that are there, as if another machine had written them."""
-    parts, places = parts_of(job), JobUris(job)
+    parts, places = parts_of(job), JobFiles(job)
     moved = {name: replace(record, host=host) for name, record in read_records(job, parts).items()}
     for part in parts:
         if part.name in moved:
-            with create_object(places.record_uri(part)) as out:
+            with create_object(places.record(part)) as out:
                 out.write(moved[part.name].to_bytes())
     return moved
 
@@ -89,20 +93,18 @@ def test_each_machine_is_told_with_its_own_parts_documents_and_tokens(tmp_path: 
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
 
 
-def test_a_shard_shows_its_share_and_all_and_how_many_machines(tmp_path: Path) -> None:
+def test_progress_counts_the_bytes_of_this_shards_parts_and_those_that_were_done_before(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
-    first, second = Kept(), Kept()
+    parts = parts_of(job)
+    sizes = [part.num_bytes for part in parts[::2]]
+    first, again = Counted(), Counted()
     run(job, shard=Shard(0, 2), watch=first)
-    share, parts = len(parts_of(job)[::2]), len(parts_of(job))
-    assert [each.parts_done for each in first.shown] == [*range(share + 1)]
-    assert {(each.parts, each.all_parts) for each in first.shown} == {(share, parts)}
-    assert [each.machines for each in first.shown] == [0, *[1] * share]
-    moved_to("far", job)
-    run(job, shard=Shard(1, 2), watch=second)
-    assert [each.parts_done for each in second.shown] == [*range(parts - share + 1)]
-    assert [each.all_parts_done for each in second.shown] == [*range(share, parts + 1)]
-    assert [each.machines for each in second.shown] == [1, *[2] * (parts - share)]
-    assert second.shown[-1].seconds_left == 0
+    assert first.begun == (0, sum(sizes))
+    assert sorted(first.advanced) == sorted(sizes)
+    Path(JobFiles(job).record(parts[0]).uri).unlink()
+    run(job, shard=Shard(0, 2), watch=again)
+    assert again.begun == (sum(sizes[1:]), sum(sizes))
+    assert again.advanced == sizes[:1]
 
 
 def test_records_and_manifests_without_a_host_are_read(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_records_and_manifests_without_a_host_are_read(tmp_path: Path) -> None:
     job = job_of(inputs, tmp_path / "en")
     made = run(job, shard=Shard(0, 2)).parts_made
     for part in parts_of(job)[::2]:
-        path = Path(JobUris(job).record_uri(part))
+        path = Path(JobFiles(job).record(part).uri)
         values = json.loads(path.read_bytes())
         path.write_text(json.dumps({name: each for name, each in values.items() if name not in ("host", "ended")}))
     status = job_status(job)

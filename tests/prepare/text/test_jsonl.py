@@ -19,6 +19,7 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import LineReader, Lines
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Extent, ReadRequest, Slice, plan_slices
+from binidx.storage.location import Location
 
 GOOD = b'{"text": "good"}'
 
@@ -197,7 +198,7 @@ def test_many_random_lines_are_what_json_says() -> None:
     piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, None, 0, 0, 0)
     for seed in range(8):
         data = b"\n".join(random_lines(seed, 2500))
-        request = ReadRequest(piece, ["text"], ["id"], 1 << 20, 1 << 30, None, Extent())
+        request = ReadRequest(piece, ["text"], ["id"], 1 << 20, 1 << 30, Location(piece.uri), Extent())
         batches, _ = LineReader(request).read(Lines(memoryview(data), 1))
         documents, kinds, blank = by_json(data)
         assert [[each] for each in documents_of(batches[0])] == documents

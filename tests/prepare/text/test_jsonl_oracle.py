@@ -12,6 +12,7 @@ from helpers.text_oracle import VALUES, by_json, documents_of, random_line
 
 from binidx.prepare.text.jsonl import LineReader, Lines
 from binidx.prepare.text.slices import Extent, ReadRequest, Slice
+from binidx.storage.location import Location
 
 KEYS, FIELDS = ["text", "title"], ["id", "n"]
 PIECE = Slice("a.jsonl", "jsonl", {"size": 0}, 0, None, 0, 0, 0)
@@ -22,7 +23,7 @@ Row = tuple[int, int, list[list[str]], list[str | None]]
 
 def read(data: bytes) -> tuple[list[Row], list[tuple[int, str]]]:
     """Documents, and the line and kind of each that is none, as our reader says."""
-    request = ReadRequest(PIECE, KEYS, FIELDS, 1 << 20, 1 << 30, None, Extent())
+    request = ReadRequest(PIECE, KEYS, FIELDS, 1 << 20, 1 << 30, Location(PIECE.uri), Extent())
     batches, fields = LineReader(request).read(Lines(memoryview(data), 7))
     texts = zip(*map(documents_of, batches), strict=True)
     values = zip(*(column.tolist() for column in fields), strict=True)

@@ -122,6 +122,12 @@ def test_columns_that_are_not_there_or_hold_no_text_are_named(tmp_path: Path) ->
         read_file(path)
     with pytest.raises(FormatError, match=r"column 'n' is int64 .need string"):
         read_file(path, ["n"])
+    long = write(
+        tmp_path / "long.parquet", {"x" * 100_000: ["a"], **{f"{number}{'y' * 300}": ["a"] for number in range(50)}}
+    )
+    with pytest.raises(FormatError, match=r"no column 'text' .found 'xxx.* more characters\]xxx") as raised:
+        read_file(long)
+    assert len(str(raised.value)) < 3_000
     with pytest.raises(FormatError, match=r"no column 'id'"):
         read_file(path, ["body"], id_key="id")
     deep = write(tmp_path / "deep.parquet", {"text": [[["a"]]]})

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.prepare.text.line_shuffle import shuffle_lines
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing.publish import create_object
 
@@ -70,7 +71,7 @@ def test_any_bytes_between_newlines_are_a_line(
 
 def test_from_s3_to_s3(s3: Bucket) -> None:
     base = s3.fresh()
-    with create_object(f"{base}/in.jsonl.gz") as out:
+    with create_object(Location.of(f"{base}/in.jsonl.gz")) as out:
         out.write(gzip.compress(b"".join(LINES)))
     shuffle_lines([f"{base}/in.jsonl.gz"], f"{base}/new.jsonl", seed=1, memory_bytes=MEMORY)
     assert stored(f"{base}/new.jsonl") == in_memory(LINES, 1)

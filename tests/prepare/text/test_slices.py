@@ -18,6 +18,7 @@ from binidx.errors import FormatError, ObjectChangedError
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Input, InputBlock, plan_slices
+from binidx.storage.location import Location
 
 LINES = [b'{"text": "a"}', b"", b'{"text": ["b", ""]}\r', b"bad", b'{"text": ""}', b" ", '{"text": "\\né"}'.encode()]
 DATA = b"\n".join(LINES)
@@ -143,11 +144,11 @@ def test_a_seek_table_cuts_a_zst_that_our_own_writer_made(tmp_path: Path) -> Non
     """Random text, so that its frames come to more than LEAST_BYTES."""
     rng = random.Random(0)
     data = b"".join(json.dumps({"text": rng.randbytes(500).hex()}).encode() + b"\n" for _ in range(6000))
-    from binidx.storage.open import CODECS
+    from binidx.storage.open import codec_named
     from binidx.storage.writing.publish import create_object
 
     path = tmp_path / "a.jsonl.zst"
-    with create_object(str(path)) as out, CODECS["zstd"].create(out, None) as writer:
+    with create_object(Location.of(str(path))) as out, codec_named("zstd").create(out, None) as writer:
         writer.write(data)
     plan = plan_slices(find_inputs(str(path)), 1 << 20)
     assert len(plan) > 2

@@ -22,6 +22,7 @@ from binidx.prepare.text import parquet_reader
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import plan_slices
+from binidx.storage.location import Location
 
 RNG = random.Random(0)
 TEXTS = [RNG.randbytes(RNG.randrange(400)).hex() for _ in range(800)]
@@ -69,7 +70,7 @@ def test_an_object_that_changed_is_not_read(
     if shelf.web is None:
         from binidx.storage.writing.publish import delete_object
 
-        delete_object(uri)
+        delete_object(Location.of(uri))
     shelf.put(STORED[suffix][:-1] + b"\n\n", f"a.{suffix}")
     with pytest.raises(ObjectChangedError, match=f"a.{suffix}: changed since it was planned"):
         read_all(plan, storage_options=shelf.store.options)

@@ -19,6 +19,7 @@ from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer, find
 from binidx.prepare.tokenizers.engine import CL100K, ENCODINGS, encoding_address
 from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 
@@ -58,13 +59,13 @@ def test_a_folder_in_a_bucket_is_described_as_on_disk(s3: Bucket, tmp_path: Path
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOT}))
     folder = s3.fresh()
     for file in tmp_path.iterdir():
-        with create_object(f"{folder}/{file.name}") as target:
+        with create_object(Location.of(f"{folder}/{file.name}")) as target:
             target.write(file.read_bytes())
     found = describe_tokenizer(folder)
     assert {**found.to_json(), "uri": ""} == {**describe_tokenizer(str(tmp_path)).to_json(), "uri": ""}
     assert read_content(found) == (tmp_path / "tokenizer.json").read_bytes()
     alone = f"{s3.fresh()}/tokenizer.json"
-    with create_object(alone) as target:
+    with create_object(Location.of(alone)) as target:
         target.write((tmp_path / "tokenizer.json").read_bytes())
     assert describe_tokenizer(alone).eod is None
 

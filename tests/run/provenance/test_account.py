@@ -9,6 +9,7 @@ from helpers.traceable_runs import random_run
 
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
+from binidx.order.blended_order import list_members
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
@@ -23,15 +24,17 @@ def test_accounts_add_up_to_what_was_served(
 ) -> None:
     monkeypatch.setattr("binidx.run.provenance.accounts.STRETCH", 5)
     dataset = random_run(tmp_path, seed, kind)
-    order = RunOrder(dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2]))
+    order = RunOrder.of_dataset(
+        dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2])
+    )
     stop_step = order.num_steps() or len(dataset)
     readings, contents = order.trace(range(stop_step))
     for number, found in enumerate(account(order, stop_step, repeats=True)):
         source = order.sources[number]
         assert found.samples_read == int((contents.source == number).sum())
         assert found.tokens_read == found.samples_read * dataset.config.sequence_length
-        assert found.samples_in_run <= found.samples_built == len(source)
-        assert found.tokens == int(source.dataset.sequence_lengths[source.indices].sum())
+        assert found.samples_in_run <= found.samples_built == len(list_members(order.order)[number])
+        assert found.tokens == int(source.dataset.sequence_lengths[np.asarray(source.sequences)].sum())
         assert found.epochs_read == pytest.approx(found.tokens_read / found.tokens)
         fed = Counter(
             token // 1000
@@ -40,12 +43,12 @@ def test_accounts_add_up_to_what_was_served(
             if token >= 0 and token % 1000 == 0
         )
         bounds = source.dataset.document_indices
-        split = {int(np.searchsorted(bounds, each, side="right")) - 1 for each in source.indices}
+        split = {int(np.searchsorted(bounds, each, side="right")) - 1 for each in source.sequences}
         needed = Counter(fed[document] for document in split)
         assert found.seen == tuple(needed[count] for count in range(max(needed) + 1))
 
 
 def test_without_repeats_no_document_is_looked_at(tmp_path: Path) -> None:
     dataset = random_run(tmp_path, 1)
-    order = RunOrder(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     assert all(each.seen == () for each in account(order, 1))

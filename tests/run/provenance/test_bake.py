@@ -1,10 +1,12 @@
 """A baked run against the run itself: the same batches on any number of ranks, from any position."""
 
+import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Bucket
@@ -22,9 +24,9 @@ from binidx.run.schedule import BatchSchedule
 KINDS = ["single", "cyclic"]
 
 
-def order_of(directory: Path, seed: int, kind: Any = "single") -> RunOrder:
+def order_of(directory: Path, seed: int, kind: Any = "single") -> tuple[RunOrder, Any]:
     dataset = random_run(directory, seed)
-    return RunOrder(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset), kind))
+    return RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset), kind)), dataset
 
 
 def batches(dataset: Any, consumed: int, rank: int, ranks: int, micro: int, kind: Any = "single") -> list[Any]:
@@ -46,38 +48,38 @@ def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
 def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bake_module, "PART_BYTES", 1500)
     monkeypatch.setattr(bake_module, "READ_SAMPLES", 5)
-    order = order_of(tmp_path, seed)
+    order, run = order_of(tmp_path, seed)
     count = order.num_steps()
     if not count:
         pytest.skip("a run of no step")
     baked = plan_bake(order, range(count))
     assert bake(order, f"{tmp_path}/baked", baked) == len(baked.parts())
-    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
+    dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     for ranks, micro, consumed in [(1, 1, 0), (2, 1, 2), (2, 2, len(dataset) // 2)]:
         if consumed >= len(dataset):
             continue
         for rank in range(ranks):
             stop = (len(dataset) - consumed) // (ranks * micro)
-            needed = batches(order.dataset, consumed, rank, ranks, micro)[:stop]
+            needed = batches(run, consumed, rank, ranks, micro)[:stop]
             assert_same_batches(batches(dataset, consumed, rank, ranks, micro), needed)
 
 
 def test_a_cyclic_run_is_read_in_order_once_it_is_baked(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 3, "cyclic")
-    epoch = len(order.dataset) // 4
+    order, run = order_of(tmp_path, 3, "cyclic")
+    epoch = len(run) // 4
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(2 * epoch)))
-    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
+    dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     for rank in range(2):
         for consumed in (0, 4 * epoch):  # a loader of the run ends with its epoch
-            needed = batches(order.dataset, consumed, rank, 2, 1, "cyclic")
+            needed = batches(run, consumed, rank, 2, 1, "cyclic")
             assert_same_batches(batches(dataset, consumed, rank, 2, 1)[: len(needed)], needed)
 
 
 def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2)
+    order, run = order_of(tmp_path, 2)
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(3, 6)))
-    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
-    assert_same_batches(batches(dataset, 12, 1, 2, 1), batches(order.dataset, 12, 1, 2, 1)[:6])
+    dataset = BakedDataset(f"{tmp_path}/baked", run.config)
+    assert_same_batches(batches(dataset, 12, 1, 2, 1), batches(run, 12, 1, 2, 1)[:6])
     with pytest.raises(IndexError, match="found 12 to 24"):
         dataset[11]
 
@@ -86,41 +88,63 @@ def test_machines_share_the_work_and_a_bake_goes_on(
     s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bake_module, "PART_BYTES", 900)
-    order, where = order_of(tmp_path, 2), s3.fresh()
+    (order, run), where = order_of(tmp_path, 2), s3.fresh()
     baked = plan_bake(order, range(order.num_steps() or 0))
     count, told = len(baked.parts()), []
     assert count > 3
     assert bake(order, where, baked, shard=1, num_shards=2) == count // 2
     with pytest.raises(ObjectNotFoundError):
-        BakedDataset(where, order.dataset.config)
+        BakedDataset(where, run.config)
     assert bake(order, where, baked, watch=told.append) == count - count // 2
     assert sum(told) == baked.stop
-    assert_same_batches(
-        batches(BakedDataset(where, order.dataset.config), 0, 0, 1, 4), batches(order.dataset, 0, 0, 1, 4)
-    )
+    assert_same_batches(batches(BakedDataset(where, run.config), 0, 0, 1, 4), batches(run, 0, 0, 1, 4))
 
 
 def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2)
+    order, run = order_of(tmp_path, 2)
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(4)))
-    part = BakedDataset(f"{tmp_path}/baked", order.dataset.config).parts[0]
-    ranges = part.dataset.locate([span for idx in range(4, 8) for span in part.spans(idx)])
+    dataset = BakedDataset(f"{tmp_path}/baked", run.config)
+    ranges = dataset.parts[0].locate(dataset.order.spans(np.arange(4, 8))[0][:, 1:].copy())
     assert [stop for _, stop in ranges[:-1]] == [start for start, _ in ranges[1:]]
 
 
+def test_a_state_of_another_bake_of_equal_length_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    order, run = order_of(tmp_path, 3)
+    steps = range(order.num_steps() or 0)
+    shuffled = replace(order, reading=replace(order.reading, dataloader_type="cyclic"))
+    loaders = []
+    for name, each in (("one", order), ("again", order), ("other", shuffled)):
+        bake(each, f"{tmp_path}/{name}", plan_bake(each, steps))
+        loaders.append(build_pretraining_data_loader(BakedDataset(f"{tmp_path}/{name}", run.config), 0, 2))
+    one, again, other = loaders
+    next(iter(one))
+    state = json.loads(json.dumps(one.state_dict()))
+    again.load_state_dict(state)
+    assert again.consumed_samples == 2
+    assert not caplog.records
+    with pytest.raises(
+        ConfigError, match=r"resume: state is for the order [0-9a-f]{32}, BakedDataset\(.*other.* stores"
+    ):
+        other.load_state_dict(state)
+    assert other.consumed_samples == 0
+    other.load_state_dict({name: state[name] for name in ("consumed_samples", "fingerprint")})  # of an earlier release
+    assert other.consumed_samples == 2
+    assert "resume: the state does not name the run whose order" in caplog.text
+
+
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2)
+    order, run = order_of(tmp_path, 2)
     where = f"{tmp_path}/baked"
     bake(order, where, plan_bake(order, range(4)))
     with pytest.raises(ObjectExistsError, match="another run was baked here"):
         bake(order, where, plan_bake(order, range(5)))
-    longer = replace(order.dataset.config, sequence_length=99)
+    longer = replace(run.config, sequence_length=99)
     with pytest.raises(ConfigError, match="need \\(99"):
         BakedDataset(where, longer)
     Path(f"{where}/baked.json").write_text("{}")
     with pytest.raises(
         FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by"
     ):
-        BakedDataset(where, order.dataset.config)
+        BakedDataset(where, run.config)
     with pytest.raises(IndexError, match="steps: found 0 to 9999"):
         plan_bake(order, range(9999))

@@ -7,14 +7,17 @@ import pytest
 from helpers.traceable_runs import random_run
 
 from binidx.errors import ConfigError
-from binidx.run.provenance.contents import list_sources, trace_contents
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
     numbers = np.random.default_rng(seed).permutation(len(dataset)).astype(np.int64)
-    contents = trace_contents(dataset, numbers)
+    contents = trace_contents(dataset.order, numbers)
     spans = contents.spans
     for place, number in enumerate(numbers.tolist()):
         sample = dataset[number]
@@ -37,8 +40,8 @@ def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) 
 @pytest.mark.parametrize("seed", range(10))
 def test_epochs_count_how_often_a_source_was_gone_through(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
-    contents = trace_contents(dataset, np.arange(len(dataset)))
-    for number, source in enumerate(list_sources(dataset)):
+    contents = trace_contents(dataset.order, np.arange(len(dataset)))
+    for number, source in enumerate(getattr(dataset, "datasets", [dataset])):
         here = np.flatnonzero(contents.source == number)
         rows = source.shuffle_index[contents.sample[here]].astype(np.int64)
         first = source.sample_index[rows, 0]
@@ -47,4 +50,4 @@ def test_epochs_count_how_often_a_source_was_gone_through(seed: int, tmp_path: P
 
 def test_other_kinds_of_datasets_are_refused() -> None:
     with pytest.raises(ConfigError, match="found a list, needs GPT datasets"):
-        list_sources([])
+        RunOrder.of_dataset([], GlobalOrder(BatchSchedule(1, 1, 1), 1))

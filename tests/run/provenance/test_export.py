@@ -20,40 +20,39 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 
-def order_of(directory: Path, seed: int, ranks: int, micro: int = 1, accumulate: int = 2) -> RunOrder:
+def order_of(directory: Path, seed: int, ranks: int, micro: int = 1, accumulate: int = 2) -> tuple[RunOrder, Any]:
     dataset = random_run(directory, seed)
-    return RunOrder(dataset, GlobalOrder(BatchSchedule(micro * ranks * accumulate, micro, ranks), len(dataset)))
+    reading = GlobalOrder(BatchSchedule(micro * ranks * accumulate, micro, ranks), len(dataset))
+    return RunOrder.of_dataset(dataset, reading), dataset
 
 
-def served(order: RunOrder, rank: int, consumed: int = 0) -> list[list[int]]:
+def served(order: RunOrder, run: Any, rank: int, consumed: int = 0) -> list[list[int]]:
     """The tokens that a loader of this rank serves, S of each sample."""
     schedule = order.reading.schedule
-    loader = build_pretraining_data_loader(
-        order.dataset, consumed, schedule.micro_batch_size, rank, schedule.data_parallel_size
-    )
+    loader = build_pretraining_data_loader(run, consumed, schedule.micro_batch_size, rank, schedule.data_parallel_size)
     assert loader is not None
     return [row for batch in loader for row in batch["tokens"].tolist()]
 
 
 @pytest.mark.parametrize(("seed", "ranks", "micro"), [(1, 1, 1), (2, 2, 2), (3, 3, 1), (5, 4, 2)])
 def test_every_rank_was_served_what_its_file_says(seed: int, ranks: int, micro: int, tmp_path: Path) -> None:
-    order = order_of(tmp_path, seed, ranks, micro)
+    order, run = order_of(tmp_path, seed, ranks, micro)
     steps = range(order.num_steps() or 0)
     assert export(order, f"{tmp_path}/out", plan_by_rank(ranks, steps), tokens=True, threads=2) == ranks
     for rank in range(ranks):
         rows = parquet.read_table(f"{tmp_path}/out/worker_{rank}-of-{ranks}_ordered_dataset.parquet").to_pylist()
-        needed = served(order, rank)[: len(rows)]
+        needed = served(order, run, rank)[: len(rows)]
         assert [row["input_ids"][:-1] for row in rows] == needed
         assert len(rows) == len(steps) * micro * 2
         resumed = order.reading.schedule.samples_before(1)
         if len(steps) > 1:
-            assert [row["input_ids"][:-1] for row in rows if row["step"] >= 1] == served(order, rank, resumed)[
+            assert [row["input_ids"][:-1] for row in rows if row["step"] >= 1] == served(order, run, rank, resumed)[
                 : len(rows) - micro * 2
             ]
 
 
 def test_a_row_names_its_documents(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2, 2)
+    order, _run = order_of(tmp_path, 2, 2)
     for row in order.table(range(order.num_steps() or 0), docs="spans", tokens=True).to_pylist():
         told = [doc["doc"] * 1000 + doc["start"] + place for doc in row["spans"] for place in range(doc["len"])]
         assert row["input_ids"][: len(told)] == told
@@ -62,7 +61,7 @@ def test_a_row_names_its_documents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_ends_are_those_of_the_spans(seed: int, tmp_path: Path) -> None:
-    order = order_of(tmp_path, seed, 1)
+    order, _run = order_of(tmp_path, seed, 1)
     steps = range(order.num_steps() or 0)
     rows = zip(order.table(steps).to_pylist(), order.table(steps, docs="spans").to_pylist(), strict=True)
     for ends, spans in rows:
@@ -72,7 +71,7 @@ def test_ends_are_those_of_the_spans(seed: int, tmp_path: Path) -> None:
 
 
 def test_duckdb_finds_who_saw_a_document(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2, 2)
+    order, _run = order_of(tmp_path, 2, 2)
     steps = range(order.num_steps() or 0)
     export(order, f"{tmp_path}/out", plan_by_rank(2, steps))
     readings, _ = order.where(0, [3], steps.stop)
@@ -84,7 +83,7 @@ def test_duckdb_finds_who_saw_a_document(tmp_path: Path) -> None:
 
 
 def test_files_by_steps_tile_the_run(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2, 2)
+    order, _run = order_of(tmp_path, 2, 2)
     count = order.num_steps() or 0
     parts = plan_by_steps(range(1, count), 3)
     assert [step for part in parts for step in part.steps] == list(range(1, count))
@@ -96,7 +95,7 @@ def test_files_by_steps_tile_the_run(tmp_path: Path) -> None:
 
 
 def test_an_export_goes_on_where_it_broke_off(s3: Bucket, tmp_path: Path) -> None:
-    order, where = order_of(tmp_path, 3, 3), s3.fresh()
+    (order, _run), where = order_of(tmp_path, 3, 3), s3.fresh()
     parts, told = plan_by_rank(3, range(order.num_steps() or 0)), []
     assert export(order, where, parts[:2]) == 2
     assert export(order, where, parts, watch=told.append) == 1
@@ -112,14 +111,14 @@ def test_an_export_goes_on_where_it_broke_off(s3: Bucket, tmp_path: Path) -> Non
 
 def test_the_documents_may_be_left_out(tmp_path: Path) -> None:
     for seed in range(6):
-        order = order_of(tmp_path / str(seed), seed, 1)
+        order, _run = order_of(tmp_path / str(seed), seed, 1)
         steps = range(order.num_steps() or 0)
         assert order.table(steps, docs=None) == order.table(steps).drop(["docs", "start", "stop"])
 
 
 def test_row_groups_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("binidx.run.provenance.export.GROUP_ROWS", 7)
-    order = order_of(tmp_path, 2, 2)
+    order, _run = order_of(tmp_path, 2, 2)
     part = plan_by_steps(range(order.num_steps() or 0), 1000)
     export(order, f"{tmp_path}/out", part)
     file = parquet.ParquetFile(f"{tmp_path}/out/{part[0].name}")
@@ -133,14 +132,14 @@ def test_datasets_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HF_HOME", f"{tmp_path}/hf")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     load: Any = pytest.importorskip("datasets").load_dataset
-    order = order_of(tmp_path, 2, 2)
+    order, run = order_of(tmp_path, 2, 2)
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(order.num_steps() or 0)), tokens=True)
     rows = load("parquet", data_files=f"{tmp_path}/out/worker_1-of-2*", split="train", cache_dir=f"{tmp_path}/hf")
-    assert [row["input_ids"][:-1] for row in rows] == served(order, 1)[: len(rows)]
+    assert [row["input_ids"][:-1] for row in rows] == served(order, run, 1)[: len(rows)]
 
 
 def test_an_empty_stretch_is_an_empty_file(tmp_path: Path) -> None:
-    order = order_of(tmp_path, 2, 2)
+    order, _run = order_of(tmp_path, 2, 2)
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(0)))
     assert parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet").num_rows == 0
     assert np.dtype(order.token_dtype) == np.int32

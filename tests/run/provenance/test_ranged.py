@@ -24,10 +24,10 @@ from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.ranged_arrays import RangedArray
+from binidx.order.blended_order import list_members
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.export import pa
 from binidx.run.provenance.run_order import RunOrder
@@ -61,7 +61,7 @@ def upload(prefixes: list[str], where: str) -> list[str]:
 def assert_same(one: RunOrder, whole: RunOrder) -> None:
     """Tables with documents and tokens, epochs, and what the order is known by."""
     count = whole.num_steps() or 0
-    assert (one.num_steps(), len(one.dataset)) == (count, len(whole.dataset))
+    assert (one.num_steps(), len(one.order)) == (count, len(whole.order))
     for step in {0, count // 3, count - 1}:
         steps = range(step, min(step + 20, count))
         assert one.table(steps, tokens=True) == whole.table(steps, tokens=True)
@@ -72,9 +72,9 @@ def assert_same(one: RunOrder, whole: RunOrder) -> None:
     assert account(one, count, repeats=True) == account(whole, count, repeats=True)
 
 
-def is_ranged(source: GPTDataset) -> bool:
-    """Whether its indices stay in the store."""
-    return isinstance(source.shuffle_index, RangedArray)
+def is_ranged(order: RunOrder) -> bool:
+    """Whether the indices of all sources stay in the store."""
+    return all(isinstance(member.order.shuffle_index, RangedArray) for member in list_members(order.order))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -83,7 +83,7 @@ def test_answers_are_those_of_whole_indices(seed: int, s3: Bucket, tmp_path: Pat
     run = random_run(where, upload(write_sources(tmp_path, seed), where), seed)
     whole, one = RunOrder.of(run), RunOrder.open(run)
     assert_same(one, whole)
-    assert all(is_ranged(source) for source in one.sources)
+    assert is_ranged(one)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,7 +93,7 @@ def test_answers_are_the_same_from_gcs(seed: int, gs: str, tmp_path: Path) -> No
     assert_same(RunOrder.open(run), RunOrder.of(run))
     again = RunOrder.open(run)
     assert_same(again, RunOrder.of(run))
-    assert all(is_ranged(source) for source in again.sources)
+    assert is_ranged(again)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -118,7 +118,7 @@ def test_a_local_array_is_believed_only_under_a_manifest_written_after_it(
         time.sleep(0.02)
         os.utime(last)
         order = RunOrder.open(run)
-        assert is_ranged(order.sources[0]) == ranged
+        assert is_ranged(order) == ranged
         assert_same(order, whole)
 
 
@@ -178,7 +178,7 @@ def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(large: 
     accounted = counting.counts()
     order.where(0, [777], 100)
     searched = counting.counts() - accounted
-    arrays = order.sources[0].document_index, order.sources[0].shuffle_index
+    arrays = order.order.order.document_index, order.order.order.shuffle_index
     whole = sum(len(array) * array.row_bytes for array in arrays)
     assert accounted.requests <= 10
     assert accounted.bytes <= 4096 * 6 + 1000 * accounted.requests
@@ -189,7 +189,7 @@ def test_a_cache_of_other_options_is_not_believed(large: Run) -> None:
     other = Run(replace(large.config, add_extra_token_to_sequence=False), [None, None, None], 8)
     order = RunOrder.open(other)
     # The same name in the cache, by Megatron's rule: it was built anew, and is now that of the other run.
-    assert not is_ranged(order.sources[0])
+    assert not is_ranged(order)
     assert_same(order, RunOrder.of(other))
     assert_same(RunOrder.open(large), RunOrder.of(Run(large.config, [None, None, None], 8)))
 
@@ -200,7 +200,7 @@ def test_other_data_under_the_same_name_is_never_traced_with_the_old_index(s3: B
     run = one_source(where, prefix)
     run.build()
     order = RunOrder.open(run)
-    assert is_ranged(order.sources[0])
+    assert is_ranged(order)
     upload([write_large(tmp_path / "en", 6000, 5000, length=50)], where)
     with pytest.raises(ObjectChangedError, match="open it again"):
         order.trace(range(300, 301))
@@ -216,7 +216,7 @@ def test_an_array_replaced_while_it_is_traced_is_an_error(array: str, s3: Bucket
     run = one_source(where, prefix)
     run.build()
     needed, order = RunOrder.of(run), RunOrder.open(run)
-    assert is_ranged(order.sources[0])
+    assert is_ranged(order)
     fs = fsspec.filesystem("s3", use_listings_cache=False)
     [path] = fs.glob(f"{where}/cache/*{array}.npy".removeprefix("s3://"))
     content = fs.cat(path)
@@ -225,7 +225,7 @@ def test_an_array_replaced_while_it_is_traced_is_an_error(array: str, s3: Bucket
         order.trace(range(300, 301))
     # Opened anew it is read whole, found wrong by its sum, and built again.
     found = RunOrder.open(run)
-    assert not is_ranged(found.sources[0])
+    assert not is_ranged(found)
     assert_same(found, needed)
 
 
@@ -238,7 +238,7 @@ def test_sources_that_a_step_does_not_touch_are_not_opened(s3: Bucket, tmp_path:
     whole = RunOrder.of(run)
     order = RunOrder.open(run)
     order.trace(range(50, 51))
-    opened = [source for source in order.sources if "shuffle_index" in vars(source)]
+    opened = [member for member in order.order.members if member.is_open]
     assert 1 <= len(opened) <= 4
     assert_same(order, whole)
 
@@ -254,10 +254,11 @@ def test_threads_may_ask_at_the_same_time_and_orders_travel(s3: Bucket, large: R
 
 
 def test_a_dataset_read_by_ranges_is_the_ordinary_one(large: Run) -> None:
-    source, whole = RunOrder.open(large).sources[0], RunOrder.of(large).sources[0]
-    assert is_ranged(source)
-    assert (type(source), type(source.dataset)) == (binidx.GPTDataset, binidx.IndexedDataset)
-    assert (len(source), source.num_epochs, len(source.dataset)) == (len(whole), whole.num_epochs, len(whole.dataset))
+    order, needed = RunOrder.open(large), RunOrder.of(large)
+    source, whole = order.sources[0], needed.sources[0]
+    assert is_ranged(order)
+    assert (len(order.order), order.order.num_epochs) == (len(needed.order), needed.order.num_epochs)
+    assert (type(source.dataset), len(source.dataset)) == (binidx.IndexedDataset, len(whole.dataset))
     assert source.dataset.identity == whole.dataset.identity
     again = pickle.loads(pickle.dumps(source.dataset))
     for dataset in (source.dataset, again):
@@ -272,14 +273,8 @@ def test_a_blend_whose_order_is_asked_for_is_the_ordinary_one_and_travels(s3: Bu
     config = replace(one_source(where, prefixes[0]).config, blend=(prefixes, [1.0] * 3))
     run = Run(config, [60, 0, 0], 4)
     whole, order = RunOrder.of(run), RunOrder.open(run)
-    assert type(order.dataset) is binidx.BlendedDataset
-    assert isinstance(order.dataset.dataset_index, RangedArray)
+    assert isinstance(order.order.dataset_index, RangedArray)
     assert_same(pickle.loads(pickle.dumps(order)), whole)
-
-
-def test_a_kind_whose_index_is_not_read_by_ranges_says_so() -> None:
-    with pytest.raises(ConfigError, match="BERTMaskedWordPieceDataset: its index cannot be read by ranges"):
-        binidx.BERTMaskedWordPieceDataset.open_later("en", (0.0, 1.0), None, binidx.Split.train, None)
 
 
 def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from helpers.traceable_runs import random_run
 
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_index import find_positions
 from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
-from binidx.run.provenance.contents import list_sources, trace_contents
+from binidx.order.source_order import find_positions
+from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.run_order import samples_with
 
 
@@ -21,27 +21,27 @@ def test_the_samples_with_a_document_are_those_that_trace_to_it(
     kind: type[GPTDataset], seed: int, tmp_path: Path
 ) -> None:
     dataset, choose = random_run(tmp_path, seed, kind), random.Random(seed)
-    contents = trace_contents(dataset, np.arange(len(dataset)))
+    contents = trace_contents(dataset.order, np.arange(len(dataset)))
     spans = contents.spans
     owner = np.repeat(np.arange(len(dataset)), np.diff(spans.bounds))
-    for number, source in enumerate(list_sources(dataset)):
+    for number, source in enumerate(dataset.order.sources):
         count = len(source.dataset.document_indices) - 1
         for documents in ([choose.randrange(count)], choose.sample(range(count), 3), range(count)):
             here = (contents.source[owner] == number) & np.isin(spans.document, list(documents)) & (spans.length > 0)
-            assert samples_with(dataset, number, list(documents)).tolist() == np.unique(owner[here]).tolist()
+            assert samples_with(dataset.order, number, list(documents)).tolist() == np.unique(owner[here]).tolist()
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     dataset = random_run(tmp_path, 0)
     with pytest.raises(IndexError, match=r"document 10000, it has \d+, counted from 0"):
-        samples_with(dataset, 0, [0, 10_000])
+        samples_with(dataset.order, 0, [0, 10_000])
     with pytest.raises(IndexError, match="source 9: the run has"):
-        samples_with(dataset, 9, [0])
-    assert samples_with(dataset, 0, []).tolist() == []
+        samples_with(dataset.order, 9, [0])
+    assert samples_with(dataset.order, 0, []).tolist() == []
 
 
 def test_places_are_found_across_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.dataset.gpt_index.STRETCH", 7)
+    monkeypatch.setattr("binidx.order.source_order.STRETCH", 7)
     index = np.random.default_rng(0).integers(0, 9, 100)
     for values in ([3], [3, 4, 5], [1, 7], []):
         needed = np.flatnonzero(np.isin(index, values)).tolist()

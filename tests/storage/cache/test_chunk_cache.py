@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.faulty_object import FaultyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from binidx.errors import CancelledReadError, ConfigError
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore, chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
-from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
+from binidx.testing import MemoryObject, ended_well, forked
 
 DATA = bytes(range(250)) * 4
 

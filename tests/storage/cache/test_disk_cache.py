@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.faulty_object import FaultyObject
 from helpers.versioned_objects import MarkedObject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.testing import FaultyObject, MemoryObject, check_range_reader
+from binidx.testing import MemoryObject, check_range_reader
 
 DATA = random.Random(1).randbytes(100_000)
 small = partial(DiskCache, chunk_bytes=1000, block_bytes=8000)

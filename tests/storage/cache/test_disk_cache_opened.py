@@ -17,6 +17,7 @@ from binidx.errors import ConfigError, ObjectChangedError
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object
@@ -27,7 +28,7 @@ DATA = random.Random(1).randbytes(100_000)
 
 def test_remote_objects_are_kept_where_a_cache_dir_is_set(s3: Bucket, tmp_path: Path) -> None:
     uri = f"{s3.fresh()}/en.bin"
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write(DATA)
     options = {"binidx": {"cache_dir": str(tmp_path), "cache_bytes": 10**6, "cache_chunk_bytes": 4096}}
     for cache in (None, True, "disk"):
@@ -37,7 +38,7 @@ def test_remote_objects_are_kept_where_a_cache_dir_is_set(s3: Bucket, tmp_path: 
         assert bytes(reader.read([(5_000, 90_000)])[0]) == DATA[5_000:90_000]
     assert isinstance(reader.reader, RemoteObject)
     assert reader.reader.stats.bytes_moved == 0
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write(DATA[::-1])
     assert bytes(open_object(uri, storage_options=options).read([(5_000, 90_000)])[0]) == DATA[::-1][5_000:90_000]
 
@@ -87,7 +88,7 @@ def test_bytes_of_a_new_object_are_never_kept_under_the_name_of_the_old(tmp_path
 
 def test_what_must_come_from_the_store_does(s3: Bucket, tmp_path: Path, monkeypatch: Any) -> None:
     uri = f"{s3.fresh()}/en.bin"
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write(DATA)
     monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path))
     assert isinstance(open_object(uri, cache=False), RemoteObject)
@@ -101,7 +102,7 @@ def test_what_must_come_from_the_store_does(s3: Bucket, tmp_path: Path, monkeypa
 def test_over_s3_it_keeps_the_contract(s3: Bucket, tmp_path: Path) -> None:
     def make(data: bytes) -> RangeReader:
         uri = f"{s3.fresh()}/{len(data)}"
-        with create_object(uri) as out:
+        with create_object(Location.of(uri)) as out:
             out.write(data)
         return open_object(uri, storage_options={"binidx": {"cache_dir": str(tmp_path)}})
 
@@ -114,7 +115,7 @@ def test_local_files_are_not_kept_and_a_uri_is_no_directory(tmp_path: Path, monk
     assert not isinstance(open_object(tmp_path / "file"), DiskCache)
     assert not (tmp_path / "cache").exists()
     monkeypatch.setenv("BINIDX_CACHE_DIR", "s3://bucket/cache")
-    with create_object("memory://disk-cache/file") as out:
+    with create_object(Location.of("memory://disk-cache/file")) as out:
         out.write(DATA)
     with pytest.raises(ConfigError, match="cache_dir: found s3://bucket/cache, needs a directory of this machine"):
         open_object("memory://disk-cache/file")

@@ -16,11 +16,13 @@ from helpers.forked import Child
 from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
+from binidx.errors import ConfigError
 from binidx.format.pair import open_pair
-from binidx.storage.cache import block_files
+from binidx.storage.cache import block_files, disk_cache
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.open import open_object
+from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
 from binidx.storage.settings import ReadSettings
 from binidx.storage.writing.publish import create_object
 
@@ -50,7 +52,7 @@ def ours(directory: Path) -> Path:
 
 
 def put(uri: str, data: bytes) -> str:
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write(data)
     return uri
 
@@ -123,6 +125,61 @@ def test_what_does_not_fit_is_read_into_memory_and_that_is_said_once(tmp_path: P
     assert len(caplog.records) == 1
 
 
+def open_full(name: str, num_bytes: int, directory: Path | str, limit: int | str = 0) -> memoryview:
+    """Read a whole index file whose index_dir has no room for it."""
+    options = {"binidx": {"index_dir": str(directory), "index_bytes": limit}}
+    uri = put(f"memory://index-dir/{name}.npy", b"f" * num_bytes)
+    return read_whole(open_object(uri, cache="disk", storage_options=options))
+
+
+def test_more_than_a_little_memory_for_files_that_do_not_fit_is_an_error_that_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache, "UNCACHED_BYTES", 150_000)
+    held = [open_full(f"held{n}", 70_000, tmp_path) for n in range(2)]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"held2\.npy: no room in ") as refused:
+            open_full("held2", 70_000, tmp_path)
+    for part in (
+        f"no room in {tmp_path} (everything in it is in use; found room for 0 bytes, need 70,000 bytes",
+        "140,000 of other files are in memory already",
+        "raise BINIDX_INDEX_BYTES",
+        "BINIDX_INDEX_DIR=off",
+    ):
+        assert part in str(refused.value)
+    assert bytes(held[0]) == b"f" * 70_000
+    del held[0]
+    assert bytes(open_full("held2", 70_000, tmp_path)) == b"f" * 70_000
+    assert bytes(open_full("asked", 200_000, "off")) == b"f" * 200_000
+
+
+def test_other_reads_past_a_full_directory_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "UNCACHED_BYTES", 0)
+    options = {"binidx": {"index_dir": str(tmp_path), "cache_dir": str(tmp_path), "cache_bytes": 0}}
+    for name, ranges in [("parts.npy", [(0, 50_000), (50_000, 70_000)]), ("tokens.bin", [(3, 70_000)])]:
+        reader = open_object(put(f"memory://index-dir/{name}", b"f" * 70_000), cache="disk", storage_options=options)
+        assert [len(view) for view in reader.read(ranges)] == [stop - start for start, stop in ranges]
+
+
+FULL = """
+import resource, signal, sys
+from binidx.storage.cache import disk_cache
+from storage.cache.test_index_dir import open_full
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+disk_cache.UNCACHED_BYTES = 0
+try:
+    open_full("limited", 70_000, sys.argv[1], "1GB")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_refuses_writes_is_named_with_its_reason(tmp_path: Path) -> None:
+    out, _ = Child(FULL, str(tmp_path)).communicate()
+    assert f"no room in {tmp_path} (cannot be written to: File too large; found room for" in out
+
+
 def test_eight_processes_fetch_the_bytes_of_one(s3: Bucket, tmp_path: Path) -> None:
     prefix = build_ours(f"{s3.fresh()}/en", [Document([1] * 40_000, [1] * 40_000, [])], np.uint16)
     size = open_object(f"{prefix}.idx", cache=False).size
@@ -136,4 +193,4 @@ def test_eight_processes_fetch_the_bytes_of_one(s3: Bucket, tmp_path: Path) -> N
             moved.append((proxy.counts() - before).bytes)
     assert size <= moved[0]
     assert moved[0] == moved[1]
-    assert open_pair(prefix, cache=False).index.num_tokens == 40_000
+    assert open_pair(Location.of(prefix), cache=False).index.num_tokens == 40_000

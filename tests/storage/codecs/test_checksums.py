@@ -19,6 +19,7 @@ from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import HEADER, BlockSums, CheckedObject, format_sums_header, parse_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import Range
+from binidx.storage.location import Location
 from binidx.storage.ranges import read_many
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.threads import WAITING_THREADS
@@ -147,8 +148,8 @@ def test_many_read_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Each waits for its sums, in a thread of `vectored`; if they came in the same threads nobody would go on."""
     (tmp_path / "en.bin").write_bytes(CONTENT)
     (tmp_path / "en.bin.xxh3").write_bytes(summed(CONTENT))
-    uris = f"file://{tmp_path}/en.bin", f"file://{tmp_path}/en.bin.xxh3"
-    readers = [CheckedObject(*map(RemoteObject, uris)) for _ in range(3 * WAITING_THREADS)]
+    stored = [Location.of(f"file://{tmp_path}/{name}") for name in ("en.bin", "en.bin.xxh3")]
+    readers = [CheckedObject(*map(RemoteObject, stored)) for _ in range(3 * WAITING_THREADS)]
     found = read_many([(reader, [(place, place + 1000)]) for place, reader in enumerate(readers)])
     assert [bytes(view) for (view,) in found] == [CONTENT[place : place + 1000] for place in range(len(readers))]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from helpers.faulty_object import FaultyObject
 from helpers.zstd_segments import compressed, foreign
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +24,9 @@ from binidx.errors import ConfigError, FormatError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.segments import BATCH_BYTES, SegmentedObject, SegmentWriter
 from binidx.storage.interfaces import Range
-from binidx.storage.open import CODECS, codec_of
+from binidx.storage.open import codec_named, codec_of, suffix_of
 from binidx.storage.threads import thread_count
-from binidx.testing import CONTENT, FaultyObject, MemoryObject, check_range_reader
+from binidx.testing import CONTENT, MemoryObject, check_range_reader
 
 TEXT = np.random.default_rng(0).zipf(1.3, 50_000).astype("<u2").tobytes()
 ZSTD = shutil.which("zstd")
@@ -314,14 +315,14 @@ def test_a_failed_block_writes_no_table() -> None:
     assert out.getvalue() == b""
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", ["raw", "zstd"])
 def test_every_codec_gives_back_what_it_was_given(name: str) -> None:
-    codec, out = CODECS[name], io.BytesIO()
+    codec, out = codec_named(name), io.BytesIO()
     with codec.create(out, None) as writer:
         writer.write(TEXT)
     reader = codec.open(MemoryObject(out.getvalue()), b"")
     assert bytes(reader.read([(0, reader.size)])[0]) == TEXT
-    assert codec_of(f"s3://bucket/en.bin{codec.suffix}") == name
+    assert codec_of(f"s3://bucket/en.bin{suffix_of(name)}") == name
 
 
 def test_a_name_tells_the_codec() -> None:

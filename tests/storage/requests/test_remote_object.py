@@ -26,9 +26,12 @@ from binidx.errors import (
     UnreachableError,
 )
 from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import MAX_REQUEST, RemoteObject
 from binidx.storage.stores.fsspec_store import DIRECT_MAX_GAP, driver_options, open_filesystem
+from binidx.storage.stores.http import bounded_session
+from binidx.storage.stores.s3 import one_origin_session
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
 
@@ -38,7 +41,7 @@ DATA = bytes(range(250)) * 40_000  # 10 MB
 @pytest.fixture(scope="module")
 def uri(s3: Bucket) -> str:
     uri = f"{s3.fresh()}/data"
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
     return uri
 
@@ -54,14 +57,14 @@ def lying(request: pytest.FixtureRequest, web: Server) -> Iterator[RemoteObject]
     """An object of a server that does not verify signatures and can be told to misbehave."""
     web.behaviour = "good"
     if request.param == "http":
-        yield RemoteObject(f"{web.endpoint}/bucket/data")
+        yield RemoteObject(Location.of(f"{web.endpoint}/bucket/data"))
     else:
-        yield RemoteObject("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "s"})
+        yield RemoteObject(Location.of("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "s"}))
     web.behaviour = "good"
 
 
 def test_neighbours_share_a_request_and_others_go_alone(web: Server) -> None:
-    reader = RemoteObject(f"{web.endpoint}/bucket/data")
+    reader = RemoteObject(Location.of(f"{web.endpoint}/bucket/data"))
     web.requests.clear()
     far = 10 + DIRECT_MAX_GAP + 11
     views = reader.read([(far, far + 5), (0, 10), (10, 20), (50, 60)])
@@ -73,7 +76,7 @@ def test_neighbours_share_a_request_and_others_go_alone(web: Server) -> None:
 
 
 def test_a_huge_range_arrives_in_parts(web: Server) -> None:
-    reader = RemoteObject(f"{web.endpoint}/bucket/data")
+    reader = RemoteObject(Location.of(f"{web.endpoint}/bucket/data"))
     web.requests.clear()
     assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
     needed = [f"bytes=0-{MAX_REQUEST - 1}", f"bytes={MAX_REQUEST}-{len(DATA) - 1}"]
@@ -81,7 +84,7 @@ def test_a_huge_range_arrives_in_parts(web: Server) -> None:
 
 
 def test_reading_nothing_asks_nothing(web: Server) -> None:
-    reader = RemoteObject(f"{web.endpoint}/bucket/data")
+    reader = RemoteObject(Location.of(f"{web.endpoint}/bucket/data"))
     web.requests.clear()
     assert [bytes(view) for view in reader.read([(5, 5), (0, 0)])] == [b"", b""]
     assert web.requests == []
@@ -101,7 +104,7 @@ def test_an_answer_without_an_end_is_not_read_to_it(
     lying: RemoteObject, web: Server, size: int, start: int, found: str
 ) -> None:
     web.objects["/bucket/small"] = DATA[:size]
-    small = RemoteObject(lying.uri.replace("data", "small"), lying.storage_options)
+    small = RemoteObject(Location.of(lying.uri.replace("data", "small"), lying.location.options))
     web.behaviour = "endless"
     needed = f"^{small.uri}: {found} bytes for range {start}-{start + 100}, needed 100; the store or .* honour ranges"
     with pytest.raises(ShortReadError, match=needed):
@@ -116,13 +119,13 @@ def test_forbidden_names_the_uri_and_the_way_out(lying: RemoteObject, web: Serve
     with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied .*; check the credentials, "):
         lying.read([(100, 200)])
     with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied"):
-        RemoteObject(lying.uri, lying.storage_options)
+        RemoteObject(Location.of(lying.uri, lying.location.options))
 
 
 def test_requests_run_at_the_same_time(s3: Bucket, uri: str) -> None:
     ranges = [(place, place + 10) for place in range(0, len(DATA), 150_000)]
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
-        reader = RemoteObject(uri, {"endpoint_url": proxy.endpoint})
+        reader = RemoteObject(Location.of(uri, {"endpoint_url": proxy.endpoint}))
         counts = counts_in_flight(proxy, 32, lambda: reader.read(ranges))
     assert counts.requests == 67
     # s3fs alone would stop at 10; all 67 are rarely seen at one instant on a busy machine.
@@ -133,12 +136,12 @@ def test_a_pool_the_user_set_is_the_bound(s3: Bucket, uri: str) -> None:
     ranges = [(place, place + 10) for place in range(0, len(DATA), 500_000)]
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
         options = {"endpoint_url": proxy.endpoint, "config_kwargs": {"max_pool_connections": 3}}
-        reader = RemoteObject(uri, options)
+        reader = RemoteObject(Location.of(uri, options))
         assert counts_in_flight(proxy, 3, lambda: reader.read(ranges)).most_at_once == 3
 
 
 def test_what_was_read_is_counted(uri: str) -> None:
-    reader = RemoteObject(uri)
+    reader = RemoteObject(Location.of(uri))
     reader.read([(0, 10), (20, 30), (0, 10)])
     assert (reader.stats.requests, reader.stats.bytes_asked, reader.stats.bytes_moved) == (1, 30, 30)
     assert reader.stats.seconds > 0
@@ -148,15 +151,15 @@ def test_the_etag_identifies_the_content(s3: Bucket) -> None:
     uri = s3.fresh()
     identities = []
     for data in (b"one", b"two"):
-        with create_object(uri) as writer:
+        with create_object(Location.of(uri)) as writer:
             writer.write(data)
-        identities.append(RemoteObject(uri).identity)
+        identities.append(RemoteObject(Location.of(uri)).identity)
     assert identities[0]["size"] == identities[1]["size"] == 3
     assert identities[0]["etag"] != identities[1]["etag"]
 
 
 def test_unpickling_makes_no_request_and_repr_no_secret(web: Server) -> None:
-    reader = RemoteObject("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"})
+    reader = RemoteObject(Location.of("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"}))
     web.requests.clear()
     twin = pickle.loads(pickle.dumps(reader))
     assert web.requests == []
@@ -167,23 +170,23 @@ def test_unpickling_makes_no_request_and_repr_no_secret(web: Server) -> None:
 def test_nothing_here_shows_its_options(web: Server) -> None:
     """They hold secrets, and what is shown ends in a log."""
     options = {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"}
-    reader = RemoteObject("s3://bucket/data", options)
+    reader = RemoteObject(Location.of("s3://bucket/data", options))
     fs, _ = open_filesystem(reader.uri, options)
     shown: list[object] = [reader, ChunkCache(reader), fs, reader.info, reader.store, vars(reader.store)["settings"]]
-    with contextlib.suppress(ZeroDivisionError), create_object("s3://bucket/new", options) as writer:
+    with contextlib.suppress(ZeroDivisionError), create_object(Location.of("s3://bucket/new", options)) as writer:
         shown += [writer, vars(writer)]
         raise ZeroDivisionError
     web.behaviour = "forbidden"
     for wrong in (options, {**options, "no_such_option": "hush"}):
         with pytest.raises(StorageError) as caught:
-            RemoteObject("s3://bucket/data", wrong)
+            RemoteObject(Location.of("s3://bucket/data", wrong))
         shown.append(caught.value)
     web.behaviour = "good"
     assert "hush" not in " ".join(map(repr, shown))
 
 
 def test_a_client_made_before_a_fork_is_never_used_after_it(uri: str) -> None:
-    reader = RemoteObject(uri)
+    reader = RemoteObject(Location.of(uri))
     inherited = reader.store.fs
     its_loop = inherited.loop
 
@@ -206,7 +209,7 @@ def test_a_fork_leaves_the_connections_of_the_parent_alone(store: str, uri: str,
 
     def read() -> None:
         # Nobody holds the reader: only fsspec's cache still knows its connections.
-        assert bytes(RemoteObject(uri).read([(1, 3)])[0]) == DATA[1:3]
+        assert bytes(RemoteObject(Location.of(uri)).read([(1, 3)])[0]) == DATA[1:3]
 
     read()
     assert ended_well(forked(read))
@@ -330,13 +333,14 @@ def test_gs_is_gcsfs() -> None:
 
 
 UNSIGNED = {"s3": {"payload_signing_enabled": False}}
+SIGNED = {**UNSIGNED, "http_session_cls": one_origin_session()}
 
 
 @pytest.mark.parametrize(
     ("uri", "given", "needed"),
     [
         ("memory://x", {}, {}),
-        ("s3://b/k", {}, {"use_listings_cache": False, "config_kwargs": {"max_pool_connections": 64, **UNSIGNED}}),
+        ("s3://b/k", {}, {"use_listings_cache": False, "config_kwargs": {"max_pool_connections": 64, **SIGNED}}),
         (
             "s3://b/k",
             {"anon": True, "config_kwargs": {"max_pool_connections": 7}, "use_listings_cache": True},
@@ -347,7 +351,11 @@ UNSIGNED = {"s3": {"payload_signing_enabled": False}}
             {"use_listings_cache": True, "config_kwargs": {"s3": {"payload_signing_enabled": True, "a": 1}}},
             {
                 "use_listings_cache": True,
-                "config_kwargs": {"max_pool_connections": 64, "s3": {"payload_signing_enabled": True, "a": 1}},
+                "config_kwargs": {
+                    **SIGNED,
+                    "max_pool_connections": 64,
+                    "s3": {"payload_signing_enabled": True, "a": 1},
+                },
             },
         ),
         (
@@ -361,7 +369,18 @@ UNSIGNED = {"s3": {"payload_signing_enabled": False}}
                 }
             },
         ),
-        ("gs://b/k", {"token": "anon"}, {"token": "anon", "use_listings_cache": False}),
+        (
+            "gs://b/k",
+            {"token": "anon", "session_kwargs": {"headers": {"X-A": "a"}}},
+            {
+                "token": "anon",
+                "use_listings_cache": False,
+                "session_kwargs": {
+                    **bounded_session(may_leave=False),
+                    "headers": {"Accept-Encoding": "identity", "X-A": "a"},
+                },
+            },
+        ),
     ],
 )
 def test_our_defaults_give_way_to_the_users(
@@ -374,11 +393,11 @@ def test_our_defaults_give_way_to_the_users(
 
 
 def test_a_new_endpoint_in_the_environment_is_obeyed_at_once(s3: Bucket, uri: str) -> None:
-    RemoteObject(uri).read([(0, 1)])
+    RemoteObject(Location.of(uri)).read([(0, 1)])
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
-        RemoteObject(uri).read([(0, 1)])
+        RemoteObject(Location.of(uri)).read([(0, 1)])
         assert proxy.counts().requests == 2
-    RemoteObject(uri).read([(0, 1)])
+    RemoteObject(Location.of(uri)).read([(0, 1)])
 
 
 @pytest.mark.parametrize(
@@ -397,7 +416,7 @@ def test_fsspecs_own_configuration_is_kept() -> None:
         assert driver_options("s3://b/k", {})["config_kwargs"] == {
             "max_pool_connections": 64,
             "retries": {"mode": "adaptive"},
-            **UNSIGNED,
+            **SIGNED,
         }
     finally:
         del fsspec.config.conf["s3"]

@@ -17,6 +17,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 from binidx.errors import CancelledReadError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.format.pair import open_bin
 from binidx.storage import stats
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
 from binidx.storage.requests.cancellation import cancellable
@@ -40,7 +41,7 @@ def http_proxy() -> Iterator[Proxy]:
 @pytest.fixture(scope="module")
 def s3_proxy(s3: Bucket) -> Iterator[tuple[Proxy, str]]:
     uri = f"{s3.fresh()}/data"
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
         yield proxy, uri
@@ -51,7 +52,7 @@ def gs_proxy(gs: str) -> Iterator[tuple[Proxy, str]]:
     import os
 
     uri = f"{gs}/{uuid.uuid4().hex}"
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
     with latency_proxy(os.environ["STORAGE_EMULATOR_HOST"], delay_ms=0) as proxy:
         yield proxy, uri
@@ -71,7 +72,7 @@ def distant(request: pytest.FixtureRequest) -> tuple[Proxy, Open]:
 
     def open_it(**settings: Any) -> RemoteObject:
         options = {"endpoint_url": proxy.endpoint} if kind != "http" else {}
-        return RemoteObject(uri, {**options, "binidx": {"fast": not driver, "max_gap": 0, **settings}})
+        return RemoteObject(Location.of(uri, {**options, "binidx": {"fast": not driver, "max_gap": 0, **settings}}))
 
     return proxy, open_it
 
@@ -142,11 +143,11 @@ def test_whatever_is_asked_of_a_store_that_never_answers_ends_at_the_deadline(
     proxy, open_it = distant
     reader = open_it()
     proxy.become(faults={"hang": 1.0}, only="all")
-    uri = reader.uri if ask is open_bin else f"{reader.uri}.bin.zst"
-    options = {**reader.storage_options, "binidx": {**reader.storage_options["binidx"], "deadline_seconds": 1.0}}
+    uri, options = reader.uri if ask is open_bin else f"{reader.uri}.bin.zst", reader.location.options
+    hurried = Location.of(uri, {**options, "binidx": {**options["binidx"], "deadline_seconds": 1.0}})
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"opening not done within \d+ s; no answer came"):
-        ask(uri, storage_options=options)
+        ask(hurried)
     assert time.monotonic() - began < 300, "without its deadline it takes 600"
 
 
@@ -199,8 +200,8 @@ def test_an_outage_is_outlasted_beyond_the_deadline(distant: tuple[Proxy, Open])
     opened = open_it()
 
     def outlasted(deadline: float) -> bool:
-        ours = {**opened.storage_options["binidx"], "deadline_seconds": deadline}
-        reader = RemoteObject(opened.uri, {**opened.storage_options, "binidx": ours}, info=opened.info)
+        ours = {**opened.location.options["binidx"], "deadline_seconds": deadline}
+        reader = RemoteObject(Location.of(opened.uri, {**opened.location.options, "binidx": ours}), info=opened.info)
         proxy.become(faults={"503": 0.5, "close": 0.5})
         back = threading.Timer(1.5 * deadline, proxy.become)
         back.start()
@@ -210,6 +211,33 @@ def test_an_outage_is_outlasted_beyond_the_deadline(distant: tuple[Proxy, Open])
             return False
         finally:
             back.join()
+
+    assert any(map(outlasted, (1.0, 10.0, 100.0))), "the later ones are for a slow machine"
+
+
+def test_a_store_that_refuses_ranges_and_answers_other_requests_is_not_out(distant: tuple[Proxy, Open]) -> None:
+    proxy, open_it = distant
+    opened = open_it()
+
+    def outlasted(patience: float) -> bool:
+        ours = {**opened.location.options["binidx"], "outage_seconds": patience}
+        reader = RemoteObject(Location.of(opened.uri, {**opened.location.options, "binidx": ours}), info=opened.info)
+        proxy.become(faults={"503": 1.0})  # of requests with a Range header, so HEAD requests are answered
+        end = time.monotonic() + 2 * patience
+
+        def ask_others() -> None:
+            while time.monotonic() < end:
+                open_it()
+            proxy.become()
+
+        others = threading.Thread(target=ask_others)
+        others.start()
+        try:
+            return bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+        except StorageError:
+            return False
+        finally:
+            others.join()
 
     assert any(map(outlasted, (1.0, 10.0, 100.0))), "the later ones are for a slow machine"
 
@@ -243,7 +271,7 @@ def test_what_will_not_pass_fails_at_once(distant: tuple[Proxy, Open], status: s
 def test_a_403_is_asked_again_with_a_new_address_once(s3_proxy: tuple[Proxy, str]) -> None:
     proxy, uri = s3_proxy
     proxy.become()
-    reader = RemoteObject(uri, {"endpoint_url": proxy.endpoint})
+    reader = RemoteObject(Location.of(uri, {"endpoint_url": proxy.endpoint}))
     reader.read([(0, 10)])
     proxy.become(script=["403"])
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
@@ -274,7 +302,7 @@ def test_more_than_a_hundred_are_in_flight_where_more_are_wanted(
     options = {} if kind == "http" else {"endpoint_url": proxy.endpoint}
     uri = uri or f"{proxy.endpoint}/bucket/data"
     settings = {"fast": fast, "concurrency": 120, "max_gap": 0, "hedge": False}
-    reader = RemoteObject(uri, {**options, "binidx": settings})
+    reader = RemoteObject(Location.of(uri, {**options, "binidx": settings}))
     reader.read([(0, 10)])
     proxy.become(faults={"hang": 1.0})
     proxy.reset()

@@ -12,7 +12,8 @@ import pytest
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError, UnreachableError
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.scheduler import ANSWERED, HedgeTimer, ReadRequests, Scheduler
+from binidx.storage.requests.retries import ANSWERED
+from binidx.storage.requests.scheduler import HedgeTimer, ReadRequests, Scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import HTTPStatusError
 
@@ -275,6 +276,29 @@ def test_an_outage_that_lasts_too_long_ends_the_read(patient: Scheduler) -> None
     assert len(store.asked) > 1
 
 
+@pytest.mark.parametrize(("status", "is_waited_for"), [(503, True), (429, True), (500, False)])
+def test_a_store_that_refuses_some_and_answers_others_is_throttled_and_not_out(
+    patient: Scheduler, status: int, is_waited_for: bool
+) -> None:
+    def outlasted(patience: float) -> bool:
+        store, others, began = Store(), Store(), time.monotonic()
+        seconds = 2 * patience if is_waited_for else NEVER
+
+        async def refused() -> None:
+            if time.monotonic() < began + seconds:
+                await asyncio.get_running_loop().run_in_executor(None, patient.run, others.read(2))
+                raise HTTPStatusError(status)
+
+        store.script = [refused] * 1000
+        try:
+            return patient.run(store.read(1, outage_seconds=patience)) == [answer(1, 11)]
+        except StorageError:
+            return False
+
+    patiences = (0.4, 4.0, 40.0) if is_waited_for else (0.4,)
+    assert any(map(outlasted, patiences)) is is_waited_for, "the later ones are for a slow machine"
+
+
 @pytest.mark.parametrize(("demanded", "patience"), [("0.4", NEVER), ("1000", 0.4)])
 def test_no_request_is_sent_before_retry_after_or_the_end_of_patience(
     patient: Scheduler, demanded: str, patience: float
@@ -291,7 +315,7 @@ def test_a_store_that_never_answered_is_not_waited_for_and_one_that_did_is(patie
     store.script = [HTTPStatusError(503)] * 1000
     with pytest.raises(StorageError, match=r" 503, .*; deadline_seconds of "):
         patient.run(store.read(1, opening=True, deadline_seconds=0.3, outage_seconds=NEVER))
-    ANSWERED.add("x://b")
+    ANSWERED["x://b"] = 0.0
     store.script = [ConnectionRefusedError("nobody there")] * 5
     assert patient.run(store.read(1, opening=True)) == [answer(1, 11)]
 

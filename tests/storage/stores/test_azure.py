@@ -19,8 +19,9 @@ from servers.azurite import ACCOUNT, AzureServer
 import binidx
 from binidx import jobs
 from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError
-from binidx.storage.open import open_object, read_object
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.location import Location
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.store_protocols import Store
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
@@ -37,7 +38,7 @@ def container(abfs: AzureServer) -> str:
 
 
 def put(uri: str, data: bytes) -> str:
-    with create_object(uri) as out:
+    with create_object(Location.of(uri)) as out:
         out.write(data)
     return uri
 
@@ -64,13 +65,13 @@ def test_a_stream_appears_when_it_ends_and_not_if_it_is_broken_off(container: st
         raise KeyboardInterrupt
 
     def write(before_publish: Callable[[], object]) -> None:
-        with create_object(uri, options, before_publish=before_publish) as out:
+        with create_object(Location.of(uri, options), before_publish=before_publish) as out:
             for start in range(0, len(data), 7_000):
                 out.write(data[start : start + 7_000])
 
     with pytest.raises(KeyboardInterrupt):
         write(stop)
-    write(lambda: seen.append(object_exists(uri)))
+    write(lambda: seen.append(object_exists(Location.of(uri))))
     assert seen == [False]
     assert bytes(open_object(uri, cache=False).read([(0, len(data))])[0]) == data
 
@@ -131,7 +132,7 @@ def test_text_becomes_samples_without_leaving_azure(
     assert main(["preprocess", *files, "--to", str(tmp_path / "en"), *given]) == 0
     remote, local = f"{base}/en_text_document", str(tmp_path / "en_text_document")
     assert main(["diff", local, remote]) == 0
-    sources = json.loads(read_object(f"{remote}.manifest.json"))
+    sources = json.loads(read_small(Location.of(f"{remote}.manifest.json")))
     assert [f"{each}/en.jsonl" in json.dumps(sources) for each in texts] == [True, True]
     assert main(["convert", remote, f"{base}/deep/zipped", "--compress"]) == 0
     assert main(["convert", f"{base}/deep/zipped", str(tmp_path / "back"), "--plain"]) == 0

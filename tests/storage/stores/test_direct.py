@@ -16,6 +16,7 @@ from conftest import Bucket
 from servers.http_objects import http_objects
 
 from binidx.errors import BinidxError
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.http import Address, DirectStore
@@ -125,9 +126,9 @@ def test_what_an_address_shows_is_no_secret() -> None:
 @pytest.mark.parametrize("name", ["plain", "a b+c%20d", "päth/ü#?&=.bin", "tilde~!*'()"])
 def test_any_name_is_signed_right(s3: Bucket, name: str) -> None:
     uri = f"{s3.fresh()}/{name}"
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
-    reader = RemoteObject(uri)
+    reader = RemoteObject(Location.of(uri))
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
     assert not by_driver(reader)
 
@@ -135,9 +136,9 @@ def test_any_name_is_signed_right(s3: Bucket, name: str) -> None:
 @pytest.mark.parametrize("fast", [None, True, False])
 def test_the_driver_is_left_out_unless_it_is_asked_for(s3: Bucket, fast: bool | None) -> None:
     uri = s3.fresh()
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
-    reader = RemoteObject(uri, {"binidx": {"fast": fast}})
+    reader = RemoteObject(Location.of(uri, {"binidx": {"fast": fast}}))
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
     assert by_driver(reader) is (fast is False)
 
@@ -150,7 +151,7 @@ def test_what_cannot_be_asked_for_directly_is_left_to_the_driver(caplog: pytest.
             **KEYS,
             "config_kwargs": {"proxies": {"http": server.endpoint}},
         }
-        reader = RemoteObject("s3://b/k", options)
+        reader = RemoteObject(Location.of("s3://b/k", options))
         assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
     assert by_driver(reader)
     assert "s3://b/k: left to its driver for 240 s: NotDirectError: a proxy stands before it" in caplog.text
@@ -160,7 +161,9 @@ def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytes
     caplog.set_level(logging.INFO, logger="binidx")
     ranges = [(start, start + 10) for start in range(0, 80_000, 20_000)]
     with http_objects({"/b/k": DATA, "/b/l": DATA}) as server:
-        readers = [RemoteObject(f"s3://b/{each}", {"endpoint_url": server.endpoint, **KEYS}) for each in "kl"]
+        readers = [
+            RemoteObject(Location.of(f"s3://b/{each}", {"endpoint_url": server.endpoint, **KEYS})) for each in "kl"
+        ]
         server.behaviour = "no signed URLs"
         for reader in readers * 2:
             assert [bytes(view) for view in reader.read(ranges)] == [DATA[start:stop] for start, stop in ranges]
@@ -176,9 +179,9 @@ def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytes
 
 def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket) -> None:
     uri = s3.fresh()
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(DATA)
-    reader = RemoteObject(uri)
+    reader = RemoteObject(Location.of(uri))
     direct = [read_and_look(reader), read_and_look(reader)]
     assert direct[0] is direct[1]
     assert route_of(reader).until <= time.monotonic() + 240
@@ -198,7 +201,9 @@ def test_errors_are_the_same_by_either_way(behaviour: str) -> None:
     said = []
     for fast in (True, False):
         with http_objects({"/b/k": DATA}) as server:
-            reader = RemoteObject("s3://b/k", {"endpoint_url": server.endpoint, **KEYS, "binidx": {"fast": fast}})
+            reader = RemoteObject(
+                Location.of("s3://b/k", {"endpoint_url": server.endpoint, **KEYS, "binidx": {"fast": fast}})
+            )
             server.behaviour = behaviour
             with pytest.raises(BinidxError) as caught:
                 reader.read([(0, 10)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binidx.native.arguments import WARM_READS, AskAhead
-from binidx.native.gpt_samples import Orders, Recipe, Sequences, TextRows
+from binidx.native.gpt_samples import GPTIndex, Recipe, Sequences, TextRows
 from binidx.storage.stores.local import LocalFile
 
 
@@ -43,7 +43,7 @@ def drop_pages(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def one_batch(reader: LocalFile, orders: Orders, number: int) -> bool:
+def one_batch(reader: LocalFile, orders: GPTIndex, number: int) -> bool:
     """Read 8 documents; whether the disk was asked ahead for them."""
     asked = reader._ask_ahead.wanted
     rows = TextRows(Recipe(1024, pad=0, add_extra_token=False), 8)
@@ -63,7 +63,7 @@ def test_a_cold_file_is_asked_ahead_for_until_it_is_warm(tmp_path: Path, trusted
     lengths = np.full(4001, 1024, np.int32)
     sequences = Sequences(lengths, np.arange(4001) * 2048, dtype_code=8, item_bytes=2)
     starts = np.stack([np.arange(4001), np.zeros(4001, np.int64)], axis=1)
-    orders = Orders(np.arange(4000), starts, np.arange(4001, dtype=np.int32), sequences, add_extra_token=False)
+    orders = GPTIndex(np.arange(4000), starts, np.arange(4001, dtype=np.int32), sequences, add_extra_token=False)
     drop_pages(path)
     reader = LocalFile(path)
     reader._ask_ahead.warm_reads = WARM_READS - (not trusted)

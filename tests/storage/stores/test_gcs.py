@@ -11,6 +11,7 @@ import pytest
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 
@@ -41,7 +42,7 @@ def test_a_dataset_replaced_on_gs_is_an_error(gs: str) -> None:
 
 
 def test_what_is_not_on_gs_is_not_found(gs: str) -> None:
-    assert not object_exists(f"{gs}/no/such/object")
+    assert not object_exists(Location.of(f"{gs}/no/such/object"))
     with pytest.raises(ObjectNotFoundError, match=f"^{gs}/no/such/object: no such object"):
         open_object(f"{gs}/no/such/object")
 
@@ -51,7 +52,7 @@ def test_a_directory_on_gs_is_no_object(gs: str) -> None:
     write(f"{prefix}/en", 7)
     with pytest.raises(ObjectNotFoundError, match=f"^{prefix}: found a directory, needed an object"):
         open_object(prefix)
-    assert not object_exists(prefix)
+    assert not object_exists(Location.of(prefix))
 
 
 @pytest.mark.parametrize("name", ["en.bin", "en.bin.zst"])

@@ -27,9 +27,10 @@ import binidx
 from binidx.errors import ObjectChangedError, ShortReadError
 from binidx.format.pair import open_bin
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.store_protocols import ObjectInfo
-from binidx.storage.stores.identity import check_response, check_unchanged, parse_content_range
+from binidx.storage.stores.identity import check_response, check_unchanged, object_info, parse_content_range
 
 OLD, SAME_SIZE, LARGER, SMALLER = b"o" * 300, b"n" * 300, b"l" * 400, b"s" * 299
 GOOD = {"content-range": "bytes 10-19/300", "content-length": "10", "etag": '"a"', "x-goog-generation": "7"}
@@ -109,10 +110,10 @@ def test_a_response_tells_the_version_that_is_pinned(identity: Mapping[str, Any]
 
 def test_a_head_request_may_tell_more_of_an_object_than_the_list_it_was_opened_from() -> None:
     opened = ObjectInfo("s3://b/k", 300, ETAG)
-    check_unchanged(opened, {**ETAG, "version": "v1"})
-    for now in ({**ETAG, "etag": '"b"', "version": "v1"}, {"size": 300, "mtime": 7.0}, {**ETAG, "size": 301}):
+    check_unchanged(opened, object_info("s3://b/k", {**ETAG, "VersionId": "v1"}))
+    for now in ({**ETAG, "etag": '"b"', "VersionId": "v1"}, {"size": 300, "mtime": 7.0}, {**ETAG, "size": 301}):
         with pytest.raises(ObjectChangedError):
-            check_unchanged(opened, now)
+            check_unchanged(opened, object_info("s3://b/k", now))
 
 
 @pytest.mark.parametrize("etag", ["a", '"a"', 'W/"a"'])
@@ -222,7 +223,7 @@ def test_no_byte_of_a_replaced_object_is_served_where_the_server_ignores_conditi
     def write(data: bytes) -> RangeReader:
         for suffix, stored in FORMS[form](data).items():
             heedless.put(name + suffix, stored)
-        return open_bin(f"{heedless.uri}/{name}", cache=cache != "no cache", storage_options=options)
+        return open_bin(Location.of(f"{heedless.uri}/{name}", options), cache=cache != "no cache")
 
     def assert_reads(reader: RangeReader, places: list[tuple[int, int]], data: bytes) -> None:
         assert [bytes(view) for view in reader.read(places)] == [data[start:stop] for start, stop in places]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
-from binidx.storage.stores.local import READ_AT_ONCE, LocalFile
+from binidx.storage.stores.local import READ_AT_ONCE, LocalFile, node_view
 
 DATA = bytes(range(250)) * 2000
 
@@ -112,23 +114,99 @@ def test_a_file_written_to_in_place_is_an_error(path: Path, new: bytes) -> None:
 
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_file_written_to_in_place_under_its_old_times_is_an_error(path: Path, mmap: bool) -> None:
-    reader, was = open_object(path, mmap=mmap), path.stat()
+    reader = open_object(path, mmap=mmap)
     reader.read([(0, 10)])
-    while path.stat().st_ctime_ns == was.st_ctime_ns:  # within a tick of the clock nothing tells
-        overwrite(path, b"new")
-        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+    rewrite_under_old_times(path, b"new")
     for _ in range(2):
         with pytest.raises(ObjectChangedError, match=r"changed since it was opened \(size .* ctime .*; open it again"):
             reader.read([(0, 10)])
 
 
-@pytest.mark.parametrize("mmap", [True, False])
-def test_another_mode_or_link_is_no_other_content(path: Path, mmap: bool) -> None:
-    reader, was = open_object(path, mmap=mmap), path.stat()
+def rewrite_under_old_times(path: Path, data: bytes) -> None:
+    was = path.stat()
+    while path.stat().st_ctime_ns == was.st_ctime_ns:  # within a tick of the clock nothing tells
+        overwrite(path, data)
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+def replace_under_old_times(path: Path, data: bytes) -> None:
+    was, other = path.stat(), path.with_suffix(".new")
+    other.write_bytes(data + path.read_bytes()[len(data) :])
+    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
+    other.replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+
+
+def change_mode(path: Path) -> None:
+    was = path.stat()
     while path.stat().st_ctime_ns == was.st_ctime_ns:
         path.chmod(0o600 if path.stat().st_mode & 0o77 else 0o640)
     path.chmod((was.st_mode ^ 0o20) & 0o777)
+
+
+def add_link(path: Path) -> None:
+    was = path.stat()
+    while path.stat().st_ctime_ns == was.st_ctime_ns:
+        path.with_suffix(".link").unlink(missing_ok=True)
+        os.link(path, path.with_suffix(".link"))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("size", [len(DATA), 1000], ids=["large", "small"])
+@pytest.mark.parametrize("change", [rewrite_under_old_times, replace_under_old_times])
+def test_a_pickled_file_that_changed_under_its_old_times_is_an_error_at_the_first_read(
+    change: Callable[[Path, bytes], None], size: int, mmap: bool, path: Path
+) -> None:
+    os.truncate(path, size)
+    data = pickle.dumps(open_object(path, mmap=mmap))
+    assert bytes(pickle.loads(data).read([(0, 3)])[0]) == DATA[:3]
+    change(path, b"new")
+    twin = pickle.loads(pickle.dumps(pickle.loads(data)))  # not opened between
+    for _ in range(2):
+        with pytest.raises(ObjectChangedError, match=r"inode \d+, ctime .*; open it again$"):
+            twin.read([(0, 3)])
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("change", [change_mode, add_link])
+def test_a_file_is_still_checked_after_another_mode_or_link(
+    change: Callable[[Path], None], mmap: bool, path: Path
+) -> None:
+    """By its reader, and by twins that were pickled before the change and after it."""
+    reader = open_object(path, mmap=mmap)
+    reader.read([(0, 3)])
+    twin = pickle.loads(pickle.dumps(reader))
+    change(path)
+    for each in (reader, twin, pickle.loads(pickle.dumps(reader))):
+        assert bytes(each.read([(0, 3)])[0]) == DATA[:3]
+    late = pickle.loads(pickle.dumps(reader))
+    rewrite_under_old_times(path, b"new")
+    for each in (reader, twin, late):
+        with pytest.raises(ObjectChangedError, match=r"ctime .*; open it again$"):
+            each.read([(0, 3)])
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_on_another_node_inode_and_ctime_mean_nothing(mmap: bool, path: Path) -> None:
+    data, node = pickle.dumps(open_object(path, mmap=mmap)), node_view().encode()
+    assert node in data
+    replace_under_old_times(path, DATA[:3])
+    elsewhere = data.replace(node, bytes(reversed(node)))
+    assert bytes(pickle.loads(elsewhere).read([(0, 3)])[0]) == DATA[:3]
+    with pytest.raises(ObjectChangedError):
+        pickle.loads(data).read([(0, 3)])
+
+
+def test_processes_of_one_container_see_the_same_files() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(node_view) == node_view()
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_another_mode_or_link_is_no_other_content(path: Path, mmap: bool) -> None:
+    reader = open_object(path, mmap=mmap)
+    change_mode(path)
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
     os.link(path, path.with_suffix(".link"))
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]

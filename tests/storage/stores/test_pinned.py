@@ -15,6 +15,7 @@ from servers.http_objects import Server, http_objects
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object, delete_object
@@ -52,9 +53,9 @@ def replaced(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Repla
 def store(uri: str, data: bytes | None) -> None:
     time.sleep(0.02)  # a file's time of change is as fine as the kernel's tick
     if data is None:
-        delete_object(uri)
+        delete_object(Location.of(uri))
         return
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         writer.write(data)
 
 
@@ -97,7 +98,7 @@ def test_an_error_of_change_tells_both_etags(web: Server) -> None:
 
 def test_a_chunk_cache_never_mixes_two_contents(replaced: tuple[str, Replace]) -> None:
     uri, replace = replaced
-    reader = ChunkCache(RemoteObject(uri), chunk_bytes=100, store=ChunkStore(100_000))
+    reader = ChunkCache(RemoteObject(Location.of(uri)), chunk_bytes=100, store=ChunkStore(100_000))
     reader.read([(0, 10)])
     replace(SAME_SIZE)
     assert bytes(reader.read([(50, 60)])[0]) == OLD[50:60]
@@ -125,8 +126,10 @@ def test_an_object_put_again_with_the_same_bytes_is_the_same_on_s3(s3: Bucket) -
 def bare(request: pytest.FixtureRequest, web: Server) -> Callable[[], RemoteObject]:
     """An object of a server that does as it is told, through either protocol."""
     if request.param == "http":
-        return lambda: RemoteObject(f"{web.endpoint}/bucket/data")
-    return lambda: RemoteObject("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "s"})
+        return lambda: RemoteObject(Location.of(f"{web.endpoint}/bucket/data"))
+    return lambda: RemoteObject(
+        Location.of("s3://bucket/data", {"endpoint_url": web.endpoint, "key": "k", "secret": "s"})
+    )
 
 
 def test_the_etag_goes_with_every_request(bare: Callable[[], RemoteObject], web: Server) -> None:
@@ -151,7 +154,7 @@ def test_without_an_etag_a_read_that_fails_asks_whether_it_changed(
 
 def test_a_weak_etag_is_no_condition(web: Server) -> None:
     web.etag = lambda data: f'W/"{len(data)}"'
-    reader = RemoteObject(f"{web.endpoint}/data")
+    reader = RemoteObject(Location.of(f"{web.endpoint}/data"))
     assert bytes(reader.read([(0, 10)])[0]) == OLD[:10]
     assert web.conditions == [None] * len(web.conditions)
 

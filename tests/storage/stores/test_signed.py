@@ -12,6 +12,7 @@ from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.fsspec_store import open_filesystem
 from binidx.storage.writing.publish import create_object, delete_object
@@ -28,8 +29,8 @@ def test_what_identifies_an_object_is_the_same_by_either_way(etag: Callable[[byt
     with http_objects({"/b/k": bytes(10)}) as server:
         server.etag = etag
         either = [options_of(server, fast) for fast in (True, False)]
-        found = [find_object("s3://b/k", options) for options in either]
-        told = [object_identity("s3://b/k", options) for options in either]
+        found = [find_object(Location.of("s3://b/k", options)) for options in either]
+        told = [object_identity(Location.of("s3://b/k", options)) for options in either]
     told += [each.info.identity for each in found if each]
     assert told == [told[0]] * 4
     assert len(told[0]) == 2
@@ -39,16 +40,16 @@ def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> Non
     with http_objects({}) as server:
         server.behaviour, options = "forbidden", options_of(server, True)
         with pytest.raises(AccessError):
-            object_exists("s3://b/k", options)
+            object_exists(Location.of("s3://b/k", options))
         before = len(server.requests)
-        assert find_object("s3://b/k", options) is None
-        assert find_object("s3://b/l", options) is None
+        assert find_object(Location.of("s3://b/k", options)) is None
+        assert find_object(Location.of("s3://b/l", options)) is None
         assert len(server.requests) - before == 2
 
 
 def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"404": 1.0}, only="all") as far:
-        delete_object(f"{far.base}/a", far.options())
+        delete_object(Location.of(f"{far.base}/a", far.options()))
         assert [each.method for each in far.proxy.log()] == ["DELETE"]
 
 
@@ -57,13 +58,13 @@ def test_a_version_is_looked_at_by_either_way(s3: Bucket) -> None:
     fs, _ = open_filesystem(base, aware)
     fs.call_s3("put_bucket_versioning", Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
     for size in (10, 20):
-        with create_object(f"{base}/a", aware) as out:
+        with create_object(Location.of(f"{base}/a", aware)) as out:
             out.write(bytes(size))
-        versions.append(object_identity(f"{base}/a", aware)["version"])
+        versions.append(object_identity(Location.of(f"{base}/a", aware))["version"])
     for fast in (True, False):
         options = {**aware, "binidx": {"fast": fast}}
         for size, version in zip((10, 20), versions, strict=True):
             uri = f"{base}/a?versionId={version}"
-            found = [find_object(uri, options, end_bytes=end_bytes) for end_bytes in (0, 5)]
+            found = [find_object(Location.of(uri, options), end_bytes=end_bytes) for end_bytes in (0, 5)]
             assert [each and each.info.size for each in found] == [size, size]
-            assert object_identity(uri, options)["size"] == size
+            assert object_identity(Location.of(uri, options))["size"] == size

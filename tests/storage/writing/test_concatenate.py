@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -14,15 +14,16 @@ import pytest
 from conftest import Bucket
 from helpers import toy_store
 from helpers.conversion import names_beside, unfinished_uploads
+from helpers.registering import registered_store
 from hypothesis import given
 from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import BinidxError, SlowCopyError
 from binidx.storage.adapters import InMemory, JoinedReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_stored, read_whole
 from binidx.storage.store_protocols import ObjectInfo
-from binidx.storage.stores import registry
 from binidx.storage.stores import s3 as s3_store
 from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing import concatenate
@@ -88,11 +89,11 @@ def stored(base: str, sizes: list[int]) -> tuple[list, list[bytes]]:
     for number, data in enumerate(contents):
         with fsspec.open(f"{base}/{number}", "wb") as file:
             file.write(data)
-    return [open_stored(f"{base}/{number}") for number in range(len(sizes))], contents
+    return [open_stored(Location.of(f"{base}/{number}")) for number in range(len(sizes))], contents
 
 
 def unite(uri: str, pieces: list[SourcePiece]) -> Join:
-    made = open_join(uri, pieces)
+    made = open_join(Location.of(uri), pieces)
     made.fill(lambda _: None)
     made.publish(lambda: None)
     return made
@@ -119,7 +120,7 @@ def test_every_way_gives_the_same_bytes(source: str, target: str, s3: Bucket, gs
     for name, pieces in {"whole": whole, "cut": cut, "none": []}.items():
         uri = f"{place(target, s3, tmp_path)}/{name}"
         made = unite(uri, pieces)
-        assert bytes(read_whole(open_stored(uri))) == expected[name]
+        assert bytes(read_whole(open_stored(Location.of(uri)))) == expected[name]
         server = {("s3", "s3"): "server", ("gs", "gs"): "server" if name == "whole" else "stream"}
         if pieces:
             assert made.how == {**server, ("file", "file"): "copy_file_range"}.get((source, target), "stream")
@@ -130,7 +131,7 @@ def test_compose_takes_more_than_32_in_rounds_and_leaves_no_trace(gs: str) -> No
     readers, contents = stored(base, [7] * 70)
     made = unite(f"{base}/all", [SourcePiece(reader, 0, 7) for reader in readers])
     assert (made.how, made.moved_bytes) == ("server", 0)
-    assert bytes(read_whole(open_stored(f"{base}/all"))) == b"".join(contents)
+    assert bytes(read_whole(open_stored(Location.of(f"{base}/all")))) == b"".join(contents)
     assert len(names_beside(f"{base}/")) == 71
 
 
@@ -141,14 +142,14 @@ def test_from_s3_to_s3_only_small_pieces_pass_through(s3: Bucket) -> None:
         uri = f"{s3.fresh()}/all"
         assert unite(uri, [SourcePiece(reader, 0, reader.size) for reader in readers]).moved_bytes == 0
         assert (proxy.counts() - before).bytes < 20_000
-    assert bytes(read_whole(open_stored(uri))) == b"".join(contents)
+    assert bytes(read_whole(open_stored(Location.of(uri)))) == b"".join(contents)
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs", "file", "memory"])
 def test_what_is_abandoned_leaves_nothing(kind: str, s3: Bucket, gs: str, tmp_path: Path) -> None:
     readers, _ = stored(place(kind, s3, tmp_path), [1] * 40 if kind == "gs" else [6 * MIB, 6 * MIB])
     uri = f"{place(kind, s3, tmp_path)}/new/all"
-    made = open_join(uri, [SourcePiece(reader, 0, reader.size) for reader in readers])
+    made = open_join(Location.of(uri), [SourcePiece(reader, 0, reader.size) for reader in readers])
     made.fill(lambda _: None)
     made.abandon()
     made.abandon()
@@ -163,7 +164,7 @@ def test_a_source_that_changed_is_an_error_and_leaves_nothing(kind: str, gs: str
     readers, _ = stored(base, [MIB // 2])
     with fsspec.open(f"{base}/0", "wb") as file:
         file.write(b"short")
-    made = open_join(f"{base}/all", [SourcePiece(readers[0], 0, MIB // 2)])
+    made = open_join(Location.of(f"{base}/all"), [SourcePiece(readers[0], 0, MIB // 2)])
     with pytest.raises(BinidxError):
         unite_or_abandon(made)
     assert names_beside(f"{base}/all") == []
@@ -190,9 +191,8 @@ Copy = Callable[[int, Callable[[], str]], str]
 
 
 @pytest.fixture
-def toy_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Copy], tuple[str, bytes, Join]]:
+def toy_copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Copy], tuple[str, bytes, Join]]]:
     """Begin an object of so many parts, which the toy store copies as a function says."""
-    monkeypatch.setitem(registry.PROVIDERS, "toy", toy_store.PROVIDER)
 
     def begin(num_parts: int, copy: Copy) -> tuple[str, bytes, Join]:
         copy_part = toy_store.ToyUpload.copy
@@ -204,15 +204,20 @@ def toy_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Copy], tuple[s
         toy_store.OBJECTS[f"{base}/0"] = 1, data
         monkeypatch.setattr(toy_store.ToyStore, "copied_part", 1 << 10)
         monkeypatch.setattr(toy_store.ToyUpload, "copy", scripted)
-        return base, data, open_join(f"{base}/all", [SourcePiece(open_stored(f"{base}/0"), 0, len(data))])
+        return (
+            base,
+            data,
+            open_join(Location.of(f"{base}/all"), [SourcePiece(open_stored(Location.of(f"{base}/0")), 0, len(data))]),
+        )
 
-    return begin
+    with registered_store("toy", toy_store.ToyStore):
+        yield begin
 
 
 def finish(made: Join, uri: str) -> bytes:
     made.fill(lambda _: None)
     made.publish(lambda: None)
-    return bytes(read_whole(open_stored(f"{uri}/all")))
+    return bytes(read_whole(open_stored(Location.of(f"{uri}/all"))))
 
 
 def test_a_copy_that_arrived_after_its_time_is_not_sent_again(toy_copies) -> None:
@@ -287,13 +292,13 @@ def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, contents = stored(s3.fresh(), [6 * MIB, 6 * MIB])
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers]
-        made = open_join(uri := f"{s3.fresh()}/all", pieces)
+        made = open_join(Location.of(uri := f"{s3.fresh()}/all"), pieces)
         proxy.become(script=["hang"])
         made.fill(lambda _: None)
         made.publish(lambda: None)
-        assert bytes(read_whole(open_stored(uri))) == b"".join(contents)
+        assert bytes(read_whole(open_stored(Location.of(uri)))) == b"".join(contents)
         monkeypatch.setattr(concatenate, "COPY_TRIES", 1)
-        made = open_join(uri, pieces[:1])
+        made = open_join(Location.of(uri), pieces[:1])
         proxy.become(script=["hang"])
         option = r"a read_timeout in storage_options\['config_kwargs'\] above that allows more"
         with pytest.raises(SlowCopyError, match=rf"/0: bytes 0 to {6 * MIB} were not copied in 1 s; {option}"):
@@ -305,7 +310,9 @@ def test_an_interrupt_ends_the_copies_in_flight(s3: Bucket, monkeypatch: pytest.
     monkeypatch.setattr(s3_store, "STALL_SECONDS", 100_000.0)
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, _ = stored(s3.fresh(), [6 * MIB, 6 * MIB])
-        made = open_join(uri := f"{s3.fresh()}/all", [SourcePiece(reader, 0, reader.size) for reader in readers])
+        made = open_join(
+            Location.of(uri := f"{s3.fresh()}/all"), [SourcePiece(reader, 0, reader.size) for reader in readers]
+        )
         proxy.become(script=["hang"])
 
         def interrupted(count: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from binidx.errors import StorageError
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_file, create_object
 
 
@@ -29,7 +30,7 @@ def test_the_map_goes_on_being_that_file_when_another_takes_its_name(tmp_path: P
     with create_file(f"{tmp_path}/x", 4096) as file:
         file.write(b"one" + bytes(4093))
         mapped = file.map()
-    with create_object(f"{tmp_path}/x", durable=False) as out:
+    with create_object(Location.of(f"{tmp_path}/x"), durable=False) as out:
         out.write(b"two")
     assert mapped[:3] == b"one"
     assert (tmp_path / "x").read_bytes() == b"two"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from helpers.conversion import build, pair
 
+from binidx.storage.location import Location
 from binidx.storage.stores.local import node_id
 from binidx.storage.writing import staging
 from binidx.storage.writing.publish import create_file, create_object, put_if_absent
@@ -20,8 +21,9 @@ from binidx.tools import main
 
 WRITER = """
 import sys
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
-with create_object(sys.argv[1]) as out:
+with create_object(Location(sys.argv[1])) as out:
     out.write(bytes(3_000_000))
     print("written", flush=True)
     sys.stdin.read()
@@ -44,7 +46,7 @@ def killed(process: subprocess.Popen[bytes]) -> None:
 
 
 def write(path: Path) -> None:
-    with create_object(path) as out:
+    with create_object(Location.of(path)) as out:
         out.write(b"new")
 
 
@@ -61,7 +63,7 @@ def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_else(tmp_pat
         write(tmp_path / "a")
         [_, living, _] = names(tmp_path)
         assert living.startswith("b.")
-        put_if_absent(tmp_path / "a", b"other")
+        put_if_absent(Location.of(tmp_path / "a"), b"other")
         assert names(tmp_path) == ["a", living, users]
         living_one.communicate()
     assert names(tmp_path) == ["a", "b", users]
@@ -69,7 +71,7 @@ def test_the_next_writer_removes_what_a_killed_one_left_and_nothing_else(tmp_pat
 
 
 def test_a_file_is_safe_until_it_has_its_name(tmp_path: Path) -> None:
-    with create_object(tmp_path / "x", before_publish=lambda: write(tmp_path / "y")) as out:
+    with create_object(Location.of(tmp_path / "x"), before_publish=lambda: write(tmp_path / "y")) as out:
         out.write(b"x")
     with create_file(f"{tmp_path}/mapped", 4096) as file:
         mapped = file.map()

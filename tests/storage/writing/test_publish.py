@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import uuid
 from pathlib import Path
 
 import fsspec
 import pytest
 from conftest import Bucket
+from helpers import put_only_store
 from helpers.forked import Child
+from helpers.registering import registered_store
 from servers.http_objects import http_objects
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists, object_identity, read_small
 from binidx.storage.stores.fsspec_store import DIRECT_CONCURRENCY, open_filesystem
@@ -62,11 +67,11 @@ SIZES = [0, 1, 100_000, publish.ONE_PUT, publish.ONE_PUT + 1]
 @pytest.mark.parametrize("size", SIZES)
 def test_an_object_appears_whole_when_the_block_ends(base: str, size: int) -> None:
     uri, data = join_uri(base, "deep/er", "en.bin"), bytes(range(251)) * (size // 251 + 1)
-    with create_object(uri) as writer:
+    with create_object(Location.of(uri)) as writer:
         for start in range(0, size, 5_000_000):
             part = data[start : min(start + 5_000_000, size)]
             assert writer.write(memoryview(part)) == len(part)
-            assert not object_exists(uri)
+            assert not object_exists(Location.of(uri))
     assert content(uri) == data[:size]
     assert len(everything(base)) == 1
 
@@ -76,73 +81,73 @@ def test_an_exception_leaves_nothing_behind_and_the_old_object_untouched(base: s
     uri = join_uri(base, "en.bin")
     for old in (None, b"old"):
         if old is not None:
-            with create_object(uri) as writer:
+            with create_object(Location.of(uri)) as writer:
                 writer.write(old)
-        with contextlib.suppress(ZeroDivisionError), create_object(uri) as writer:
+        with contextlib.suppress(ZeroDivisionError), create_object(Location.of(uri)) as writer:
             writer.write(bytes(size))
             raise ZeroDivisionError
         assert len(everything(base)) == (old is not None)
-        assert not object_exists(uri) if old is None else content(uri) == old
+        assert not object_exists(Location.of(uri)) if old is None else content(uri) == old
 
 
 @pytest.mark.parametrize("size", [3, publish.ONE_PUT + 1])
 @pytest.mark.parametrize("name", ["a[1]*?.bin", "[0-9]", "en::v2.bin", "a b#c%20&d+e", "ünï 文"])
 def test_every_character_of_a_name_is_part_of_it(base: str, name: str, size: int) -> None:
     uri, neighbour = join_uri(base, name), join_uri(base, "a1bc.bin")
-    put_if_absent(neighbour, b"another")
-    with create_object(uri) as writer:
+    put_if_absent(Location.of(neighbour), b"another")
+    with create_object(Location.of(uri)) as writer:
         writer.write(b"x" * size)
     assert content(uri) == b"x" * size
-    assert put_if_absent(uri, b"y") is False
-    delete_object(uri)
-    assert not object_exists(uri)
+    assert put_if_absent(Location.of(uri), b"y") is False
+    delete_object(Location.of(uri))
+    assert not object_exists(Location.of(uri))
     assert content(neighbour) == b"another"
 
 
 def test_a_double_colon_behind_a_chain_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^simplecache::memory://b/a::b: found :: in the name of .*; rename it$"):
-        object_exists("simplecache::memory://b/a::b")
+        object_exists(Location.of("simplecache::memory://b/a::b"))
 
 
 def test_an_object_is_replaced_whole(base: str) -> None:
     uri = join_uri(base, "x")
     for data in (b"one", b"another", b""):
-        with create_object(uri) as writer:
+        with create_object(Location.of(uri)) as writer:
             writer.write(data)
         assert content(uri) == data
-        assert object_identity(uri)["size"] == len(data)
+        assert object_identity(Location.of(uri))["size"] == len(data)
 
 
 def test_a_second_put_if_absent_changes_nothing(base: str) -> None:
     uri = join_uri(base, "deep", "marker.json")
-    assert put_if_absent(uri, b"one") is True
-    assert put_if_absent(uri, b"one") is True
-    assert put_if_absent(uri, b"two") is False
+    assert put_if_absent(Location.of(uri), b"one") is True
+    assert put_if_absent(Location.of(uri), b"one") is True
+    assert put_if_absent(Location.of(uri), b"two") is False
     assert content(uri) == b"one"
     assert len(everything(base)) == 1
 
 
 def test_deleting_is_believed_at_once_and_twice_is_no_error(base: str) -> None:
     uri = join_uri(base, "x")
-    delete_object(uri)
-    assert put_if_absent(uri, b"") is True
-    assert object_exists(uri)
-    delete_object(uri)
-    delete_object(uri)
-    assert not object_exists(uri)
+    delete_object(Location.of(uri))
+    assert put_if_absent(Location.of(uri), b"") is True
+    assert object_exists(Location.of(uri))
+    delete_object(Location.of(uri))
+    delete_object(Location.of(uri))
+    assert not object_exists(Location.of(uri))
     with pytest.raises(ObjectNotFoundError):
-        object_identity(uri)
+        object_identity(Location.of(uri))
 
 
 def test_a_directory_is_no_object(base: str) -> None:
-    put_if_absent(join_uri(base, "directory/x"), b"x")
-    assert not object_exists(join_uri(base, "directory"))
+    put_if_absent(Location.of(join_uri(base, "directory/x")), b"x")
+    assert not object_exists(Location.of(join_uri(base, "directory")))
 
 
 def test_identity_is_json_and_the_readers(base: str) -> None:
     uri = join_uri(base, "x")
-    put_if_absent(uri, b"abc")
-    identity = object_identity(uri)
+    put_if_absent(Location.of(uri), b"abc")
+    identity = object_identity(Location.of(uri))
     assert json.loads(json.dumps(identity)) == identity == open_object(uri).identity  # type: ignore[attr-defined]
     assert identity["size"] == 3
     assert identity.keys() & {"etag", "generation", "mtime"}
@@ -151,34 +156,35 @@ def test_identity_is_json_and_the_readers(base: str) -> None:
 def test_existence_never_comes_from_a_stale_listing(s3: Bucket) -> None:
     base, caching = s3.fresh(), {"use_listings_cache": True}
     uri = join_uri(base, "x")
-    put_if_absent(join_uri(base, "neighbour"), b"")
+    put_if_absent(Location.of(join_uri(base, "neighbour")), b"")
     # The one that is asked: as it is opened to be read.
     fs, path = open_filesystem(base, caching, reading=DIRECT_CONCURRENCY)
-    for call in (f"put_if_absent({uri!r}, b'x')", f"delete_object({uri!r})", f"put_if_absent({uri!r}, b'y')"):
+    at = f"Location({uri!r})"
+    for call in (f"put_if_absent({at}, b'x')", f"delete_object({at})", f"put_if_absent({at}, b'y')"):
         fs.invalidate_cache()
         fs.ls(path)
         subprocess.run([sys.executable, "-c", f"from binidx.storage.writing.publish import *; {call}"], check=True)
         assert fs.exists(f"{path}/x") is not call.startswith("put"), "the listing is not stale: this test shows nothing"
-        assert object_exists(uri, caching) is call.startswith("put")
+        assert object_exists(Location.of(uri, caching)) is call.startswith("put")
 
 
 def test_too_large_a_marker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="16777217 bytes, needed at most 16777216"):
-        put_if_absent(tmp_path / "x", bytes(publish.ONE_PUT + 1))
+        put_if_absent(Location.of(tmp_path / "x"), bytes(publish.ONE_PUT + 1))
 
 
 def test_what_cannot_be_written_is_named(s3: Bucket, tmp_path: Path) -> None:
     with http_objects({}) as server, pytest.raises(StorageError, match=f"^{server.endpoint}/x: "):
-        put_if_absent(f"{server.endpoint}/x", b"x")
+        put_if_absent(Location.of(f"{server.endpoint}/x"), b"x")
     with (
         pytest.raises(ObjectNotFoundError, match=r"^s3://no-such-bucket/x: .*bucket"),
-        create_object("s3://no-such-bucket/x"),
+        create_object(Location.of("s3://no-such-bucket/x")),
     ):
         pass
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: "), create_object(tmp_path / "file/x"):
+    with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: "), create_object(Location.of(tmp_path / "file/x")):
         pass
-    with pytest.raises(StorageError, match=f"^{tmp_path}: "), create_object(tmp_path) as writer:
+    with pytest.raises(StorageError, match=f"^{tmp_path}: "), create_object(Location.of(tmp_path)) as writer:
         writer.write(b"x")
     assert everything(str(tmp_path)) == [f"{tmp_path}/file"]
 
@@ -187,18 +193,19 @@ def test_a_write_that_the_disk_refuses_leaves_nothing_behind(tmp_path: Path) -> 
     """The limit on a file's size stands for the full disk: write(2) fails in the same place."""
     code = f"""
 import resource, signal
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object, put_if_absent
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, 5_000_000))
 for size in (100_000, 1_000, 5_000_001):
     try:
-        with create_object({str(tmp_path / "x")!r}) as writer:
+        with create_object(Location({str(tmp_path / "x")!r})) as writer:
             for _ in range(0, 5_000_001, size):
                 writer.write(bytes(size))
     except OSError as error:
         print(type(error).__name__, error)
 try:
-    put_if_absent({str(tmp_path / "x")!r}, bytes(6_000_000))
+    put_if_absent(Location({str(tmp_path / "x")!r}), bytes(6_000_000))
 except OSError as error:
     print(type(error).__name__, error)
 """
@@ -216,8 +223,9 @@ def test_a_writer_killed_in_the_middle_leaves_no_object(
     base = request.getfixturevalue("s3").fresh() if where == "s3" else str(tmp_path)
     uri = join_uri(base, "en.bin")
     code = f"""
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
-with create_object({uri!r}) as writer:
+with create_object(Location({uri!r})) as writer:
     for _ in range(60):
         writer.write(bytes(1 << 20))
     print("in the middle", flush=True)
@@ -229,19 +237,20 @@ with create_object({uri!r}) as writer:
         assert process.stdout.readline() == b"in the middle\n"
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert not object_exists(uri)
-    assert put_if_absent(uri, b"next") is True
+    assert not object_exists(Location.of(uri))
+    assert put_if_absent(Location.of(uri), b"next") is True
 
 
 RACE = """
 import os, sys, time
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import put_if_absent
 base, start = sys.argv[1], float(sys.argv[2])
 me = str(os.getpid())
 time.sleep(max(0, start - time.time()))
 for key in range(20):
     data = (me * 5000).encode() if key % 2 else b"the same" * 5000
-    print(key, me, int(put_if_absent(f"{base}/{key}", data)), flush=True)
+    print(key, me, int(put_if_absent(Location(f"{base}/{key}"), data)), flush=True)
 """
 
 
@@ -270,9 +279,10 @@ def test_a_reader_of_a_file_that_is_being_replaced_sees_only_whole_ones(tmp_path
     path = tmp_path / "x"
     code = f"""
 import itertools
+from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 for number in itertools.count():
-    with create_object({str(path)!r}) as writer:
+    with create_object(Location({str(path)!r})) as writer:
         for _ in range(10):
             writer.write(bytes([number % 256]) * 1000)
     if not number:
@@ -303,24 +313,42 @@ def test_join_uri_by_hand(parts: tuple[str, ...], joined: str) -> None:
 
 def test_a_bare_name_is_a_file_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with create_object("here") as writer:
+    with create_object(Location.of("here")) as writer:
         writer.write(b"x")
-    assert put_if_absent("there", b"y") is True
+    assert put_if_absent(Location.of("there"), b"y") is True
     assert sorted(each.name for each in tmp_path.iterdir()) == ["here", "there"]
-    assert object_exists("here")
+    assert object_exists(Location.of("here"))
 
 
 def test_a_small_object_is_read_by_one_request_whether_it_is_there_or_not(s3: Bucket, gs: str) -> None:
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         base = s3.fresh()
         for content in (b"small", b""):
-            with create_object(f"{base}/there") as out:
+            with create_object(Location.of(f"{base}/there")) as out:
                 out.write(content)
             before = proxy.counts()
-            assert read_small(f"{base}/there") == content
-            assert read_small(f"{base}/not-there") is None
+            assert read_small(Location.of(f"{base}/there")) == content
+            assert read_small(Location.of(f"{base}/not-there")) is None
             assert (proxy.counts() - before).requests == 2
-    with create_object(f"{gs}/small") as out:
+    with create_object(Location.of(f"{gs}/small")) as out:
         out.write(b"")
-    assert read_small(f"{gs}/small") == b""
-    assert read_small(f"{gs}/not-there") is None
+    assert read_small(Location.of(f"{gs}/small")) == b""
+    assert read_small(Location.of(f"{gs}/not-there")) is None
+
+
+def test_a_large_object_for_a_store_with_only_put_is_not_held_in_memory() -> None:
+    piece, expected = bytes(range(256)) * 4096, hashlib.sha256()
+    tracemalloc.start()
+    try:
+        with (
+            registered_store("puts", put_only_store.PutOnlyStore),
+            create_object(Location.of("puts://bucket/large")) as out,
+        ):
+            for _ in range(64):
+                out.write(piece)
+                expected.update(piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert {"puts://bucket/large": expected.hexdigest()} == put_only_store.DIGESTS
+    assert peak < 2 * publish.ONE_PUT < 64 * len(piece)

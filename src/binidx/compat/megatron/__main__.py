@@ -1,11 +1,12 @@
-"""python -m binidx.compat.megatron [--trust-cache] [--cache-small-indices] SCRIPT ARGS...
+"""python -m binidx.compat.megatron [OPTIONS] SCRIPT ARGS...
 
 Run a training script of Megatron-LM with binidx's datasets instead of Megatron's. Under torchrun:
 
     torchrun --nproc-per-node 8 -m binidx.compat.megatron pretrain_gpt.py --data-path s3://corpus/en ...
 
---trust-cache            accept index caches that Megatron left: trust_cache="megatron" of the config
---cache-small-indices    also cache indices of less than 2^15 documents and samples, for Megatron to find
+--trust-cache                accept index caches that Megatron left: trust_cache="megatron" of the config
+--cache-small-indices        also cache indices of less than 2^15 documents and samples, for Megatron to find
+--megatron-samples=0.16.1    serve the samples of Megatron Core 0.16.1, where they differ from main's
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from binidx.compat.megatron.script import run
 from binidx.compat.megatron.serve import install
 from binidx.errors import MissingDriverError
 
-OPTIONS = ("--trust-cache", "--cache-small-indices")
+OPTIONS = ("--trust-cache", "--cache-small-indices", "--megatron-samples=0.16.1")
 
 
 def main(arguments: list[str]) -> int:
-    given = []
+    given: list[str] = []
     while arguments and arguments[0] in OPTIONS:
         given.append(arguments.pop(0))
     if not arguments or arguments[0].startswith("-"):
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
         install(
             trust_cache="megatron" if "--trust-cache" in given else None,
             cache_small_indices="--cache-small-indices" in given,
+            megatron_samples="0.16.1" if "--megatron-samples=0.16.1" in given else "main",
         )
     except MissingDriverError as error:
         print(f"{arguments[0]}: {error}", file=sys.stderr)

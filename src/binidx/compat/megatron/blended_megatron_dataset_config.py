@@ -12,9 +12,11 @@ from binidx.dataset.config import parse_and_normalize_split as parse_and_normali
 
 @dataclass
 class BlendedMegatronDatasetConfig(config.BlendedMegatronDatasetConfig):
-    """binidx's config; `install` supplies `trust_cache` and `cache_small_indices`, which scripts cannot set."""
+    """binidx's config; `install` supplies the options that scripts for Megatron cannot set."""
 
     def __post_init__(self) -> None:
         self.trust_cache = self.trust_cache or DEFAULTS.get("trust_cache")
         self.cache_small_indices = self.cache_small_indices or bool(DEFAULTS.get("cache_small_indices"))
+        if self.megatron_samples == "main":
+            self.megatron_samples = DEFAULTS.get("megatron_samples", "main")
         super().__post_init__()

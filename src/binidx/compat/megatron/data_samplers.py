@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from binidx.dataset.config import Split as Split
 from binidx.loader import samplers
 from binidx.loader import torch_loader as loaders
+from binidx.loader.dataset_protocols import find_megatron_samples, is_full_validation
 from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
 from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
 
@@ -48,7 +49,12 @@ class RandomSeedDataset(samplers.RandomSeedDataset, Dataset[Any]):
 def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     """Return binidx's data loader for the settings in Megatron's globals: `get_args()` and `mpu`.
 
-    With `--dataloader-type external` the dataset is returned as it is.
+    With `--dataloader-type external` the dataset is returned as it is. Flags alone decide what a batch is, as different
+    versions of Megatron have different ones:
+
+        hybrid_context_parallel    this rank's samples of a whole global batch, as a list
+        another of `is_listed`     a micro-batch, as a list: the scheduler draws the micro-batches of a step itself
+        none of them               a micro-batch, stacked
     """
     from megatron.core import mpu
     from megatron.training import get_args
@@ -56,14 +62,22 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     args = get_args()
     if dataset is None or args.dataloader_type == "external":
         return dataset
+    if consumed_samples and find_megatron_samples(dataset) == "main":
+        logger.warning(
+            "resuming at sample %d with samples of Megatron's main; a run that began with those of 0.16.1 needs "
+            "--megatron-samples=0.16.1",
+            consumed_samples,
+        )
     topology = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     micro, whole = batch_sizes(dataset, args)
     workers: dict[str, Any] = {"num_workers": args.num_workers, "worker_init_fn": worker_init(args)}
-    whole_steps = any(getattr(args, f"{name}_context_parallel", False) for name in ("hybrid", "dynamic"))
-    if whole_steps and args.dataloader_type == "single":
+    hybrid = getattr(args, "hybrid_context_parallel", False)
+    if hybrid or is_listed(args):
+        workers["collate_fn"] = list
+    if hybrid and args.dataloader_type == "single" and not is_full_validation(dataset):
         sampler = HybridCPMegatronPretrainingSampler(len(dataset), consumed_samples, micro, whole, *topology)
         options = {"pin_memory": torch.cuda.is_available(), "persistent_workers": args.num_workers > 0, **workers}
-        return loaders.PretrainingLoader(dataset, batch_sampler=sampler, collate_fn=list, **options)
+        return loaders.PretrainingLoader(dataset, batch_sampler=sampler, **options)
     sharded = getattr(args, "data_sharding", True)
     if args.dataloader_type == "cyclic" and not sharded and len(dataset) % (micro * topology[1]):
         logger.warning(
@@ -81,6 +95,18 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
         data_sharding=sharded,
         **workers,
     )
+
+
+def is_listed(args: Any) -> bool:
+    """Return whether micro-batches are lists of samples: for datasets or schedulers of samples of any length.
+
+    Source: Megatron-LM's dev branch (d48bd6be), `build_pretraining_data_loader`; main has none of these flags.
+    """
+    given: dict[str, Any] = vars(args)
+    varlen = given.get("use_varlen_dataset") and not given.get("varlen_sbhd_validation")
+    scheduled = given.get("sequence_packing_scheduler") is not None
+    flags = (given.get(name) for name in ("dynamic_context_parallel", "use_vanilla_collate_fn"))
+    return bool(varlen or scheduled or any(flags))
 
 
 SIZES = ("micro_batch_size", "global_batch_size")

@@ -21,11 +21,12 @@ from binidx.dataset.gpt import open_low_level_dataset
 from binidx.dataset.kinds import mock
 from binidx.dataset.kinds.mock import ComputedDataset
 from binidx.dataset.kinds.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
-from binidx.dataset.megatron_dataset import Request
+from binidx.dataset.megatron_dataset import with_context
 from binidx.dataset.torch_bridge import Sample
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
+from binidx.order.gpt_order import load_or_build_gpt_index
 
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
@@ -75,9 +76,12 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return not (config.reset_position_ids or config.reset_attention_mask or config.eod_mask_loss)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> Any:
+    @with_context
+    def build_low_level_dataset(
+        dataset_path: str | None, config: configs.GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+    ) -> Any:
         """Open the `.bin`/`.idx` pair of a prefix as the stand-in `IndexedDataset`."""
-        return open_low_level_dataset(IndexedDataset, dataset_path, config)
+        return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
     # Indices
 
@@ -86,11 +90,9 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return document_index, sample_index and shuffle_index; they are cached only if the tokens are in a file."""
-        if isinstance(self.dataset, ComputedDataset):
-            self._build(writer := ArrayWriter())
-            arrays = writer.arrays
-        else:
-            arrays = super()._load_or_build()
+        keep = not isinstance(self.dataset, ComputedDataset)
+        parts = self._parameters, self._source, self._plan, self._index_options
+        arrays = load_or_build_gpt_index(*parts, keep=keep)
         document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)
         return document_index, sample_index, shuffle_index
 
@@ -110,25 +112,23 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         text = np.concatenate([*tokens, np.full(length, self._pad_token_id)], dtype=np.int64)[:length]
         return text, np.array([sequence for sequence, _, _ in spans], np.int64)
 
-    @classmethod
-    def _is_queried(cls) -> bool:
+    @cached_property
+    def _is_queried(self) -> bool:
         mine: Any = GPTDataset._query_document_sample_shuffle_indices
-        return cls._query_document_sample_shuffle_indices is not mine
+        return type(self)._query_document_sample_shuffle_indices is not mine
 
-    @classmethod
-    def _is_customized(cls) -> bool:
-        return super()._is_customized() or cls._is_queried()
+    @property
+    def reads_by_itself(self) -> bool:
+        return self._is_queried or type(self).__getitems__ is not GPTDataset.__getitems__
 
-    @classmethod
-    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        if not cls._is_queried():
-            return super().read_batch(requests, num_rows)
-        batch: list[Sample] = [{}] * num_rows
-        for dataset, idxs, rows in requests:
-            for idx, row in zip(idxs, rows, strict=True):
-                text, _ = dataset._query_document_sample_shuffle_indices(idx or 0)
-                batch[row] = dataset.assemble(idx, [np.asarray(text, np.int64)])
-        return batch
+    def __getitem__(self, idx: int | None) -> Sample:
+        if not self._is_queried:
+            return super().__getitem__(idx)
+        text, _ = self._query_document_sample_shuffle_indices(idx or 0)
+        return self.assemble(idx, [np.asarray(text, np.int64)])
+
+    def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
+        return [self[idx] for idx in idxs] if self._is_queried else super().__getitems__(idxs)
 
 
 class MockGPTDataset(mock.MockGPTDataset, GPTDataset):

@@ -18,6 +18,7 @@ from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.indexed_dataset_builder import as_tokens
+from binidx.format.prefix_listing import ListedPair
 from binidx.storage.open import open_object, read_whole
 
 
@@ -62,8 +63,9 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         dtype_code: int | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
+        listed: ListedPair | None = None,
     ) -> None:
-        super().__init__(path_prefix, multimodal, mmap, storage_options=storage_options)
+        super().__init__(path_prefix, multimodal, mmap, storage_options=storage_options, listed=listed)
         self.object_storage_config, self.fast_cache_load = object_storage_config or s3_config, fast_cache_load
         self.sequences_per_dataset, self.dtype_code = sequences_per_dataset, dtype_code
 

@@ -8,7 +8,8 @@ from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatr
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.kinds import masked_sentences
-from binidx.dataset.megatron_dataset import required
+from binidx.dataset.megatron_dataset import open_tokens, with_context
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 
 
 @dataclass
@@ -20,8 +21,10 @@ class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDa
     """binidx's dataset, which opens its `.bin`/`.idx` pairs as the stand-in `IndexedDataset`."""
 
     @staticmethod
+    @with_context
     def build_low_level_dataset(
-        dataset_path: str | None, config: masked_sentences.MaskedWordPieceDatasetConfig
+        dataset_path: str | None,
+        config: masked_sentences.MaskedWordPieceDatasetConfig,
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> IndexedDataset:
-        prefix = required(dataset_path)
-        return IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
+        return open_tokens(IndexedDataset, dataset_path, config, context)

@@ -2,26 +2,28 @@
 
 multiprocessing runs the main module of a process again in each spawned process, by the name in its `__spec__`. To
 replace Megatron there before the script imports it, that name is this module's, which then runs as `__mp_main__` and
-reads the script's path from the environment.
+reads the script's path and the options of `install` from the environment.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-from binidx.compat.megatron.serve import install
+from binidx.compat.megatron.serve import DEFAULTS, install
 
 SCRIPT = "BINIDX_MEGATRON_SCRIPT"
-"""Environment variable with the path of the script, for spawned processes."""
+OPTIONS = "BINIDX_MEGATRON_OPTIONS"
+"""Environment variables with the path of the script, and with the options in JSON, for spawned processes."""
 
 
 def run(path: str) -> None:
     """Run a script as `python path` does."""
     module = ModuleType("__main__")
-    os.environ[SCRIPT] = os.path.abspath(path)
+    os.environ[SCRIPT], os.environ[OPTIONS] = os.path.abspath(path), json.dumps(DEFAULTS)
     spec = ModuleSpec("binidx.compat.megatron.script", None, origin=path)
     vars(module).update(__file__=path, __spec__=spec, __builtins__=__builtins__)
     sys.modules["__main__"] = module
@@ -35,6 +37,6 @@ def compile_script(path: str) -> CodeType:
 
 
 if __name__ == "__mp_main__":
-    install()
+    install(**json.loads(os.environ[OPTIONS]))
     __file__ = sys.argv[0] = os.environ[SCRIPT]
     exec(compile_script(__file__), globals())

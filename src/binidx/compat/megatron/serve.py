@@ -42,11 +42,17 @@ SERVED = {
 """Module of Megatron -> binidx's stand-in for it."""
 
 
-def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indices: bool = False) -> None:
+def install(
+    *,
+    trust_cache: Literal["megatron"] | None = None,
+    cache_small_indices: bool = False,
+    megatron_samples: Literal["main", "0.16.1"] = "main",
+) -> None:
     """Replace the modules in `SERVED` for all imports from now on. A second call changes only the options.
 
     Args:
-        trust_cache, cache_small_indices: defaults of these fields in every `BlendedMegatronDatasetConfig`.
+        trust_cache, cache_small_indices, megatron_samples: defaults of these fields in every
+            `BlendedMegatronDatasetConfig`.
 
     Raises:
         ConfigError: Megatron's own module was imported before.
@@ -59,7 +65,7 @@ def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indic
             f"{own[0]}: Megatron's own module is imported already; call binidx.compat.megatron.install() before any "
             f"import of Megatron, or run: python -m {HERE} SCRIPT ARGS..."
         )
-    DEFAULTS.update(trust_cache=trust_cache, cache_small_indices=cache_small_indices)
+    DEFAULTS.update(trust_cache=trust_cache, cache_small_indices=cache_small_indices, megatron_samples=megatron_samples)
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
 

@@ -56,7 +56,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         is_random       1 if A and B were swapped
         truncated       1 if sentences were cut to fit
 
-    Of the masked tokens 80 % become `mask`, 10 % any token, and 10 % stay.
+    Of the masked tokens 80 % become `mask`, 10 % any token, and 10 % stay. `megatron_samples="0.16.1"` draws that token
+    from the ids in the order of `inv_vocab`: other samples in each process if the tokenizer has no order of its own.
 
     Args:
         indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
@@ -83,6 +84,13 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
     config: BERTMaskedWordPieceDatasetConfig
     config_class = BERTMaskedWordPieceDatasetConfig
+    samples_differ = True
+
+    @property
+    def token_lookup(self) -> list[int]:
+        """All ids of the vocabulary, of which random tokens are drawn."""
+        vocabulary = self.config.vocabulary
+        return vocabulary.sorted_ids if self.config.megatron_samples == "main" else vocabulary.ids
 
     def _load_index(self) -> None:
         min_sentences = 2 if self.config.classification_head else 1

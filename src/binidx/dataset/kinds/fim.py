@@ -13,9 +13,10 @@ Cost: tokenizing, 100 us a sample and more; tokens are still read in one vectore
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +26,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
+from binidx.order.gpt_order import GPTParameters
 
 Ids = NDArray[np.int64]
 EXTRA_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
@@ -84,6 +86,9 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
 class GPTFIMDataset(GPTDataset):
     """GPT samples with middles moved to the end; keys, shapes, indices and arguments are those of `GPTDataset`.
 
+    Special tokens are left out of a text before it is cut, if `ids_to_text` has the argument `remove_special_tokens`;
+    with `megatron_samples="0.16.1"` the tokenizer decides.
+
     Raises:
         ConfigError: raised by a sample if the tokenizer lacks one of the extra tokens, or cannot decode.
 
@@ -101,6 +106,11 @@ class GPTFIMDataset(GPTDataset):
 
     config: GPTFIMDatasetConfig
     config_class = GPTFIMDatasetConfig
+    samples_differ = True
+
+    @cached_property
+    def _parameters(self) -> GPTParameters:
+        return replace(super()._parameters, versions=self._sample_version)
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """Return the sample made of the given tokens, whose segments are cut by draws seeded with the sample's number.
@@ -147,6 +157,8 @@ class FIMTransform:
         except AttributeError as error:
             name = type(tokenizer).__name__
             raise ConfigError(f"{name}: has no {error.name}, which cuts in the text need; give Megatron's") from None
+        if config.megatron_samples == "main" and _has_parameter(self.decode, "remove_special_tokens"):
+            self.decode = partial(self.decode, remove_special_tokens=True)
         names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
         ids = find_ids(names)
         if unknown := [name for name, token in zip(names, ids, strict=True) if token is None]:
@@ -183,6 +195,11 @@ class FIMTransform:
         else:
             order = [self.prefix, *before, self.suffix, *after, self.middle, *between]
         return np.array(order, np.int64)
+
+
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def _check_one(token: str, found: Any) -> int:

@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset, check_pickled
-from binidx.format.pair import ResolvedPrefix
+from binidx.format.prefix_listing import ListedPair
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import BuildContext, IndexCache
-from binidx.storage.open import open_object, stream
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
+from binidx.index.cache.index_files import IndexFiles
+from binidx.storage.location import Location
+from binidx.storage.open import codec_of, open_object, stream
+from binidx.storage.ranges import version_marks
 from binidx.storage.requests.remote_object import object_identity
 
 ARRAYS = ("starts", "lengths")
@@ -50,6 +53,7 @@ class JsonLines(IndexedDataset):
         path_to_cache: folder of cached line positions; by default `{uri}.lines/`. Files of up to 4 MiB are not cached.
         mmap: map a local file.
         storage_options: passed to fsspec.
+        context: options of the build of which opening the file is a part.
 
     Raises:
         ObjectNotFoundError: there is no such file.
@@ -66,22 +70,23 @@ class JsonLines(IndexedDataset):
         path_to_cache: str | None = None,
         mmap: bool = True,
         storage_options: Mapping[str, Any] | None = None,
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         if uri.endswith(".gz"):
             raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
-        self.path_prefix, self.multimodal = str(uri), False
+        self.path_prefix, self.multimodal = uri, False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
-        self._open(uri)
+        self._open(context=context)
 
-    def _open(self, path_prefix: str) -> None:
-        opened = {"": object_identity(self.path_prefix, self.storage_options)}
+    def _open(self, listed: ListedPair | None = None, context: BuildContext = DEFAULT_CONTEXT) -> None:
+        opened = {"": object_identity(self.location)}
         for pickled in vars(self).get("_opened", {}).values():
             check_pickled(self.path_prefix, pickled, opened[""])
-        codec = "zstd" if self.path_prefix.endswith(".zst") else "raw"
-        options = self.storage_options
+        codec = codec_of(self.path_prefix, end="")
         self._opened = opened
-        self.bin_reader = open_object(self.path_prefix, mmap=self.mmap, storage_options=options, codec=codec)
-        starts, lengths = self._load_lines(BuildContext(ResolvedPrefix.of(path_prefix).checks))
+        self.bin_reader = open_object(self.location, mmap=self.mmap, codec=codec)
+        self._check_marks(version_marks(self.bin_reader))
+        starts, lengths = self._load_lines(context)
         documents, self._stored = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
 
@@ -115,8 +120,8 @@ class JsonLines(IndexedDataset):
         if self.bin_reader.size <= UNCACHED_BYTES:
             return self._find_lines()
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
-        directory = self.path_to_cache or f"{self.path_prefix}.lines"
-        cache = IndexCache(directory, name, self.storage_options, context=context)
+        directory = Location(self.path_to_cache or f"{self.path_prefix}.lines", self.storage_options)
+        cache = IndexCache(IndexFiles(directory, name), context=context)
         arrays = cache.load_or_build(
             f"lines of {self.path_prefix}\n", {"object": self._opened[""]}, ARRAYS, self._build
         )

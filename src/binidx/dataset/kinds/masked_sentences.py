@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.kinds.masking import CONTINUES, Masking, Vocabulary, random_state
-from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required
+from binidx.dataset.megatron_dataset import MegatronDataset, open_tokens, recorded_name, with_context
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
+from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
+from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
 
 SMALL = 2**15
@@ -138,6 +139,7 @@ class MaskedWordPieceDataset(MegatronDataset):
     from call to call; `num_samples` None is one epoch, as documented there (it raises TypeError).
     """
 
+    index_names = ARRAYS
     config: MaskedWordPieceDatasetConfig
     sample_index: NDArray[Any]
 
@@ -149,8 +151,12 @@ class MaskedWordPieceDataset(MegatronDataset):
         num_samples: int | None,
         index_split: Split,
         config: MaskedWordPieceDatasetConfig,
+        *,
+        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
     ) -> None:
-        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+        super().__init__(
+            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
+        )
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -165,19 +171,21 @@ class MaskedWordPieceDataset(MegatronDataset):
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: MaskedWordPieceDatasetConfig) -> IndexedDataset:
+    @with_context
+    def build_low_level_dataset(
+        dataset_path: str | None, config: MaskedWordPieceDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+    ) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair of a prefix.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files` and `storage_options` are used.
+            context: options of the build.
 
         Returns:
             The opened pair.
         """
-        return IndexedDataset(
-            required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
-        )
+        return open_tokens(IndexedDataset, dataset_path, config, context)
 
     @property
     def token_lookup(self) -> list[int]:
@@ -222,14 +230,14 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     @property
     def _cache(self) -> IndexCache:
-        prefix = join_uri(self.dataset.path_prefix, "cache", f"{recorded_name(type(self))}_indices")
+        kind = recorded_name(type(self))
+        directory = self.config.path_to_cache or join_uri(self.dataset.path_prefix, "cache", f"{kind}_indices")
         return IndexCache(
-            self.config.path_to_cache or prefix,
-            f"{self.unique_description_hash}-{recorded_name(type(self))}",
-            self.config.storage_options,
+            IndexFiles(Location(directory, self.config.storage_options), f"{self.unique_description_hash}-{kind}"),
             origin=get_origin(self.dataset),
             trusted=self._check_foreign if self.config.trust_cache else None,
             context=self.build_context,
+            digests=self.index_digests,
         )
 
     def _is_small(self) -> bool:

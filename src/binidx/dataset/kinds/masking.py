@@ -45,7 +45,7 @@ class Vocabulary:
         tokenizer: has `inv_vocab` (id -> piece), `cls` and `sep`.
 
     Attributes:
-        ids: all ids, in the order of `inv_vocab`.
+        ids: all ids, in the order of `inv_vocab`, which Hugging Face's fast tokenizers change in each process.
 
     Raises:
         ConfigError: a negative id.
@@ -60,6 +60,11 @@ class Vocabulary:
         self._kinds = np.zeros(max([*self.ids, *special]) + 1, np.uint8)
         self._kinds[self.ids] = [CONTINUES if piece.startswith("##") else BEGINS for piece in pieces.values()]
         self._kinds[special] = SPECIAL
+
+    @cached_property
+    def sorted_ids(self) -> list[int]:
+        """All ids, increasing."""
+        return sorted(self.ids)
 
     def kinds(self, tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the kind of each token, shape (n,).

@@ -22,8 +22,8 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_files import Arrays
+from binidx.order.gpt_order import load_or_build_gpt_index
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 
@@ -169,5 +169,4 @@ class MockGPTDataset(GPTDataset):
         return MockGPTLowLevelDataset(config.tokenizer)
 
     def _load_or_build(self) -> Arrays:
-        self._build(writer := ArrayWriter())
-        return writer.arrays
+        return load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options, keep=False)

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset, assemble_gpt_sample
 from binidx.dataset.kinds.mock import MockGPTDataset
-from binidx.dataset.megatron_dataset import MegatronDataset, required
+from binidx.dataset.megatron_dataset import MegatronDataset, open_tokens, with_context
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.documents import new_array
 from binidx.native.permutations import RandomState
 
 TEXT = 0
@@ -135,7 +138,6 @@ class MultimodalDataset(MegatronDataset):
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
-    recipe, shared_attention_mask = GPTDataset.recipe, GPTDataset.shared_attention_mask  # of the text
 
     def _load_index(self) -> None:
         bounds = self.dataset.document_indices
@@ -145,9 +147,9 @@ class MultimodalDataset(MegatronDataset):
         except IndexBuildError as error:
             raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The recipe holds addresses of this process.
-        return {name: value for name, value in vars(self).items() if name != "recipe"}
+    @cached_property
+    def _assemble_text(self) -> GPTAssemble:
+        return GPTAssemble.of(self.config, self._pad_token_id)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -162,18 +164,21 @@ class MultimodalDataset(MegatronDataset):
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: MultimodalDatasetConfig) -> IndexedDataset:
+    @with_context
+    def build_low_level_dataset(
+        dataset_path: str | None, config: MultimodalDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+    ) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair of a prefix; it must have modes.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files` and `storage_options` are used.
+            context: options of the build.
 
         Returns:
             The opened pair.
         """
-        prefix, options = required(dataset_path), config.storage_options
-        return IndexedDataset(prefix, multimodal=True, mmap=config.mmap_bin_files, storage_options=options)
+        return open_tokens(IndexedDataset, dataset_path, config, context, multimodal=True)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -228,7 +233,7 @@ class MultimodalDataset(MegatronDataset):
         text = [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode == TEXT]
         joined = np.concatenate([np.empty(0, self.dataset.index.dtype), *text])
         sample: dict[str, Any] = {
-            **assemble_gpt_sample(cast(GPTDataset, self), idx, [joined]),
+            **self._assemble_text.assemble_one([joined], joined.dtype, is_padding=idx is None),
             "images": [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode != TEXT],
             "image_modes": as_tensor(modes[modes != TEXT].astype(np.int64)),
             "image_positions": as_tensor(np.cumsum(lengths, dtype=np.int64)[modes != TEXT]),
@@ -253,7 +258,7 @@ def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, s
     count = len(documents) if num_samples is None else num_samples
     if count and not len(documents):
         raise IndexBuildError(f"no document has a sequence, {count} samples are requested")
-    rng, order = RandomState(seed), np.empty(count, np.int32)
+    rng, order = RandomState(seed), new_array("order of documents", count, np.int32)
     for first in range(0, count, max(len(documents), 1)):
         epoch = np.ascontiguousarray(documents, np.int32).copy()
         rng.shuffle(epoch)

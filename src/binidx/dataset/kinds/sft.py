@@ -3,13 +3,14 @@
     sample i  ─►  row indices[i mod n] of the file  ─►  conversations  ─ chat template ─►  tokens and targets
               ─►  packed into S tokens, with cu_seqlens, the bounds that attention stays within
 
-    conversation      A A A A A . B B B B .  C C C C          each ends with an EOD
+    conversation      A A A A A E B B B E  C C C E            as the tokenizer ends it
     padded            A A A A A E B B B E p p C C C E         to a multiple of tokens that context parallel ranks share
-    row of S + 1      A A A A A E B B B E p p C C E p p p     truncated or padded at the end
-    cu_seqlens        0           6           12            S
+    row of S + 1      A A A A A E B B B E p p C C C E p p     truncated or padded at the end
+    cu_seqlens        0           6           12            S S S ... S       S + 1 numbers
 
 Source: Megatron-LM, `SFTDataset`, `SFTLowLevelDataset`: the last sequence includes the pads at the end; one that would
-begin beyond S is empty; the label of a truncated row is a pad.
+begin beyond S is empty; the label of a truncated row is a pad. 0.16.1 appends an EOD that the tokenizer left out, and
+has one bound a sequence. A text, which neither takes, ends with an EOD.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, padding_multiple
 from binidx.dataset.kinds.chat import IGNORE, Conversation, parse_row, split_conversations
 from binidx.dataset.kinds.json_lines import JsonLines
-from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name, required
+from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name, required, with_context
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import Span
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.manifest import describe_documents
 
 Ids = NDArray[np.int64]
@@ -37,14 +39,13 @@ Tokenized = tuple[Ids, Ids]
 
 
 def pack_conversations(
-    conversations: Iterable[Tokenized], sequence_length: int, *, eod: int, pad: int, multiple: int = 1
+    conversations: Iterable[Tokenized], sequence_length: int, *, pad: int, multiple: int = 1
 ) -> tuple[Ids, Ids, NDArray[np.bool_], NDArray[np.int32]]:
     """Pack conversations into one row, up to the first that does not fit, which is truncated.
 
     Args:
         conversations: tokens and targets of each, at least one; those beyond the end of the row are not consumed.
         sequence_length: number of tokens of the row, S.
-        eod: id that ends each conversation.
         pad: id of pads.
         multiple: number of which the length of each sequence is a multiple, except for the last, which ends at S.
 
@@ -56,7 +57,7 @@ def pack_conversations(
     is_real = np.zeros(sequence_length + 1, np.bool_)
     positions, bounds = np.zeros(sequence_length, np.int64), [0]
     for conversation in conversations:
-        first, both = bounds[-1], np.stack(append_eod(*conversation, eod))
+        first, both = bounds[-1], np.stack(conversation)
         here = both[:, : sequence_length - first]
         lines[:, first : first + here.shape[1]] = here
         is_real[first : first + here.shape[1]] = True
@@ -116,8 +117,9 @@ class SFTDataset(MegatronDataset):
     """Chat samples: the conversations of one row of a file, packed into S tokens.
 
     A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape (S,);
-    `cu_seqlens` int32 (n + 1,) for n conversations, and `max_seqlen` int32 (). The labels of tokens that are not
-    trained on are -100, with a loss mask of 0.
+    `cu_seqlens` int32 (S + 1,), the bounds of the conversations, then S; and `max_seqlen` int32 (). The labels of
+    tokens that are not trained on are -100, with a loss mask of 0. With `megatron_samples="0.16.1"` each conversation
+    ends with an EOD, and `cu_seqlens` has the shape (n + 1,) for n conversations.
 
     The tokenizer has `eod`, `pad`, and the methods of Megatron-LM's `SFTTokenizer`; `ChatTokenizer` wraps a Hugging
     Face tokenizer accordingly:
@@ -143,11 +145,13 @@ class SFTDataset(MegatronDataset):
 
     Source: Megatron-LM, `SFTDataset`. Differences: any URI, and no table of the whole file in memory; several schemas,
     not `messages` alone; pads are recognised by position, not by id, so an EOD that is also the pad is trained on where
-    it ends a conversation; `collate` pads `cu_seqlens` of a batch to one length; rows can be shuffled. As there, the
-    seed has no effect without `shuffle`, and `eod_mask_loss` has none.
+    it ends a conversation (unless `allow_ambiguous_pad_tokens`); with hybrid context parallelism conversations are
+    padded to `padding_multiple`; `collate` pads `cu_seqlens` of a batch to one length; rows can be shuffled. As there,
+    the seed has no effect without `shuffle`, and `eod_mask_loss` has none.
     """
 
     RECORDED_NAME: ClassVar[str] = "SFTDataset"
+    samples_differ = True
 
     config: GPTDatasetConfig
     dataset: SFTLowLevelDataset
@@ -173,12 +177,16 @@ class SFTDataset(MegatronDataset):
         return len(low_level_dataset)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> SFTLowLevelDataset:
+    @with_context
+    def build_low_level_dataset(
+        dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+    ) -> SFTLowLevelDataset:
         """Open the chat file of a URI.
 
         Args:
             dataset_path: path or URI of the file.
             config: `path_to_cache`, `mmap_bin_files` and `storage_options` are used.
+            context: options of the build.
 
         Returns:
             The opened file.
@@ -188,6 +196,7 @@ class SFTDataset(MegatronDataset):
             path_to_cache=config.path_to_cache,
             mmap=config.mmap_bin_files,
             storage_options=config.storage_options,
+            context=context,
         )
 
     def __len__(self) -> int:
@@ -202,6 +211,7 @@ class SFTDataset(MegatronDataset):
             **self.dataset.identity,
             "indices": describe_documents(self.indices),
             "shuffled_by": self.config.random_seed if self._is_shuffled else None,
+            **self._sample_version,
         }
 
     @property
@@ -251,13 +261,16 @@ class SFTDataset(MegatronDataset):
             FormatError: the row is not a JSON object of a known schema.
         """
         conversation = self.dataset.parse(self.find_row(idx), sequences[0])
+        length = self.config.sequence_length
         (tokens, targets), positions, is_real, bounds = pack_conversations(
             map(self._tokenize, split_conversations(conversation)),
-            self.config.sequence_length,
-            eod=self.config.tokenizer.eod,
+            length,
             pad=self.pad,
-            multiple=self.config.padding_multiple,
+            multiple=self._padding_multiple,
         )
+        longest = np.array(np.diff(bounds).max())
+        if self.config.megatron_samples == "main":
+            bounds = np.pad(bounds, (0, max(0, length + 1 - len(bounds))), constant_values=length)
         labels = targets[1:]
         return {
             "tokens": as_tensor(tokens[:-1]),
@@ -265,8 +278,15 @@ class SFTDataset(MegatronDataset):
             "loss_mask": as_tensor(self._loss_mask(idx, labels, is_real[1:])),
             "position_ids": as_tensor(positions),
             "cu_seqlens": as_tensor(bounds),
-            "max_seqlen": as_tensor(np.array(np.diff(bounds).max())),
+            "max_seqlen": as_tensor(longest),
         }
+
+    @property
+    def _padding_multiple(self) -> int:
+        """Number of tokens of which each conversation is a multiple: in main not one for sequence parallelism."""
+        hybrid = self.config.hybrid_context_parallel
+        counts = hybrid or self.config.megatron_samples != "main"
+        return padding_multiple(self.config, hybrid=hybrid, sequence_parallel=counts)
 
     @property
     def pad(self) -> int:
@@ -275,7 +295,7 @@ class SFTDataset(MegatronDataset):
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
     def _tokenize(self, conversation: Conversation | str) -> Tokenized:
-        """Return tokens and targets of one conversation, or of a text, all of which is trained on.
+        """Return tokens and targets of one conversation, or of a text and its EOD, all of which is trained on.
 
         Raises:
             ConfigError: the tokenizer cannot tokenize conversations.
@@ -292,12 +312,19 @@ class SFTDataset(MegatronDataset):
                     f"{name}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)"
                 ) from None
             tokens, targets = tokenize(conversation, return_target=True, add_generation_prompt=False)
-        return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
+        both = np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
+        needs_eod = self.config.megatron_samples != "main" or isinstance(conversation, str)
+        return append_eod(*both, tokenizer.eod) if needs_eod else both
 
     def _loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return 1 for each label that is trained on, else 0; all 0 for the padding sample (None)."""
-        is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id)
+        is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._masked_id)
         return (is_trained & (idx is not None)).astype(np.float32)
+
+    @property
+    def _masked_id(self) -> int:
+        """Id that is not trained on, wherever it is."""
+        return self._pad_token_id
 
 
 @lru_cache(maxsize=4)

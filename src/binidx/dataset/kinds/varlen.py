@@ -12,18 +12,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.kinds.chat import add_system_message
+from binidx.dataset.kinds.chat import IGNORE, add_system_message
 from binidx.dataset.kinds.sft import SFTDataset, append_eod, round_up
-from binidx.dataset.megatron_dataset import Request
+from binidx.dataset.token_dataset import SourceTokens
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError
 from binidx.index.cache.index_files import Arrays
+from binidx.native.gpt_samples import GPTRows, Recipe
 
 
 class VarlenDataset(SFTDataset):
@@ -31,7 +34,9 @@ class VarlenDataset(SFTDataset):
 
     A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape
     (padded_seq_len,), at most `sequence_length` and its padding; `original_seq_len` and `padded_seq_len` int32, each of
-    shape (1,). With `varlen_sbhd_validation` the first four have shape (S,), and there are no lengths.
+    shape (1,). With `varlen_sbhd_validation` the first four have shape (S,), and there are no lengths; `padding_mask`,
+    bool (S,), is True at pads. Pads are recognised by position alone: the pad id in a conversation is trained on. With
+    `megatron_samples="0.16.1"` it is not, unless it is another special token, too, and there is no `padding_mask`.
 
     Args:
         dataset: the chat file.
@@ -49,8 +54,9 @@ class VarlenDataset(SFTDataset):
         >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.VarlenDataset, [1000, 0, 0], lambda: True, config)
         >>> train, _, _ = builder.build()
 
-    Source: Megatron-LM, `VarlenDataset`. Differences: any URI, and rows of several schemas in one file; a conversation
-    that its EOD makes one token too long is truncated, where Megatron-LM's sample is longer than S.
+    Source: Megatron-LM's branch dev, `VarlenDataset`; main and 0.16.1 have none. Differences: any URI, and rows of
+    several schemas in one file; a conversation that its EOD makes one token too long is truncated, where Megatron-LM's
+    sample is longer than S; a text of one EOD becomes an EOD that predicts another, where Megatron-LM's is empty.
     """
 
     RECORDED_NAME: ClassVar[str] = "VarlenDataset"
@@ -86,10 +92,16 @@ class VarlenDataset(SFTDataset):
             "loss_mask": as_tensor(self._loss_mask(idx, targets[1:], np.arange(padded) < original)),
             "position_ids": as_tensor(np.arange(padded)),
         }
+        if not has_lengths and self.config.megatron_samples == "main":
+            sample["padding_mask"] = as_tensor(np.arange(padded) >= original)
         if has_lengths:
             sample["original_seq_len"] = as_tensor(np.array([original], np.int32))
             sample["padded_seq_len"] = as_tensor(np.array([padded], np.int32))
         return sample
+
+    @property
+    def _masked_id(self) -> int:
+        return IGNORE if self.config.megatron_samples == "main" else super()._masked_id
 
 
 TOKEN_KEYS = ("tokens", "labels", "loss_mask")
@@ -124,33 +136,35 @@ class VarlenGPTDataset(GPTDataset):
             raise ConfigError("inter_document_masking: found False, samples of documents need True")
         return super()._load_or_build()
 
-    def read_sample(self, idx: int | None) -> Sample:
-        """Return one sample.
+    @property
+    def assemble_function(self) -> Any:
+        return VarlenAssemble(GPTAssemble.of(self.config, self._pad_token_id), self.config.padding_multiple)
 
-        Args:
-            idx: number of the sample; None is sample 0 without loss.
 
-        Returns:
-            The dict described at the class.
-        """
-        return pad_documents(super().read_sample(idx), self.config.padding_multiple)
+@dataclass(frozen=True)
+class VarlenAssemble:
+    """Function that makes GPT samples and pads their documents. Implements `RowAssemble`.
 
-    @classmethod
-    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """Return a batch of samples of several datasets of this class, whose tokens are read at once.
+    Args:
+        rows: makes the GPT samples.
+        multiple: multiple of tokens.
+    """
 
-        Args:
-            requests: the samples of each dataset and their rows.
-            num_rows: size of the batch; each row is in one request.
+    rows: GPTAssemble
+    multiple: int
 
-        Returns:
-            The samples, row by row.
-        """
-        multiples = [0] * num_rows
-        for dataset, _, rows in requests:
-            for row in rows:
-                multiples[row] = dataset.config.padding_multiple
-        return [*map(pad_documents, super().read_batch(requests, num_rows), multiples)]
+    @property
+    def recipe(self) -> Recipe:
+        return self.rows.recipe
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows(tokens)]
+
+    def finish(self, rows: GPTRows) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows.finish(rows)]
+
+    def finish_one(self, rows: GPTRows) -> Sample:
+        return pad_documents(self.rows.finish_one(rows), self.multiple)
 
 
 def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:

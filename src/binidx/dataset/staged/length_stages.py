@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -29,10 +29,15 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
 from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.manifest import get_origin
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
+from binidx.order.blended_order import BlendedOrder
+from binidx.order.gpt_order import GPTOrder
+from binidx.order.order_protocols import Order
 
 MIXED_WINDOWS = 1024
 """Default number of windows whose parts are interleaved."""
@@ -43,7 +48,7 @@ AT_ONCE = 1 << 18
 SOURCE_BITS = 48
 """Number of bits for a sample number below the number of its source, in one int64."""
 
-LENGTH_ATTRIBUTES = ("_orders", "recipe", "_plan", "unique_description", "unique_description_hash")
+LENGTH_ATTRIBUTES = ("_samples", "_parameters", "unique_description", "unique_description_hash")
 """Computed attributes of a dataset that depend on its sequence length."""
 
 
@@ -85,6 +90,26 @@ class WindowGroups:
     part: NDArray[np.int64]
 
 
+class LengthStagedOrder(BlendedOrder):
+    """Samples cut from the windows of an order.
+
+    Args:
+        windows: the order of the windows.
+        members, arrays: as of `BlendedOrder`; the members are the sources cut to each length.
+        fields: fields of the identity besides "windows".
+    """
+
+    def __init__(
+        self, windows: Order, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> None:
+        super().__init__(members, arrays, fields)
+        self.windows = windows
+
+    @property
+    def identity(self) -> Any:
+        return {**self.fields, "windows": self.windows.identity}
+
+
 class LengthStagedDataset(BlendedDataset):
     """Samples of several lengths, stage after stage: a `BlendedDataset` whose datasets are sources cut to a length.
 
@@ -122,13 +147,12 @@ class LengthStagedDataset(BlendedDataset):
         self._first_of = {length: number * len(sources) for number, length in enumerate(cut)}
         self.weights = [1 / len(self.datasets)] * len(self.datasets)
         self.size = sum(stage.num_samples for stage in self.stages)
-        self.unique_identifiers = self._identifiers()
-        self.dataset_index, self.dataset_sample_index = self._load_or_build()
+        self._open(BuildContext())
         self.check()
 
-    @property
-    def order_identity(self) -> Any:
-        return {"class": recorded_name(type(self)), "windows": self.windows.order_identity, "stages": self._stages}
+    def _make_order(self, arrays: Arrays) -> BlendedOrder:
+        fields = {"class": recorded_name(type(self)), "stages": self._stages}
+        return LengthStagedOrder(self.windows.order, [dataset.order for dataset in self.datasets], arrays, fields)
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
@@ -200,9 +224,12 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
     for name in LENGTH_ATTRIBUTES:
         vars(cut).pop(name, None)
     cut.config = replace(config, sequence_length=sequence_length)
+    cut.index_digests, cut.build_context = {}, BuildContext()  # a copy has neither
     cut.unique_identifiers = OrderedDict([*windows.unique_identifiers.items(), ("cut_to", sequence_length)])
-    arrays = _load_or_build_cut(cut, windows)
-    cut.sample_index, cut.shuffle_index = arrays["sample_index"], arrays["shuffle_index"]
+    document_index = {"document_index": windows.document_index}
+    cut._order = GPTOrder(
+        cut._parameters, windows._source, {**document_index, **_load_or_build_cut(cut, windows)}, windows._plan
+    )
     return cut
 
 
@@ -211,12 +238,12 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
 
     These are the start of each sample, and 0, 1, 2, ... as shuffle_index, the order of the stream.
     """
-    config = cut.config
+    config, parameters, plan = cut.config, windows._parameters, windows._plan
 
     def build(writer: ArrayWriter) -> None:
         rows = build_sample_index(
-            cut.dataset.sequence_lengths,
-            cut.document_index,
+            windows.dataset.sequence_lengths,
+            windows.document_index,
             config.sequence_length,
             windows.num_tokens,
             add_extra_token=config.add_extra_token_to_sequence,
@@ -227,11 +254,12 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
         with writer.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
             fill_numbers(out, range(len(out)), config.num_dataset_builder_threads)
 
-    if windows._is_small() and not config.cache_small_indices:
+    if parameters.is_small(len(windows.own_sequences), plan) and not config.cache_small_indices:
         build(writer := ArrayWriter())
         return writer.arrays
-    cache = replace(cut._cache, order=None, trusted=None)  # neither an equal order nor Megatron has such arrays
-    fingerprint = {**windows._fingerprint(), **windows._order().fields, "cut_to": config.sequence_length}
+    cache = cut._index_options.cache(origin=get_origin(windows.dataset))
+    fixed = parameters.fingerprint(windows.own_sequences)
+    fingerprint = {**fixed, **parameters.key(plan).fields, "cut_to": config.sequence_length}
     return cache.load_or_build(cut.unique_description, fingerprint, ("sample_index", "shuffle_index"), build)
 
 

@@ -36,13 +36,16 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.blended import BlendedDataset, row_blocks, samples_per_dataset
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize, split_indices
+from binidx.dataset.builder import WHOLE, context_argument, sizes_per_dataset
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.order.blended_order import BlendedOrder
+from binidx.storage.location import Location
 
 COUNTS_NAME = "Stage"
 """Part of the names of cached counts."""
@@ -83,6 +86,7 @@ class Stage:
             raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, need one per prefix")
         if len(set(self.blend[0])) < len(self.blend[0]):
             raise ConfigError(f"stage of {list(self.blend[0])}: a prefix repeats; give each once")
+        check_num_samples("stage: num_samples, planned_samples", self.planned)
         if self.num_samples < 1 or self.planned < self.num_samples:
             raise ConfigError(f"stage: num_samples is {self.num_samples}, need 1 to {self.planned} (planned_samples)")
 
@@ -200,7 +204,7 @@ class Sources:
             raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
         elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
         arguments = low_level, prefix, elements, num_samples, self._split, config
-        dataset = self._cls.built_with(context, *arguments)
+        dataset = self._cls(*arguments, **context_argument(self._cls, context))
         if not len(dataset):
             raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
         rounds.append(len(self.datasets))
@@ -218,6 +222,7 @@ class StagedBlendedDataset(BlendedDataset):
         stages: stages in their order.
         config: options of the run; its own blend is ignored. With `blend_per_split` a source is served whole.
         split: split of the sources.
+        context: options of the build of the indices.
 
     Attributes:
         seams: start of each stage; `proof` describes them.
@@ -242,38 +247,42 @@ class StagedBlendedDataset(BlendedDataset):
         stages: Sequence[Stage],
         config: BlendedMegatronDatasetConfig,
         split: Split = Split.train,
+        *,
+        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
     ) -> None:
         if not stages:
             raise ConfigError("stages: found none, need at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
         self._sources = Sources(cls, config, split)
-        counts = [self._counts(stage) for stage in self.stages]
-        self.seams = self._sources.add_stages(self.stages, counts, self.build_context)
+        counts = [self._counts(stage, context) for stage in self.stages]
+        self.seams = self._sources.add_stages(self.stages, counts, context)
         self.datasets = self._sources.datasets
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares
-        self.unique_identifiers = self._identifiers()
-        self.dataset_index, self.dataset_sample_index = self._load_or_build()
+        self._open(context)
         self.check()
 
-    @property
-    def order_identity(self) -> Any:
-        numbers = {prefix: number for number, prefix in enumerate(dict.fromkeys(d.dataset_path for d in self.datasets))}
+    def _make_order(self, arrays: Arrays) -> BlendedOrder:
+        prefixes = dict.fromkeys(self.config.as_written(each.dataset_path) for each in self.datasets)
+        numbers = {prefix: number for number, prefix in enumerate(prefixes)}
         stages = [([numbers[prefix] for prefix in prefixes], *rest) for prefixes, *rest in self._stages]
-        return {**super().order_identity, "stages": stages}
+        order = super()._make_order(arrays)
+        order.fields, order.proof = {**order.fields, "stages": stages}, self.proof
+        return order
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
 
     @property
     def _stages(self) -> list[Any]:
-        return [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
+        written = self.config.as_written
+        return [([*map(written, each.blend[0])], each.shares, each.num_samples, each.planned) for each in self.stages]
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the lengths of the rounds, since a round begins where the one before it ends."""
         return {"lengths": [len(dataset) for dataset in self.datasets]}
 
-    def _counts(self, stage: Stage) -> NDArray[np.int64]:
+    def _counts(self, stage: Stage, context: BuildContext) -> NDArray[np.int64]:
         """Return the result of `Stage._count`, cached for large stages."""
         threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
@@ -286,8 +295,8 @@ class StagedBlendedDataset(BlendedDataset):
             with writer.array("counts", (2, len(stage.shares)), np.int64) as counts:
                 counts[:] = stage._count(writer, threads)
 
-        options = self.config.storage_options
-        cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
+        files = IndexFiles(Location(self.config.path_to_cache, self.config.storage_options), name)
+        cache = IndexCache(files, context=context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:

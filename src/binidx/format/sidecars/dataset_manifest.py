@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from binidx.errors import FormatError
 from binidx.json_models import JsonFile
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 
 LINEAGE = ".lineage.parquet"
@@ -96,6 +97,7 @@ class DatasetCounts(TypedDict):
     documents: int
     sequences: int
     tokens: int
+    dtype: NotRequired[str]
 
 
 class DatasetManifest(TypedDict, total=False):
@@ -111,15 +113,32 @@ class DatasetManifest(TypedDict, total=False):
 MANIFEST_FILE = JsonFile(DatasetManifest, {"binidx_manifest": 1}, open=True)
 
 
-def read_manifest(uri: str, options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def read_manifest(location: Location) -> dict[str, Any] | None:
     """Read a manifest; None if there is none.
 
     Raises:
         FormatError: the object is not a manifest.
     """
-    data = read_small(uri, options)
+    data = read_small(location)
     if data is None:
         return None
-    found: dict[str, Any] = MANIFEST_FILE.parse(data, uri)
-    MANIFEST_FILE.convert(found, uri)
+    found: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
+    MANIFEST_FILE.convert(found, location.uri)
     return found
+
+
+def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts) -> None:
+    """Compare the counts and the dtype in a manifest with those of the `.idx`.
+
+    Raises:
+        FormatError: they differ, or the manifest has no counts.
+    """
+    uri = prefix + MANIFEST
+    if "dataset" not in manifest:
+        raise FormatError(f"{uri}: $.dataset: missing, needed the counts that binidx preprocess writes")
+    recorded = {"dtype": index["dtype"], **manifest["dataset"]}
+    for name, found in index.items():
+        if recorded[name] != found:
+            raise FormatError(
+                f"{uri}: {recorded[name]} {name}, {prefix}.idx has {found}; one of the two belongs to another dataset"
+            )

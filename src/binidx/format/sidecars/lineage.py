@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,11 @@ from binidx.errors import FormatError
 from binidx.format.arrow import pa, parquet
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.publish import create_object
 
-Options = Mapping[str, Any] | None
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]
 """A nullable string column of n rows: UTF-8 bytes, offsets of shape (n + 1,), and a validity mask of shape (n,)."""
 
@@ -56,12 +56,12 @@ GROUP_ROWS = 1 << 18
 class LineageWriter:
     """Writer of one lineage file, invisible until `publish`."""
 
-    def __init__(self, uri: str, options: Options) -> None:
+    def __init__(self, location: Location) -> None:
         self._open = contextlib.ExitStack()
         self._tables: list[Any] = []
         self.num_rows = 0
         self._writer = parquet.ParquetWriter(
-            WritableFile(self._open.enter_context(create_object(uri, options))),
+            WritableFile(self._open.enter_context(create_object(location))),
             SCHEMA,
             compression="zstd",
             use_dictionary=["source"],
@@ -146,11 +146,12 @@ class PartLineage:
     """Lineage file of a part.
 
     Attributes:
+        location: of the file.
         bases: for each slice of input text, the number of rows before it in its file.
         counts: for each slice, the number of its documents.
     """
 
-    uri: str
+    location: Location
     bases: Sequence[int]
     counts: Sequence[int]
 
@@ -159,7 +160,7 @@ READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
 """Most rows of a file that is read ahead, and most files read ahead at once: 5 MB each, plus the ids."""
 
 
-def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -> int:
+def merge_lineage(parts: Iterable[PartLineage], target: Location) -> int:
     """Write the rows of all parts as one lineage file and return their number.
 
     Raises:
@@ -167,10 +168,10 @@ def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -
     """
 
     def read(part: PartLineage) -> Iterable[Any]:
-        rows = _numbered(part, options)
+        rows = _numbered(part)
         return list(rows) if sum(part.counts) <= READ_AHEAD_ROWS else rows
 
-    writer = LineageWriter(target, options)
+    writer = LineageWriter(target)
     try:
         with contextlib.closing(map_in_flight(read, parts, READ_AHEAD_PARTS)) as tables:
             for table in itertools.chain.from_iterable(tables):
@@ -181,11 +182,11 @@ def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -
     return writer.num_rows
 
 
-def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
+def _numbered(part: PartLineage) -> Iterator[Any]:
     """Yield tables of a part's rows, with row numbers that count from the start of the input file."""
-    first, uri = 0, part.uri
+    first = 0
     bases = np.repeat(np.array(part.bases, np.int64), part.counts)
-    opened = open_lineage(open_object(uri, storage_options=options, cache=False))
+    opened = open_lineage(open_object(part.location, cache=False))
     for number in range(opened.num_row_groups):
         table = opened.read_row_group(number).cast(SCHEMA)
         base = bases[first : first + len(table)]
@@ -194,7 +195,7 @@ def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
             rows = to_arrow(to_numpy(table.column("row")) + base, pa.int64())
             yield table.set_column(1, SCHEMA.field("row"), rows)
     if first != len(bases):
-        raise FormatError(f"{uri}: {first} rows, needed {len(bases)}, one for each document of the part")
+        raise FormatError(f"{part.location}: {first} rows, needed {len(bases)}, one for each document of the part")
 
 
 def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:

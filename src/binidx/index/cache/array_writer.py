@@ -7,6 +7,7 @@
     a store         any                         a nameless file, in the index_dir   sent, and cached for the node
     any             of 256 KiB at most          anonymous memory                    written
     no cache        any                         anonymous memory                    returned
+    a full disk     of 64 MiB at most           anonymous memory                    returned; a larger one is an error
 
 Anonymous memory of a build for a local disk: only the one array that is shuffled in place, if it is larger than
 SHUFFLED_IN_FILE, and the memory of the building function itself. Pages of a file that are dirtied at random are written
@@ -16,11 +17,14 @@ to the disk again and again, and the kernel stops the writer meanwhile: a shuffl
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +33,22 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.cache.index_files import Arrays, NpyLayout, parse_npy
+from binidx.index.cache.index_files import Arrays, IndexFiles, NpyLayout, parse_npy
 from binidx.index.cache.manifest import StoredArray
+from binidx.index.documents import FEWER_SAMPLES, new_array
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.interfaces import Writer
+from binidx.storage.location import Location
 from binidx.storage.open import cache_whole
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import READ_AT_ONCE
-from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_file, create_object, send_object
 
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
 
 SENT_FROM_MEMORY = 64 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BLOCK_BYTES = 16 << 20
 
 
@@ -50,8 +56,7 @@ class ArrayWriter:
     """Allocator of the arrays of an index, which publishes each complete array; implements `ArrayAllocator`.
 
     Args:
-        array_uri: returns the URI of the `.npy` file of the array with a given name; None keeps all arrays in memory.
-        storage_options: passed to fsspec.
+        files: of the index; None keeps all arrays in memory.
 
     Attributes:
         arrays: the complete arrays by name, read-only.
@@ -59,10 +64,9 @@ class ArrayWriter:
         failure: error that kept an array, or the index, from being published; the arrays are right all the same.
     """
 
-    def __init__(
-        self, array_uri: Callable[[str], str] | None = None, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
-        self.array_uri, self.storage_options = array_uri, storage_options
+    def __init__(self, files: IndexFiles | None = None) -> None:
+        self.files = files
+        self._directory = directory_of_index(files.directory.settings if files else ReadSettings.of(None))
         self.arrays: Arrays = {}
         self.stored: dict[str, StoredArray] = {}
         self.failure: Exception | None = None
@@ -74,29 +78,34 @@ class ArrayWriter:
         """Yield an array to fill in the block, and publish it at the end of the block; see `ArrayAllocator`.
 
         Raises:
-            IndexBuildError: the array fits neither the disk nor memory.
+            IndexBuildError: the array fits neither the disk nor memory; or it is large, does not fit the disk, and
+            index files in memory were not asked for (`index_dir`).
         """
-        if self.array_uri is None or self.failure:
-            array = np.empty(shape, dtype)
+        npy, filled = NpyLayout(shape, dtype), False
+        check = partial(self._check_wanted_in_memory, name, npy.size)
+        if self.files is None or self.failure:
+            check(self.failure)
+            array = new_array(name, shape, dtype)
             yield array
             self._add(name, array)
             return
-        npy, filled = NpyLayout(shape, dtype), False
         try:
-            uri = self.array_uri(name)
-            with _map_file(uri, npy.size, in_order, self._local_directory()) as mapped:
+            file = self.files.array_file(name)
+            with _map_file(file, npy.size, in_order, self._local_directory(), check) as mapped:
                 # NumPy asks for huge pages where the memory is large.
-                buffer = np.empty(npy.size, np.uint8).data if mapped is None else memoryview(mapped)
+                buffer = new_array(name, (npy.size,), np.uint8).data if mapped is None else memoryview(mapped)
                 array = npy.begin(buffer)
                 yield array
                 filled = True
                 self._add(name, array)
                 if not self.failure:
-                    digest, identity = self._publish(uri, name, buffer, mapped is None)
+                    digest, identity = self._publish(file, name, buffer, mapped is None)
                     self.stored[name] = StoredArray(npy.dtype.str, npy.shape, npy.size, digest, identity)
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise
+            if file.local_path is not None:
+                check(error)
             self.failure = error
 
     @contextlib.contextmanager
@@ -106,40 +115,61 @@ class ArrayWriter:
         with contextlib.ExitStack() as stack:
             buffer = None
             if num_bytes > SENT_FROM_MEMORY:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, OverflowError):
                     buffer = stack.enter_context(_map_nameless_file(num_bytes, self._local_directory()))
-            yield np.empty(size, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+            yield new_array("blend", (size,), dtype) if buffer is None else np.frombuffer(buffer, dtype)
 
     def _local_directory(self) -> str | None:
         """Return this node's directory of index files, where arrays for a store are built; None if it is missing."""
-        found = directory_of_index(ReadSettings.of(self.storage_options))
-        return found[0] if found and os.path.isdir(found[0]) else None
+        return self._directory[0] if self._directory and os.path.isdir(self._directory[0]) else None
+
+    def _check_wanted_in_memory(self, name: str, size: int, error: Exception | None) -> None:
+        """Raise IndexBuildError if the disk is full for a large array, and memory was not asked for.
+
+        Each process of the node would build one of its own.
+        """
+        causes = [each for each in (error, error and error.__cause__) if isinstance(each, OSError)]
+        reason = next((each.strerror for each in causes if each.errno in FULL), None)
+        if self._directory is None or size <= SENT_FROM_MEMORY or reason is None:
+            return
+        file = self.files.array_file(name) if self.files else Location(name)
+        path, directory = file.local_path, self._local_directory() or tempfile.gettempdir()
+        place = directory if path is None else os.path.dirname(os.path.abspath(path))
+        found = f"need {size:,}"
+        with contextlib.suppress(OSError):
+            found = f"found {shutil.disk_usage(place).free:,} bytes free, {found}"
+        raise IndexBuildError(
+            f"{file}: no room in {place} ({reason}; {found}); make room, or name another path_to_cache, or for "
+            "a cache in a store a larger BINIDX_INDEX_DIR. BINIDX_INDEX_DIR=off builds it in the memory of each process"
+        ) from error
 
     def _add(self, name: str, array: NDArray[Any]) -> None:
         array.flags.writeable = False
         self.arrays[name] = array
 
-    def _publish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> tuple[str, dict[str, Any] | None]:
+    def _publish(
+        self, file: Location, name: str, buffer: memoryview, in_memory: bool
+    ) -> tuple[str, dict[str, Any] | None]:
         """Publish the bytes of a `.npy` file, unless they are in their local file already.
 
         Returns:
             The checksum of the bytes, and the identity of the object; None for a local file.
         """
-        path = local_path(uri)
+        path = file.local_path
         if path is None:
-            identity = send_object(uri, buffer, self.storage_options)
-            if copy := cache_whole(uri, buffer, identity, self.storage_options):
+            identity = send_object(file, buffer)
+            if copy := cache_whole(file, buffer, identity):
                 # All processes of the node map this copy; the buffer is freed.
                 self._add(name, parse_npy(copy))
             return xxhash.xxh3_64_hexdigest(buffer), identity
         if not in_memory:
             return xxhash.xxh3_64_hexdigest(buffer), None
         if len(buffer) <= READ_AT_ONCE:
-            with create_object(uri, self.storage_options, durable=False) as out:
+            with create_object(file, durable=False) as out:
                 return _write_hashed(out, buffer), None
-        with create_file(path, len(buffer), durable=False) as file:
-            digest = _write_hashed(file, buffer)
-            mapped = file.map()
+        with create_file(path, len(buffer), durable=False) as staged:
+            digest = _write_hashed(staged, buffer)
+            mapped = staged.map()
         # By its map and not by its name, which another builder may have taken.
         self._add(name, parse_npy(memoryview(mapped)))
         return digest, None
@@ -155,9 +185,15 @@ def _write_hashed(out: Writer, buffer: memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
-    """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full."""
-    path = local_path(uri)
+def _map_file(
+    file: Location, size: int, in_order: bool, directory: str | None, check: Callable[[Exception], None]
+) -> Iterator[mmap.mmap | None]:
+    """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full.
+
+    Args:
+        check: called with the error of a disk; raises if the array is not to be built in memory instead.
+    """
+    path = file.local_path
     in_file = (
         size > SENT_FROM_MEMORY if path is None else size > READ_AT_ONCE and (in_order or size <= SHUFFLED_IN_FILE)
     )
@@ -169,8 +205,9 @@ def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Ite
                     mapped = stack.enter_context(_map_nameless_file(size, directory))
                 else:
                     mapped = stack.enter_context(create_file(path, size, durable=False)).map()
-            except OSError as error:
-                _check_memory(uri, size, error)
+            except (OSError, OverflowError) as error:
+                check(error)
+                _check_memory(file, size, error)
         yield mapped
 
 
@@ -182,7 +219,7 @@ def _map_nameless_file(size: int, directory: str | None) -> Iterator[mmap.mmap]:
         yield mmap.mmap(file.fileno(), size)
 
 
-def _check_memory(uri: str, size: int, error: OSError) -> None:
+def _check_memory(location: Location, size: int, error: Exception) -> None:
     """Raise IndexBuildError where memory is too small for an array that the disk has no space for.
 
     Without this check the kernel would kill a process that takes too much.
@@ -191,5 +228,5 @@ def _check_memory(uri: str, size: int, error: OSError) -> None:
         found = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
         if found and (available := int(found[1]) * 1024) < size:
             raise IndexBuildError(
-                f"{uri}: found {available} bytes of memory, need {size}, or a disk: {error}"
+                f"{location}: found {available} bytes of memory, need {size}, or a disk: {error}; {FEWER_SAMPLES}"
             ) from error

@@ -25,11 +25,8 @@ import os
 import random
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
-
-import xxhash
 
 from binidx.errors import BinidxError, PeerError, StorageError
 from binidx.index.cache.index_files import Arrays
@@ -44,10 +41,9 @@ from binidx.index.cache.lease import (
     LeaseRecord,
     LeaseWatcher,
 )
-from binidx.index.cache.node_lock import NodeLock, acquire_node_lock
-from binidx.storage.cache.block_files import directory_of_index
-from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.registry import local_path
+from binidx.storage.cache.block_files import lock_path
+from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
+from binidx.storage.location import Location
 
 FIRST_PAUSE, FIRST_PAUSE_LOCAL, LONGEST_PAUSE, LONGEST_OF_MANY = 0.2, 0.01, 2.0, 30.0
 """Bounds, in seconds, of the pause between two polls of a lease, which is an eighth of the time waited: the shortest in
@@ -90,17 +86,15 @@ class BuildLock:
     """Lock under which one of all processes builds and publishes arrays, while the others wait, then load them.
 
     Args:
-        uri: of the manifest, which makes the arrays valid. The lease is beside it.
+        manifest: the file that makes the arrays valid. The lease is beside it.
         load: returns the arrays, or None if they are missing; may be called often.
         build: builds and publishes the arrays. Failing to publish them is no error.
-        storage_options: passed to fsspec.
         checks: called while this process waits; an exception ends the wait.
     """
 
-    uri: str
+    manifest: Location
     load: Callable[[], Arrays | None]
     build: Callable[[], Built]
-    storage_options: Mapping[str, Any] | None = None
     checks: Checks = ()
 
     def build_or_wait(self) -> Arrays:
@@ -125,13 +119,13 @@ class BuildLock:
         Returns:
             Whether there was such a lease.
         """
-        if (local := local_path(self._lease_uri)) is not None and not os.path.exists(local):
+        if (local := self._claim.local_path) is not None and not os.path.exists(local):
             return False
-        path = lock_path(self.uri, self.storage_options)
+        path = lock_path(self.manifest)
         if path is None or not os.path.exists(path):
             return False
         with contextlib.suppress(BinidxError, OSError), acquire_node_lock(path, wait=False) as lock:
-            lease = Lease(self._lease_uri, self.storage_options)
+            lease = Lease(self._claim)
             if lock.node and (record := lease.read()) is not None and record.node == lock.node:
                 lease.remove_marker(record)
                 lease.remove()
@@ -139,12 +133,12 @@ class BuildLock:
         return False
 
     @property
-    def _lease_uri(self) -> str:
-        return f"{self.uri}-claim"
+    def _claim(self) -> Location:
+        return self.manifest + "-claim"
 
     def _attempt(self) -> tuple[Arrays | None, bool]:
         """Return the arrays or None, and whether this process must build them by itself; (None, False): try again."""
-        with acquire_node_lock(lock_path(self.uri, self.storage_options), lambda: run_checks(self.checks)) as lock:
+        with acquire_node_lock(lock_path(self.manifest), lambda: run_checks(self.checks)) as lock:
             if lock.first:
                 found = self._load_or_build_first(lock)
                 return found, found is None
@@ -162,7 +156,7 @@ class BuildLock:
             if not is_interrupted(self.checks):  # the others of this node may be of another run
                 text, where = str(error), f"process {os.getpid()} of this node"
                 if not isinstance(error, PeerError):
-                    text = describe_failure(self.uri, where, traceback.format_exception(error))
+                    text = describe_failure(self.manifest, where, traceback.format_exception(error))
                 lock.leave_message(json.dumps({"failed": text}).encode())
             raise
         if found is None:
@@ -170,12 +164,12 @@ class BuildLock:
         return found
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
-        lease = Lease(self._lease_uri, self.storage_options)
+        lease = Lease(self._claim)
         _leases_waited_for.append(lease)
         try:
             found = lease.acquire(lock.node) or self._wait(lease, lock.node)
         except StorageError as error:
-            _warn_once(self.uri, f"no lease on the index, so each node builds its own: {error}")
+            _warn_once(self.manifest.uri, f"no lease on the index, so each node builds its own: {error}")
             return None
         finally:
             _leases_waited_for.remove(lease)
@@ -199,7 +193,7 @@ class BuildLock:
             if record is None:
                 held = lease.acquire(node)
             elif record.state == FAILED and watcher.seen_at_work:
-                raise PeerError(describe_failure(self.uri, record.where, [record.error]))
+                raise PeerError(describe_failure(self.manifest, record.where, [record.error]))
             elif must_build_alone(record, watcher, passed):
                 lease.remove_marker(record)
                 return None
@@ -211,7 +205,7 @@ class BuildLock:
             if held is not None:
                 return held
             waited, num_waits = time.monotonic() - began, len(_leases_waited_for)
-            _sleep(poll_pause_seconds(waited, num_waits, remote="://" in self.uri), self.checks)
+            _sleep(poll_pause_seconds(waited, num_waits, remote="://" in self.manifest.uri), self.checks)
 
     def _build_with_lease(self, held: HeldLease, lock: NodeLock) -> Arrays:
         with held:
@@ -245,13 +239,6 @@ def let_others_build(lock: NodeLock) -> None:
     lock.leave_message(json.dumps({"alone": os.getpid()}).encode())
 
 
-def lock_path(uri: str, storage_options: Mapping[str, Any] | None) -> str | None:
-    """Return the path of this node's lock for a URI, the same for all spellings of a local path; None: no lock."""
-    found = directory_of_index(ReadSettings.of(storage_options))
-    name = xxhash.xxh3_128_hexdigest((uri if "://" in uri else os.path.abspath(uri)).encode())
-    return os.path.join(found[0], "turns", f"{name}.lock") if found else None
-
-
 def poll_pause_seconds(waited_seconds: float, num_waits: int, *, remote: bool = True) -> float:
     """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %."""
     longest = min(LONGEST_PAUSE * max(num_waits, 1), LONGEST_OF_MANY)
@@ -259,8 +246,8 @@ def poll_pause_seconds(waited_seconds: float, num_waits: int, *, remote: bool = 
     return min(max(waited_seconds / 8, first), longest) * random.uniform(0.75, 1.25)
 
 
-def describe_failure(uri: str, where: str, trace: list[str]) -> str:
-    return f"{uri}: {where} was to build it, and failed:\n\n{''.join(trace).rstrip()}"
+def describe_failure(manifest: Location, where: str, trace: list[str]) -> str:
+    return f"{manifest}: {where} was to build it, and failed:\n\n{''.join(trace).rstrip()}"
 
 
 def _sleep(seconds: float, checks: Checks) -> None:

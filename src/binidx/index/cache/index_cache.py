@@ -24,6 +24,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.format.prefix_listing import ListedPair
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
 from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
@@ -94,12 +95,14 @@ class BuildContext:
         slot: held while this index is computed, so that not too many indices are computed at a time.
         num_threads: number of threads that compute the index; None: the number in the dataset's config.
         on_outcome: called with the outcome of each index, by any thread.
+        listed: the files of the dataset to open in a listing of their folder, if one was made.
     """
 
     checks: Checks = ()
     slot: AbstractContextManager[Any] = contextlib.nullcontext()  # noqa: RUF009
     num_threads: int | None = None
     on_outcome: OnOutcome = None
+    listed: ListedPair | None = None
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:
@@ -116,27 +119,28 @@ class BuildContext:
             self.on_outcome(outcome)
 
 
+DEFAULT_CONTEXT = BuildContext()
+
+
 @dataclass(frozen=True)
 class IndexCache:
     """Cached arrays of one index.
 
     Args:
-        directory: URI; created where the store has directories.
-        name: first part of every file name, `{hash}-{class}-{split}`.
-        storage_options: passed to fsspec.
+        files: of the index.
         origin: the data that the index is built of.
         order: returns the order of the arrays, to be compared with earlier orders; None for indices without a record.
         trusted: check for arrays without a manifest, as Megatron writes them; None: they are not used.
         context: options of this build.
+        digests: gets the XXH3 of the `.npy` of each array that is loaded or published under a manifest, by name.
     """
 
-    directory: str
-    name: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    files: IndexFiles
     origin: Origin = NO_DATA
     order: Callable[[], OrderKey] | None = None
     trusted: ArrayCheck | None = None
     context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
+    digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def load_or_build(
         self,
@@ -150,6 +154,7 @@ class IndexCache:
 
         If several processes request the same arrays at once, one builds and the others wait: see `build_lock`. If the
         store is full or cannot be written to, a warning is logged and the arrays are returned without being cached.
+        (Not large ones of a full disk, unless memory was asked for: see `array_writer`.)
 
         Memory: that of `build`, plus the arrays; see `array_writer`. Arrays loaded from or built on a local disk occupy
         page cache; others occupy anonymous memory.
@@ -162,7 +167,9 @@ class IndexCache:
             access: see `Access`.
 
         Raises:
+            ConfigError: a cached array does not fit the index_dir of this node.
             FormatError: arrays without a manifest, accepted because of `trusted`, are no index of this dataset.
+            IndexBuildError: a disk is too small for an array.
             PeerError: this process waited for another one to build the index, and that build failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
@@ -176,17 +183,13 @@ class IndexCache:
             return writer.arrays, writer.failure is None
 
         arrays = load()
-        lock = BuildLock(self.files.uri(MANIFEST), load, make, self.storage_options, self.context.checks)
+        lock = BuildLock(self.files.file(MANIFEST), load, make, self.context.checks)
         if arrays is None:
             arrays = lock.build_or_wait()
         elif lock.remove_lease_of_killed_process() and self.order:  # it may have been killed before it recorded this
             record_order(self.files, needed, self.origin.content(), self.order(), published=True)
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
-
-    @property
-    def files(self) -> IndexFiles:
-        return IndexFiles(self.directory, self.name, self.storage_options)
 
     def open_ranges(self, names: Sequence[str], is_wanted: Callable[[Manifest], bool]) -> Arrays | None:
         """Open the arrays to read ranges of them; None unless they are proven to belong to a wanted manifest.
@@ -198,7 +201,7 @@ class IndexCache:
             opened: Any = self.files.open_arrays(names)
             return opened[1] if opened and is_wanted(opened[0]) else None
         except UNPROVEN as error:
-            logger.info("%s: not read by ranges: %s", self.files.uri(MANIFEST), error)
+            logger.info("%s: not read by ranges: %s", self.files.file(MANIFEST), error)
             return None
 
     def load(
@@ -209,20 +212,21 @@ class IndexCache:
         Args:
             warned: warnings that earlier calls logged, which are not repeated; this call adds its own.
         """
-        uri = self.files.uri(MANIFEST)
+        file = self.files.file(MANIFEST)
         try:
             manifest = self.files.read_manifest()
             if manifest is not None:
                 if wrong := list_mismatches(manifest, fingerprint, self.origin):
                     raise StaleError("; ".join(wrong))
                 arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+                self.digests.update({name: manifest.arrays[name].xxh3_64 for name in names})
                 tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
                 if tokens != recorded:
                     # No array depends on tokens: the same documents in other words, or only copied.
-                    logger.info("%s: the .bin is %s, was %s; the order is the same", uri, tokens, recorded)
+                    logger.info("%s: the .bin is %s, was %s; the order is the same", file, tokens, recorded)
                 return arrays
         except (StaleError, FormatError, StorageError, KeyError) as error:
-            text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
+            text = f"{file}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
             if warned is None or text not in warned:
                 logger.warning("%s", text)
             if warned is not None:
@@ -238,32 +242,35 @@ class IndexCache:
         """
         files = self.files
         try:
-            arrays = {name: parse_npy(files.read_cached(name)) for name in names}
-            check(arrays)
+            contents = {name: files.read_cached(name) for name in names}
         except ObjectNotFoundError:
             return None
+        try:
+            arrays = {name: parse_npy(content) for name, content in contents.items()}
+            check(arrays)
         except (ValueError, TypeError) as error:
             hint = "remove the files, or leave trust_cache out to build the index anew"
-            raise FormatError(f"{files.uri('*.npy')}: trust_cache finds {error}; {hint}") from error
-        logger.warning("%s: taken as it is (trust_cache): nothing proves the data it was built of", files.uri("*.npy"))
+            raise FormatError(f"{files.file('*.npy')}: trust_cache finds {error}; {hint}") from error
+        logger.warning("%s: taken as it is (trust_cache): nothing proves the data it was built of", files.file("*.npy"))
         return arrays
 
     def _warn_of_replacement(self) -> None:
         """Log a warning if an index that another program left is about to be replaced."""
-        files, options = self.files, self.storage_options
+        files = self.files
         with contextlib.suppress(StorageError):
-            if object_exists(files.uri(DESCRIPTION), options) and not object_exists(files.uri(MANIFEST), options):
+            if object_exists(files.file(DESCRIPTION)) and not object_exists(files.file(MANIFEST)):
                 logger.warning(
                     "%s: built anew and replaced, since no manifest names the data that they were built of; "
                     "trust_cache='megatron' uses the arrays that Megatron left",
-                    files.uri("*.npy"),
+                    files.file("*.npy"),
                 )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
         """Build the arrays into their files, then write the manifest that makes them valid; return their writer."""
         self._warn_of_replacement()
-        writer = ArrayWriter(self.files.array_uri, self.storage_options)
+        writer = ArrayWriter(self.files)
         build(writer)
+        self.digests.update({name: stored.xxh3_64 for name, stored in writer.stored.items()})
         order = self.order() if self.order else None
         if writer.failure is None:
             try:
@@ -271,7 +278,9 @@ class IndexCache:
             except (OSError, NotImplementedError) as error:
                 writer.failure = error
         if writer.failure is not None:
-            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
+            logger.warning(
+                "%s: index not cached, every start builds it again: %s", self.files.directory, writer.failure
+            )
         if order:
             record_order(self.files, fingerprint, self.origin.content(), order, published=writer.failure is None)
         return writer

@@ -17,7 +17,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -29,12 +29,12 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import read_many, stored_reader
 from binidx.storage.requests.remote_object import Found, read_small, recorded_object
-from binidx.storage.stores.registry import join_uri, local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -78,6 +78,13 @@ class NpyLayout:
         return np.frombuffer(buffer, self.dtype, prod(self.shape), len(self.header)).reshape(self.shape)
 
 
+def hash_npy(array: NDArray[Any]) -> str:
+    """Return the XXH3 of the `.npy` file of an array, as a manifest has it, in one pass over the array."""
+    digest = xxhash.xxh3_64(NpyLayout(array.shape, array.dtype).header)
+    digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 def parse_npy(buffer: memoryview) -> NDArray[Any]:
     """Return the array in the bytes of a `.npy` file, without a copy.
 
@@ -106,20 +113,18 @@ class IndexFiles:
     """Files of one index, `{directory}/{name}-{suffix}`.
 
     Args:
-        directory: URI; created where the store has directories.
+        directory: created where the store has directories.
         name: `{hash}-{class}-{split}`.
-        storage_options: passed to fsspec.
     """
 
-    directory: str
+    directory: Location
     name: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
-    def uri(self, suffix: str) -> str:
-        return join_uri(self.directory, f"{self.name}-{suffix}")
+    def file(self, suffix: str) -> Location:
+        return self.directory / f"{self.name}-{suffix}"
 
-    def array_uri(self, name: str) -> str:
-        return self.uri(f"{name}.npy")
+    def array_file(self, name: str) -> Location:
+        return self.file(f"{name}.npy")
 
     def named(self, name: str) -> IndexFiles:
         """Return the files of another index in this directory."""
@@ -127,16 +132,14 @@ class IndexFiles:
 
     def read_cached(self, name: str, found: Found | None = None) -> memoryview:
         """Return the bytes of an array's file, cached in the index directory of this node."""
-        uri = self.array_uri(name)
-        return read_whole(open_object(uri, storage_options=self.storage_options, cache="disk", found=found))
+        return read_whole(open_object(self.array_file(name), cache="disk", found=found))
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
-        return read_small(self.uri(suffix), self.storage_options)
+        return read_small(self.file(suffix))
 
     def write(self, suffix: str, data: bytes) -> None:
-        with create_object(self.uri(suffix), self.storage_options, durable=False) as out:
-            out.write(data)
+        write_object(self.file(suffix), [data], durable=False)
 
     def read_manifest(self) -> Manifest | None:
         """Return the manifest; None if it does not exist.
@@ -146,7 +149,7 @@ class IndexFiles:
             StorageError: it cannot be read.
         """
         data = self.read_small(MANIFEST)
-        return None if data is None else parse_manifest(data, self.uri(MANIFEST))
+        return None if data is None else parse_manifest(data, self.file(MANIFEST).uri)
 
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
@@ -156,10 +159,10 @@ class IndexFiles:
         its file gone: it logs a warning that its index is not cached, and serves the right arrays. In a store an
         unfinished upload is invisible, and left to the bucket's rule (AbortIncompleteMultipartUpload).
         """
-        path = local_path(self.uri(MANIFEST))
+        path = self.directory.local_path
         if path is not None:
             with contextlib.suppress(OSError):
-                _remove_staging_files(os.path.dirname(os.path.abspath(path)), os.getpid())
+                _remove_staging_files(os.path.abspath(path), os.getpid())
 
     def read_arrays(self, arrays: Mapping[str, StoredArray]) -> Arrays:
         """Return the published arrays; remote ones are fetched concurrently.
@@ -168,7 +171,7 @@ class IndexFiles:
             FormatError: an array has other bytes than the published ones.
             StorageError: an array cannot be read.
         """
-        if local_path(self.directory) is not None:
+        if self.directory.local_path is not None:
             return {name: self.read_array(name, stored) for name, stored in arrays.items()}
         pending = {name: OPENS.submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
         return {name: each.result() for name, each in pending.items()}
@@ -177,14 +180,14 @@ class IndexFiles:
         """Return one published array; raise the errors of `read_arrays`."""
         content = None
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
-        if (identity := recorded_object(self.array_uri(name), stored.identity)) is not None:
+        if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
                 content = self.read_cached(name, identity)
         content = content or self.read_cached(name)
         found = len(content), xxhash.xxh3_64_hexdigest(content)
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
-            raise FormatError(f"{self.array_uri(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
+            raise FormatError(f"{self.array_file(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
 
     def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
@@ -202,14 +205,14 @@ class IndexFiles:
             ObjectChangedError: an array is not the object that the manifest names.
             StorageError: the store refuses a request.
         """
-        local = local_path(self.directory) is not None
+        local = self.directory.local_path is not None
         before = self._file_versions(names) if local else []
         manifest = self.read_manifest()
         if manifest is None:
             return None
         arrays = {}
         for name in names:
-            found = recorded_object(self.array_uri(name), manifest.arrays[name].identity)
+            found = recorded_object(self.array_file(name).uri, manifest.arrays[name].identity)
             if found is None and not local:
                 return None
             arrays[name] = self._open_array(name, manifest.arrays[name], found)
@@ -221,17 +224,17 @@ class IndexFiles:
         return manifest, arrays
 
     def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
-        uri, dtype = self.array_uri(name), np.dtype(stored.dtype)
-        reader = open_cached_in_blocks(uri, self.storage_options, found=found)
+        file, dtype = self.array_file(name), np.dtype(stored.dtype)
+        reader = open_cached_in_blocks(file, found)
         if reader.size != stored.bytes:
-            raise FormatError(f"{uri}: found {reader.size} bytes, need {stored.bytes}")
+            raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")
         return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
 
     def _file_versions(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
         """Return inode, size and ctime of the local manifest and arrays; an empty list if one is missing."""
-        uris = [self.uri(MANIFEST), *map(self.array_uri, names)]
+        files = [self.file(MANIFEST), *map(self.array_file, names)]
         try:
-            found = [os.stat(str(local_path(uri))) for uri in uris]
+            found = [os.stat(str(file.local_path)) for file in files]
         except OSError:
             return []
         return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]

@@ -32,17 +32,16 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Any
 
 import xxhash
 
 from binidx.errors import FormatError, StorageError
 from binidx.json_models import JsonFile
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.writing.publish import create_object, delete_object, put_if_absent
+from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 BUILDING, FAILED, UNPUBLISHED = "building", "failed", "unpublished"
 
@@ -107,14 +106,13 @@ def new_lease_record(node: str) -> LeaseRecord:
 
 @dataclass(frozen=True)
 class Lease:
-    """Lease in the object of a URI."""
+    """Lease in an object."""
 
-    uri: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    location: Location
 
     def read(self) -> LeaseRecord | None:
         """Return the record, in one request; None if there is no lease."""
-        data = read_small(self.uri, self.storage_options)
+        data = read_small(self.location)
         return None if data is None else parse_lease_record(data)
 
     def acquire(self, node: str = "") -> HeldLease | None:
@@ -124,7 +122,7 @@ class Lease:
             StorageError: the store refuses to write.
         """
         record = new_lease_record(node)
-        return HeldLease(self, record) if self._put(self.uri, record) else None
+        return HeldLease(self, record) if put_if_absent(self.location, record.format(), durable=False) else None
 
     def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
         """Acquire the lease of an ended holder; return None if another process takes it over.
@@ -133,13 +131,13 @@ class Lease:
             StorageError: the store refuses to write.
         """
         record, marker = replace(new_lease_record(node), after=ended.holder), self._marker(ended.holder)
-        if not self._put(marker, record):
-            other = Lease(marker, self.storage_options).read()
+        if not put_if_absent(marker, record.format(), durable=False):
+            other = Lease(marker).read()
             if other is None or not node or other.node != node:
                 return None
             # Killed while it took over: this process holds the node lock that the other one had.
             self.remove_marker(ended)
-            if not self._put(marker, record):
+            if not put_if_absent(marker, record.format(), durable=False):
                 return None
         try:
             # A process that took over before, and has removed its marker already, is the holder by now.
@@ -158,21 +156,17 @@ class Lease:
         """
         for holder in filter(None, (ended.after, ended.holder)):
             with contextlib.suppress(StorageError):
-                delete_object(self._marker(holder), self.storage_options)
+                delete_object(self._marker(holder))
 
     def remove(self) -> None:
         """Delete the lease, of whatever holder."""
-        delete_object(self.uri, self.storage_options)
+        delete_object(self.location)
 
     def write(self, record: LeaseRecord) -> None:
-        with create_object(self.uri, self.storage_options, durable=False) as out:
-            out.write(record.format())
+        write_object(self.location, [record.format()], durable=False)
 
-    def _marker(self, holder: str) -> str:
-        return f"{self.uri}-after-{holder}"
-
-    def _put(self, uri: str, record: LeaseRecord) -> bool:
-        return put_if_absent(uri, record.format(), self.storage_options, durable=False)
+    def _marker(self, holder: str) -> Location:
+        return self.location + f"-after-{holder}"
 
 
 class HeldLease:
@@ -200,7 +194,7 @@ class HeldLease:
         try:
             self._release(error)
         except StorageError as problem:
-            logger.info("%s: not released, expires in %.0f s: %s", self.lease.uri, DEAD_SECONDS, problem)
+            logger.info("%s: not released, expires in %.0f s: %s", self.lease.location, DEAD_SECONDS, problem)
 
     def _release(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
@@ -217,7 +211,7 @@ class HeldLease:
             try:
                 self.lease.write(self.record)
             except StorageError as problem:
-                logger.debug("%s: not renewed: %s", self.lease.uri, problem)
+                logger.debug("%s: not renewed: %s", self.lease.location, problem)
 
 
 class LeaseWatcher:

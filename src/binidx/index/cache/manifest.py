@@ -27,12 +27,11 @@ import numpy as np
 import xxhash
 
 from binidx.errors import FormatError
-from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile
+from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
-from binidx.storage.stores.registry import local_path
 
 Fields = Mapping[str, Any]
 
@@ -154,13 +153,13 @@ def _canonical(fields: Any) -> bytes:
 
 def get_origin(dataset: IndexedDataset) -> Origin:
     """Return the origin of an index over a dataset that was just opened."""
-    uri, opened = get_idx_path(dataset.path_prefix), dataset.opened["idx"]
-    version = _file_version(uri)
+    idx, opened = dataset.location + ".idx", dataset.opened["idx"]
+    version = _file_version(idx)
 
     def data() -> Mapping[str, Fields]:
         # A file that replaced the .idx during a build may have its size and time, and never its inode.
-        unchanged = _file_version(uri) == version
-        return {**dataset.opened, "idx": get_idx_identity(uri, opened) if unchanged else opened}
+        unchanged = _file_version(idx) == version
+        return {**dataset.opened, "idx": get_idx_identity(idx, opened) if unchanged else opened}
 
     def content() -> Fields:
         return {name: dataset.identity[name] for name in DECIDING}
@@ -177,12 +176,12 @@ def describe_documents(documents: Documents) -> str:
     return f"{run.start}:{run.stop}" if isinstance(run, range) and run.step == 1 else documents_digest(documents)
 
 
-def get_idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
+def get_idx_identity(idx: Location, opened: Mapping[str, Any]) -> Fields:
     """Return an identity of the .idx that proves its content, if there is one; else `opened`.
 
     A local file has such an identity (inode, and times in nanoseconds) if it has not changed for SETTLED_SECONDS.
     """
-    found = _stat(uri)
+    found = _stat(idx)
     if found is None or (found.st_size, found.st_mtime) != (opened.get("size"), opened.get("mtime")):
         return opened
     if time.time() - found.st_ctime < SETTLED_SECONDS:
@@ -191,14 +190,14 @@ def get_idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
     return {"size": found.st_size, **times, "inode": found.st_ino}
 
 
-def _file_version(uri: str) -> tuple[int, ...] | None:
+def _file_version(location: Location) -> tuple[int, ...] | None:
     """Return numbers that change when a local file is changed or replaced; None if it is remote or missing."""
-    found = _stat(uri)
+    found = _stat(location)
     return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _stat(uri: str) -> os.stat_result | None:
-    path = local_path(uri)
+def _stat(location: Location) -> os.stat_result | None:
+    path = location.local_path
     with contextlib.suppress(OSError):
         return None if path is None else os.stat(path)
     return None

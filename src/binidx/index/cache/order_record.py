@@ -172,6 +172,6 @@ def record_order(
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
         known = parse_known(record.read_small(ORDERS) or b"")
         if text := describe_change(known, order, files.name):
-            logger.warning("%s: %s", files.uri("*.npy"), text)
+            logger.warning("%s: %s", files.file("*.npy"), text)
         if published:
             record.write(ORDERS, format_known(add_index(known, files.name, order)))

@@ -47,8 +47,8 @@ from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices, slice_l
 from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.storage.location import Location
 from binidx.storage.store_protocols import Prices
-from binidx.storage.stores.registry import local_path, prices_of
 from binidx.storage.threads import available_cores, map_in_flight
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
@@ -205,14 +205,16 @@ class Cost:
     dollars: float
 
 
-def estimate_cost(inputs: Sequence[Input], cpu_seconds: float, bytes_out: float) -> Cost:
+def estimate_cost(
+    inputs: Sequence[Input], cpu_seconds: float, bytes_out: float, storage_options: Options = None
+) -> Cost:
     """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses."""
     bytes_in = sum(each.size for each in inputs)
     parts = -(-bytes_in // choose_part_bytes(bytes_in))
     reads = sum(-(-each.size // REQUEST_BYTES) for each in inputs) + parts
     writes = parts * WRITES_PER_PART
-    remote = [each.uri for each in inputs if local_path(each.uri) is None]
-    prices = prices_of(remote[0]) if remote else Prices()
+    remote = [location for each in inputs if (location := Location(each.uri, storage_options)).local_path is None]
+    prices = remote[0].store.prices() if remote else Prices()
     dollars = reads * prices.dollars_per_read + writes * prices.dollars_per_write
     return Cost(cpu_seconds / 3600, available_cores(), bytes_in, int(bytes_out), parts, reads, writes, dollars)
 
@@ -324,7 +326,7 @@ def estimate_tokens(
         int(tokenised.sum()),
         int(problems.sum()),
         chosen_engine.name,
-        estimate_cost(found, seconds_per_byte * total_text.total, bytes_out),
+        estimate_cost(found, seconds_per_byte * total_text.total, bytes_out, source_options),
         time.monotonic() - began,
     )
 

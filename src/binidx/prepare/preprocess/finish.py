@@ -42,17 +42,17 @@ from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.json_models import JsonFile
-from binidx.prepare.preprocess.job import Job, JobUris, Part, plan_digest
+from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.inputs import list_local_files, list_stored_objects
 from binidx.prepare.text.slices import check_extents
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import create_object, delete_object, put_if_absent
+from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[dict[str, Any]]:
@@ -129,31 +129,30 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
         FormatError: the counts do not add up, or a part contradicts its record.
         ObjectExistsError: another dataset exists, without `overwrite`.
     """
-    uris = JobUris(job)
+    files = JobFiles(job)
     for part in parts:
         records[part.name].counts.check(str(part))
     check_extents(each for part in parts for each in zip(part.slices, records[part.name].extents, strict=True))
     for key in job.keys:
-        merge_key(uris, key, parts, records, overwrite, watch)
+        merge_key(files, key, parts, records, overwrite, watch)
         if job.lineage:
-            write_lineage(uris, key, parts, records)
-    write_quarantine(uris, parts, records)
-    for key, prefix in job.datasets.items():
-        with create_object(prefix + MANIFEST, job.target_options) as out:
-            out.write(json.dumps(build_manifest(job, key, parts, records), indent=1).encode())
+            write_lineage(files, key, parts, records)
+    write_quarantine(files, parts, records)
+    for key, prefix in files.datasets.items():
+        manifest = build_manifest(job, key, parts, records)
+        write_object(prefix + MANIFEST, [json.dumps(manifest, indent=1).encode()])
 
 
 def merge_key(
-    uris: JobUris, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
+    files: JobFiles, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
 ) -> None:
     """Merge the parts of one key into its dataset."""
-    job = uris.job
-    target = DatasetTarget(job.datasets[key], job.codec, job.target_options)
-    opened = SourceDatasets([uris.prefix(part, key) for part in parts], job.target_options)
+    target = DatasetTarget(files.datasets[key], files.job.codec)
+    opened = SourceDatasets([files.prefix(part, key) for part in parts])
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened.datasets)
         old = obsolete_objects(target, columns, overwrite)
-        remove_old = functools.partial(delete_objects, old, target.options)
+        remove_old = functools.partial(delete_objects, old)
         merge_tokens(opened, target, columns, remove_old, watch)
 
 
@@ -170,65 +169,67 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
             )
 
 
-def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[str]:
+def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[Location]:
     """Return the objects to remove right before the new dataset appears.
 
     Raises:
         ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
             was killed after that; it may be replaced by the same bytes, but is never removed.
     """
-    if not overwrite and object_exists(target.idx_uri, target.options):
+    if not overwrite and object_exists(target.idx):
         target.compare_index(columns)
-    old = [target.idx_uri, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
-    return [*old, *superseded_objects(target.bin_uri)]
+    old = [target.idx, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
+    return [*old, *superseded_objects(target.bin)]
 
 
-def write_lineage(uris: JobUris, key: str, parts: Sequence[Part], records: Records) -> None:
+def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Records) -> None:
     """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
     from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
     rows = (
         PartLineage(
-            uris.prefix(part, key) + LINEAGE, before, [each.num_documents for each in records[part.name].slices]
+            files.prefix(part, key) + LINEAGE,
+            before,
+            [each.num_documents for each in records[part.name].slices],
         )
         for part, before in zip(parts, rows_before_slices(parts, records), strict=True)
     )
-    merge_lineage(rows, uris.job.datasets[key] + LINEAGE, uris.job.target_options)
+    merge_lineage(rows, files.datasets[key] + LINEAGE)
 
 
-def write_quarantine(uris: JobUris, parts: Sequence[Part], records: Records) -> None:
+def write_quarantine(files: JobFiles, parts: Sequence[Part], records: Records) -> None:
     """Write the quarantine file, of rows that are not documents; if there are none, remove an older file."""
     rows = zip(parts, rows_before_slices(parts, records), strict=True)
-    found = [(uris.part_quarantine_uri(part), before) for part, before in rows if records[part.name].quarantined]
+    found = [(files.part_quarantine(part), before) for part, before in rows if records[part.name].quarantined]
     if found:
-        merge_quarantine(found, uris.quarantine_uri, uris.job.target_options)
+        merge_quarantine(found, files.quarantine)
     else:  # remove that of an older job
-        delete_object(uris.quarantine_uri, uris.job.target_options)
+        delete_object(files.quarantine)
 
 
-def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
+def remove_parts(files: JobFiles, parts: Sequence[Part]) -> None:
     """Remove all objects of the parts, then job.json; if this is interrupted, the next run removes the rest."""
-    delete_all({each for part in parts for each in uris.objects(part)}, uris)
-    delete_object(uris.job_uri, uris.job.target_options)
-    if (path := local_path(uris.folder)) is not None:
+    delete_all({file for part in parts for file in files.objects(part)})
+    delete_object(files.job_file)
+    if (path := files.folder.local_path) is not None:
         with contextlib.suppress(OSError):
             for staging in Path(path).glob("*.tmp"):  # of killed workers
                 staging.unlink()
             os.rmdir(path)
 
 
-def delete_all(objects: Iterable[str], uris: JobUris) -> None:
+def delete_all(objects: Iterable[Location]) -> None:
     """Delete objects of the job in parallel."""
     with REQUESTS.executor(IN_FLIGHT) as threads:
-        list(threads.map(lambda uri: delete_object(uri, uris.job.target_options), sorted(objects)))
+        list(threads.map(delete_object, sorted(objects, key=str)))
 
 
-def list_other_objects(uris: JobUris, parts: Sequence[Part]) -> list[str]:
+def list_other_objects(files: JobFiles, parts: Sequence[Part]) -> list[Location]:
     """Return the objects in the folder of the parts, except job.json and the objects of `parts`."""
-    path, options = local_path(uris.folder), uris.job.target_options
-    found = list_stored_objects(f"{uris.folder}/", options) if path is None else list_local_files(path) or []
-    ours = {os.path.basename(uri) for uri in (uris.job_uri, *(each for part in parts for each in uris.objects(part)))}
-    return [uri for uri in found if os.path.basename(uri) not in ours]
+    folder, path = files.folder, files.folder.local_path
+    found = list_stored_objects(folder + "/") if path is None else list_local_files(path) or []
+    ours = {file.name for file in (files.job_file, *(file for part in parts for file in files.objects(part)))}
+    return [Location(uri, folder.options) for uri in found if os.path.basename(uri) not in ours]
 
 
 @dataclass(frozen=True)
@@ -249,23 +250,22 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     Raises:
         ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
     """
-    uris, content = JobUris(job), format_job_file(job, parts)
-    existing = read_small(uris.job_uri, job.target_options)
+    files, content = JobFiles(job), format_job_file(job, parts)
+    existing = read_small(files.job_file)
     if existing == content:
         return True
     if not overwrite:
-        if existing is not None and list_other_objects(uris, []):
+        if existing is not None and list_other_objects(files, []):
             differs = describe_job_difference(existing, content)
-            raise ObjectExistsError(f"{uris.job_uri}: parts of another job, {differs}; --overwrite removes them")
-        for prefix in job.datasets.values():
-            DatasetTarget(prefix, job.codec, job.target_options).check_free()
-        if existing is None and not put_if_absent(uris.job_uri, content, job.target_options):
-            raise ObjectExistsError(f"{uris.job_uri}: another job has just begun here; run it again")
+            raise ObjectExistsError(f"{files.job_file}: parts of another job, {differs}; --overwrite removes them")
+        for prefix in files.datasets.values():
+            DatasetTarget(prefix, job.codec).check_free()
+        if existing is None and not put_if_absent(files.job_file, content):
+            raise ObjectExistsError(f"{files.job_file}: another job has just begun here; run it again")
     if overwrite or existing is not None:
-        with create_object(uris.job_uri, job.target_options) as out:
-            out.write(content)
+        write_object(files.job_file, [content])
     if overwrite and existing is not None:
-        delete_all(list_other_objects(uris, parts), uris)
+        delete_all(list_other_objects(files, parts))
     return overwrite
 
 

@@ -34,7 +34,8 @@ from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.open import CODECS
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, suffix_of
 
 ALGORITHM = 1
 """Version of the algorithm; increased if the same job gives other bytes, so that older parts are not reused."""
@@ -66,7 +67,7 @@ class Job:
             writes it to OUTPUT.quarantine.jsonl.
         id_key: field whose value is stored in the lineage.
         lineage: whether `.lineage.parquet` is written.
-        codec: key of `storage.open.CODECS`: how tokens are stored.
+        codec: name of the codec of the tokens: "raw", "zstd" or a registered one.
         part_bytes: stored bytes of text in a part; None: by the size of all inputs.
         engine: name of a tokenizer engine, or `auto`. All engines give the same tokens.
         compared_share: share of the texts that are compared with the reference engine.
@@ -106,9 +107,10 @@ class Job:
     target_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        for name, choices in (("on_error", ON_ERROR), ("empty", EMPTY), ("codec", tuple(CODECS))):
+        for name, choices in (("on_error", ON_ERROR), ("empty", EMPTY)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}: unknown (found {getattr(self, name)}, need one of {', '.join(choices)})")
+        codec_named(self.codec)
         if self.empty == "eod" and not self.append_eod:
             raise ConfigError("empty: eod needs append_eod (--append-eod); give both")
         if self.id_key is not None and not self.lineage:
@@ -229,40 +231,43 @@ def plan_digest(job: Job, parts: Sequence[Part]) -> str:
     return json_digest([json_digest(job.recipe), *(each.name for each in parts)])
 
 
-class JobUris:
-    """URIs of a job's objects.
+class JobFiles:
+    """Locations of a job's objects.
 
     Attributes:
         folder: folder of the parts.
-        job_uri: file that identifies the job.
-        quarantine_uri: file with the rows of the job that are not documents.
+        job_file: file that identifies the job.
+        quarantine: file with the rows of the job that are not documents.
+        datasets: prefix of the dataset of each key.
         bin_suffix: suffix of the token files.
     """
 
     def __init__(self, job: Job) -> None:
-        self.job, self.folder = job, f"{job.output}-parts"
-        self.job_uri, self.quarantine_uri = f"{self.folder}/job.json", f"{job.output}.quarantine.jsonl"
-        self.bin_suffix = f".bin{CODECS[job.codec].suffix}"
+        output = Location(job.output, job.target_options)
+        self.job, self.folder, self.quarantine = job, output + "-parts", output + ".quarantine.jsonl"
+        self.job_file = self.folder / "job.json"
+        self.datasets = {key: Location(prefix, job.target_options) for key, prefix in job.datasets.items()}
+        self.bin_suffix = f".bin{suffix_of(job.codec)}"
 
-    def prefix(self, part: Part, key: str) -> str:
+    def prefix(self, part: Part, key: str) -> Location:
         """Return the prefix of a part's dataset of one key."""
-        return f"{self.folder}/{part.name}-{self.job.keys.index(key)}"
+        return self.folder / f"{part.name}-{self.job.keys.index(key)}"
 
-    def record_uri(self, part: Part) -> str:
-        """Return the URI of a part's record."""
-        return f"{self.folder}/{part.name}.json"
+    def record(self, part: Part) -> Location:
+        """Return the location of a part's record."""
+        return self.folder / f"{part.name}.json"
 
-    def part_quarantine_uri(self, part: Part) -> str:
-        """Return the URI of a part's quarantine."""
-        return f"{self.folder}/{part.name}.quarantine.jsonl"
+    def part_quarantine(self, part: Part) -> Location:
+        """Return the location of a part's quarantine."""
+        return self.folder / f"{part.name}.quarantine.jsonl"
 
-    def objects(self, part: Part) -> list[str]:
-        """Return the URIs of all objects of a part, the record first."""
+    def objects(self, part: Part) -> list[Location]:
+        """Return the locations of all objects of a part, the record first."""
         suffixes = [self.bin_suffix, ".idx", LINEAGE]
         datasets = [self.prefix(part, key) + suffix for key in self.job.keys for suffix in suffixes]
-        return [self.record_uri(part), *datasets, self.part_quarantine_uri(part)]
+        return [self.record(part), *datasets, self.part_quarantine(part)]
 
     def is_output(self, uri: str) -> bool:
         """Return whether an object found among the inputs is an output: a job may write to a folder that it reads."""
         sidecars = (prefix + suffix for prefix in self.job.datasets.values() for suffix in SIDECARS)
-        return uri.startswith(f"{self.folder}/") or uri in (self.quarantine_uri, *sidecars)
+        return uri.startswith(f"{self.folder}/") or uri in (self.quarantine.uri, *sidecars)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,17 @@ from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.prepare.preprocess.job import JobUris, Part
+from binidx.prepare.preprocess.job import JobFiles, Part
 from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.store_protocols import MultipartStore
-from binidx.storage.stores.registry import open_store
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import create_object, write_object
 
-Options = Mapping[str, Any] | None
 QUARANTINE_BLOCK_BYTES = 1 << 20
 """Bytes of a quarantine file that are read at once."""
 
@@ -57,21 +56,21 @@ def format_problem(problem: Problem, slice_number: int) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, options: Options) -> None:
+def merge_quarantine(parts: Iterable[tuple[Location, Sequence[int]]], target: Location) -> None:
     """Write the quarantined rows of all parts to one file, each with its line number in its text file.
 
     Args:
-        parts: URI of each part's quarantine, and for each of its slices the number of earlier rows in the text file.
+        parts: each part's quarantine, and for each of its slices the number of earlier rows in the text file.
     """
-    with create_object(target, options) as out:
-        for uri, rows_before in parts:
-            for row in _read_rows(uri, options):
+    with create_object(target) as out:
+        for file, rows_before in parts:
+            for row in _read_rows(file):
                 row["line"] += rows_before[row.pop("slice")]
                 out.write(json.dumps(row).encode() + b"\n")
 
 
-def _read_rows(uri: str, options: Options) -> Iterator[dict[str, Any]]:
-    reader = open_object(uri, storage_options=options, cache=False)
+def _read_rows(file: Location) -> Iterator[dict[str, Any]]:
+    reader = open_object(file, cache=False)
     pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
     for lines in group_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
         yield from map(json.loads, bytes(lines.data).splitlines())
@@ -80,16 +79,14 @@ def _read_rows(uri: str, options: Options) -> Iterator[dict[str, Any]]:
 class DatasetWriter:
     """Writer of a part's dataset of one key."""
 
-    def __init__(self, uris: JobUris, part: Part, key: str) -> None:
-        self._prefix, self._options = uris.prefix(part, key), uris.job.target_options
-        self._columns = IndexColumns(uris.job.dtype)
-        bin_uri = self._prefix + uris.bin_suffix
-        self._bin = BinWriter(bin_uri, in_small_blocks(bin_uri, self._options))
+    def __init__(self, files: JobFiles, part: Part, key: str) -> None:
+        self._prefix, self._columns = files.prefix(part, key), IndexColumns(files.job.dtype)
+        self._bin = BinWriter(in_small_blocks(self._prefix + files.bin_suffix))
         self._lineage = None
-        if uris.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
+        if files.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._lineage = LineageWriter(self._prefix + LINEAGE, self._options)
+            self._lineage = LineageWriter(self._prefix + LINEAGE)
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
@@ -108,9 +105,7 @@ class DatasetWriter:
     def publish(self) -> TokenCounts:
         """Publish the dataset's objects; return counts for the part's record, without which the objects are ignored."""
         self._bin.publish()
-        with create_object(f"{self._prefix}.idx", self._options) as writer:
-            for block in self._columns.format():
-                writer.write(block)
+        write_object(self._prefix + ".idx", self._columns.format())
         if self._lineage is not None:
             self._lineage.publish()
         return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
@@ -123,13 +118,14 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-def in_small_blocks(uri: str, options: Options) -> Options:
-    """Return the options with the smallest upload part of the store, unless they name a size, to save memory.
+def in_small_blocks(location: Location) -> Location:
+    """Return a location with the smallest upload part of the store, unless its options name a size, to save memory.
 
     The default, 50 MiB, is for objects of up to 500 GB; those of a part have less than a thousandth of that.
     """
-    store = open_store(uri, options)
-    return {"default_block_size": store.min_part, **(options or {})} if isinstance(store, MultipartStore) else options
+    if not isinstance(location.store, MultipartStore):
+        return location
+    return Location(location.uri, {"default_block_size": location.store.min_part, **(location.options or {})})
 
 
 class PartWriter:
@@ -143,17 +139,16 @@ class PartWriter:
         quarantined: number of rows in the quarantine.
     """
 
-    def __init__(self, uris: JobUris, part: Part, opened: contextlib.ExitStack) -> None:
-        self._quarantine_uri, self._options = uris.part_quarantine_uri(part), uris.job.target_options
-        self._opened, self.quarantined = opened, 0
+    def __init__(self, files: JobFiles, part: Part, opened: contextlib.ExitStack) -> None:
+        self._quarantine_file, self._opened, self.quarantined = files.part_quarantine(part), opened, 0
         self.datasets = {
-            key: opened.enter_context(contextlib.closing(DatasetWriter(uris, part, key))) for key in uris.job.keys
+            key: opened.enter_context(contextlib.closing(DatasetWriter(files, part, key))) for key in files.job.keys
         }
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row that is not a document to the quarantine file."""
         if not self.quarantined:
-            self._quarantine = BinWriter(self._quarantine_uri, in_small_blocks(self._quarantine_uri, self._options))
+            self._quarantine = BinWriter(in_small_blocks(self._quarantine_file))
             self._opened.callback(self._quarantine.abandon)
         self._quarantine.write(format_problem(problem, slice_number))
         self.quarantined += 1

@@ -20,7 +20,6 @@ from typing import Any
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.format.source import absolute_uri
 from binidx.jobs import ATTEMPTS, JobEngine, open_engine, run_tasks
 from binidx.prepare.preprocess.finish import (
     claim_output,
@@ -29,12 +28,9 @@ from binidx.prepare.preprocess.finish import (
     format_job_file,
     remove_parts,
 )
-from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobUris, Part, plan_digest, plan_parts
+from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobFiles, Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.record import (
-    PartWatcher,
-    ProgressCounter,
     Record,
-    SilentPartWatcher,
     count_machines,
     count_problems,
     part_sizes,
@@ -43,11 +39,12 @@ from binidx.prepare.preprocess.record import (
 from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
+from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import pause
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS, available_cores
 from binidx.storage.writing.concatenate import IN_FLIGHT
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def preprocess(
     executor: Executor | None = None,
     shard: Shard | None = None,
     overwrite: bool = False,
-    watch: PartWatcher | None = None,
+    watch: ProgressWatcher | None = None,
 ) -> Report:
     """Tokenise the text of a job into its datasets, or continue the job.
 
@@ -118,7 +115,7 @@ def preprocess(
         shard: make only these parts; finish the job if no part is missing then.
         overwrite: replace existing datasets, which stay until the new ones are ready; parts of another job are removed
             at once.
-        watch: receiver of the progress.
+        watch: receiver of the progress, in stored bytes of the text of finished parts.
 
     Returns:
         The number of parts made, and the manifests of the datasets if the job is finished.
@@ -142,7 +139,7 @@ def preprocess(
         raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: too few (found {workers}, need 1 or more)")
-    began, watch, job = time.monotonic(), watch or SilentPartWatcher(), with_absolute_paths(job)
+    began, watch, job = time.monotonic(), watch or SilentWatcher(), with_absolute_paths(job)
     inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
     if manifests := remove_parts_of_finished(job, parts):
@@ -152,11 +149,12 @@ def preprocess(
     warn_of_inputs(inputs, parts, watch)
     records = read_records(job, parts) if claim_output(job, parts, overwrite) else {}
     share = parts if shard is None else shard.select(parts)
-    num_earlier, counter = len(records), ProgressCounter(parts, records, share or parts)
-    watch.show(counter.now)
+    num_earlier, sizes = len(records), part_sizes(share)
     if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
+        done_bytes = sum(size for name, size in sizes.items() if name in records)
+        watch.begin("tokenize", sum(sizes.values()), done_bytes)
         uris = [job.output, *(each.uri for each in inputs)]
-        remote = any(local_path(uri) is None for uri in uris)
+        remote = any(Location(uri).local_path is None for uri in uris)
         place = (
             open_engine(engine, workers, remote_data=remote)
             if executor is None
@@ -164,7 +162,7 @@ def preprocess(
         )
         for task, record in run_tasks(run_part, tasks, place):
             records[task.part.name] = record
-            watch.show(counter.add(record))
+            watch.advance(sizes[record.name])
     num_made = len(records) - num_earlier
     if shard is not None:
         records |= read_records(job, [part for part in parts if part.name not in records])
@@ -180,20 +178,21 @@ def preprocess(
 def with_absolute_paths(job: Job) -> Job:
     """Return the job with absolute local paths: workers may have another working directory."""
     spec = job.tokenizer
-    tokenizer = replace(spec, uri=absolute_uri(spec.uri), merges=spec.merges and absolute_uri(spec.merges))
-    inputs = tuple(map(absolute_uri, job.inputs))
-    return replace(job, inputs=inputs, output=absolute_uri(job.output), tokenizer=tokenizer)
+    merges = spec.merges and Location(spec.merges).absolute
+    tokenizer = replace(spec, uri=Location(spec.uri).absolute, merges=merges)
+    inputs = tuple(Location(uri).absolute for uri in job.inputs)
+    return replace(job, inputs=inputs, output=Location(job.output).absolute, tokenizer=tokenizer)
 
 
 def find_job_inputs(job: Job) -> list[Input]:
     """Return the inputs of a job, without its own outputs in the same folder."""
-    exclude, keep = JobUris(job).is_output, job.on_error != "raise"
+    exclude, keep = JobFiles(job).is_output, job.on_error != "raise"
     return find_inputs(
         job.inputs, format=job.format, storage_options=job.source_options, exclude=exclude, damaged_too=keep
     )
 
 
-def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWatcher) -> None:
+def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: ProgressWatcher) -> None:
     """Report inputs that are named more than once, and large ones that cannot be cut."""
     for uri, count in Counter(each.uri for each in inputs).items():
         if count > 1:
@@ -215,7 +214,7 @@ def unique_parts(parts: Sequence[Part]) -> list[Part]:
 
 def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
-    manifests = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
+    manifests = {key: read_manifest(prefix + MANIFEST) for key, prefix in JobFiles(job).datasets.items()}
     found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
     return found if exist and len(found) == len(manifests) else {}
@@ -224,7 +223,7 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[s
 def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
-        remove_parts(JobUris(job), parts)
+        remove_parts(JobFiles(job), parts)
     return manifests
 
 
@@ -242,7 +241,7 @@ def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> boo
 
 
 def finish_once(
-    job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: PartWatcher
+    job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: ProgressWatcher
 ) -> None:
     """Finish the job, unless another process finishes it first."""
     for attempt in range(1, ATTEMPTS + 1):
@@ -260,9 +259,9 @@ def finish_once(
 
 def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
     """Return the records of the finished parts, by name."""
-    uris = JobUris(job)
+    files = JobFiles(job)
     with READS.executor(IN_FLIGHT) as threads:
-        found = threads.map(lambda part: read_record(uris, part), unique_parts(parts))
+        found = threads.map(lambda part: read_record(files, part), unique_parts(parts))
         return {record.name: record for record in found if record is not None}
 
 
@@ -311,11 +310,11 @@ def job_status(job: Job) -> JobStatus:
     manifests = read_finished_manifests(job, parts)
     records: dict[str, Record] = {}
     if not manifests:
-        uri, content = JobUris(job).job_uri, format_job_file(job, parts)
-        existing = read_small(uri, job.target_options)
+        file, content = JobFiles(job).job_file, format_job_file(job, parts)
+        existing = read_small(file)
         if existing is not None and existing != content:
             differs = describe_job_difference(existing, content)
-            raise ObjectExistsError(f"{uri}: parts of another job, {differs}; give the options of that job")
+            raise ObjectExistsError(f"{file}: parts of another job, {differs}; give the options of that job")
         records = read_records(job, parts)
         manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
     if not manifests:

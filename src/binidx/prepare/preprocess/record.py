@@ -11,17 +11,14 @@ counters that run during the work would lose the counts of a killed worker, and 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
 from binidx.format.sidecars.dataset_manifest import Machine, RowCounts
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Part
 from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.slices import Extent
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 VERSION = 2
 SPECIAL, UNENCODED = "special token", "not tokenized"
@@ -146,101 +143,3 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
-
-
-@dataclass(frozen=True)
-class Progress:
-    """State of a running job.
-
-    Attributes:
-        parts: parts of this run: all, or those of a shard. The other counts are of these parts,
-            except `all_parts` and `all_parts_done`.
-        parts_done, parts_kept: finished parts; those of them that an earlier run had made.
-        total_bytes: stored bytes of the text; `done_bytes` of finished parts, `kept_bytes` of those of an earlier run.
-        seconds: time since this run began to make parts.
-        all_parts, all_parts_done: parts of the whole job; the finished parts of other shards are counted at the start
-            of this run only.
-        machines: number of machines that made any of the parts.
-    """
-
-    parts: int = 0
-    parts_done: int = 0
-    parts_kept: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
-    kept_bytes: int = 0
-    num_documents: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-    all_parts: int = 0
-    all_parts_done: int = 0
-    machines: int = 0
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Stored bytes of text per second of this run."""
-        return (self.done_bytes - self.kept_bytes) / max(self.seconds, 1e-9)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time left at the speed of this run; None if it is unknown."""
-        if self.done_bytes <= self.kept_bytes:
-            return None
-        return (self.total_bytes - self.done_bytes) / self.bytes_per_second
-
-
-class PartWatcher(ProgressWatcher, Protocol):
-    """Receiver of a job's progress."""
-
-    def show(self, progress: Progress) -> None:
-        """Receive the progress, at the start and after each part."""
-
-
-class SilentPartWatcher(SilentWatcher):
-    """Watcher that does nothing."""
-
-    def show(self, progress: Progress) -> None: ...
-
-
-class ProgressCounter:
-    """Counter of a job's progress over its finished parts.
-
-    Args:
-        parts: parts of the whole job.
-        records: records of the parts that were finished before this run.
-        share: parts of this run.
-
-    Attributes:
-        now: the present progress.
-    """
-
-    def __init__(self, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]) -> None:
-        self._began, self._sizes = time.monotonic(), part_sizes(share)
-        own = [record for name, record in records.items() if name in self._sizes]
-        self._hosts = {each.host for each in records.values()}
-        self.now = Progress(
-            parts=len(self._sizes),
-            total_bytes=sum(self._sizes.values()),
-            all_parts=len(part_sizes(parts)),
-            all_parts_done=len(records) - len(own),
-            machines=len(self._hosts - {""}),
-        )
-        for record in own:
-            self.add(record)
-        self.now = replace(self.now, parts_kept=len(own), kept_bytes=self.now.done_bytes, seconds=0.0)
-
-    def add(self, record: Record) -> Progress:
-        """Count a finished part, by its record, and return the progress."""
-        now = self.now
-        self._hosts.add(record.host)
-        self.now = replace(
-            now,
-            parts_done=now.parts_done + 1,
-            done_bytes=now.done_bytes + self._sizes[record.name],
-            num_documents=now.num_documents + record.counts.num_documents,
-            num_tokens=now.num_tokens + record.num_tokens,
-            seconds=time.monotonic() - self._began,
-            all_parts_done=now.all_parts_done + 1,
-            machines=len(self._hosts - {""}),
-        )
-        return self.now

@@ -39,7 +39,7 @@ from binidx.errors import (
 )
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs import TaskFailure, check_stop
-from binidx.prepare.preprocess.job import Job, JobUris, Part
+from binidx.prepare.preprocess.job import Job, JobFiles, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
@@ -56,7 +56,7 @@ from binidx.prepare.tokenizers.engine_choice import (
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import is_transient
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import write_object
 
 MOST_CHARACTERS = 1_000_000
 """Longer texts are cut before they are split into sentences, as Punkt's time grows faster than the text's length."""
@@ -202,15 +202,15 @@ def make_part(job: Job, part: Part) -> Record:
         ObjectChangedError: an input was replaced.
         StorageError: a store fails.
     """
-    uris, began, began_cpu = JobUris(job), time.monotonic(), time.thread_time()
-    if (record := read_record(uris, part)) is not None:
+    files, began, began_cpu = JobFiles(job), time.monotonic(), time.thread_time()
+    if (record := read_record(files, part)) is not None:
         return record
     with contextlib.ExitStack() as opened:
-        writer = PartWriter(uris, part, opened)
+        writer = PartWriter(files, part, opened)
         tokenizer = PartTokenizer(job, part, writer)
         for number in range(len(part.slices)):
             tokenizer.run(number)
-        if (record := read_record(uris, part)) is not None:
+        if (record := read_record(files, part)) is not None:
             return record
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
@@ -218,20 +218,19 @@ def make_part(job: Job, part: Part) -> Record:
             part.name, tokenizer.engine.name, tokenizer.engine.compared, tokenizer.counts, tokenizer.extents, datasets,
             writer.quarantined, *seconds, job.on_error, socket.gethostname(), time.time(),
         )  # fmt: skip
-    with create_object(uris.record_uri(part), job.target_options) as out:
-        out.write(record.to_bytes())
+    write_object(files.record(part), [record.to_bytes()])
     return record
 
 
-def read_record(uris: JobUris, part: Part) -> Record | None:
+def read_record(files: JobFiles, part: Part) -> Record | None:
     """Return a part's record; None if it has none, or if this job would have treated its bad rows differently."""
-    uri = uris.record_uri(part)
-    data = read_small(uri, uris.job.target_options)
-    record = None if data is None else RECORD_FILE.decode(data, uri)
-    if record is None or not record.valid_for(uris.job.on_error):
+    file = files.record(part)
+    data = read_small(file)
+    record = None if data is None else RECORD_FILE.decode(data, file.uri)
+    if record is None or not record.valid_for(files.job.on_error):
         return None
-    if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*uris.job.keys}:
-        raise FormatError(f"{uri}: not the record of {part}; delete it and run again")
+    if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*files.job.keys}:
+        raise FormatError(f"{file}: not the record of {part}; delete it and run again")
     return record
 
 

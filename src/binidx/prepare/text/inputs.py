@@ -20,12 +20,11 @@ from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
 from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.store_protocols import SearchableStore
-from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
+from binidx.storage.stores.registry import is_url, split_query
 from binidx.storage.threads import map_in_flight
-
-Options = Mapping[str, Any] | None
 
 
 def is_pattern(name: str) -> bool:
@@ -47,14 +46,14 @@ def list_local_files(path: str) -> list[str] | None:
     return sort_matches(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
 
 
-def list_stored_objects(uri: str, options: Options) -> list[str]:
+def list_stored_objects(location: Location) -> list[str]:
     """Return the sorted objects of a glob or below a folder, from one listing.
 
     Raises:
         ObjectNotFoundError: nothing matches.
         StorageError: the store cannot list.
     """
-    store = open_store(uri, options)
+    uri, store = location.uri, location.store
     if not isinstance(store, SearchableStore):
         raise StorageError(f"{uri}: this store cannot list objects (need their names); name each object")
     found = [each for each in store.find(uri, pattern=is_pattern(uri)) if not each.endswith("/")]
@@ -82,7 +81,7 @@ def find_inputs(
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     format: str | None = None,
-    storage_options: Options = None,
+    storage_options: Mapping[str, Any] | None = None,
     exclude: Callable[[str], bool] = lambda uri: False,
     damaged_too: bool = False,
 ) -> list[Input]:
@@ -102,10 +101,11 @@ def find_inputs(
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: unknown (found {format!r}, need one of {', '.join(FORMATS)})")
-    every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
-    expanded = list(map_in_flight(lambda name: _expand(name, format, storage_options, exclude), every, IN_FLIGHT))
+    listed = [names] if isinstance(names, str | os.PathLike) else names
+    every = [Location.of(name, storage_options) for name in listed]
+    expanded = list(map_in_flight(lambda location: _expand(location, format, exclude), every, IN_FLIGHT))
     found = [each for some in expanded for each in some]
-    return list(map_in_flight(lambda each: _input(*each, format, storage_options, damaged_too), found, IN_FLIGHT))
+    return list(map_in_flight(lambda each: _input(*each, format, damaged_too), found, IN_FLIGHT))
 
 
 def format_of(uri: str) -> str | None:
@@ -119,18 +119,18 @@ def _suffixes() -> str:
 
 
 def _expand(
-    name: str, format: str | None, options: Options, exclude: Callable[[str], bool]
-) -> list[tuple[str, RangeReader | None]]:
-    """Return the URIs that a name stands for; each with the reader that was opened to test that it exists, or None."""
-    path = local_path(name)
+    location: Location, format: str | None, exclude: Callable[[str], bool]
+) -> list[tuple[Location, RangeReader | None]]:
+    """Return the objects of a name; each with the reader that was opened to test that it exists, or None."""
+    name, path = location.uri, location.local_path
     if path is None and "*" not in name and not name.endswith("/"):
         try:
-            return [(name, open_stored(name, storage_options=options))]
+            return [(location, open_stored(location))]
         except ObjectNotFoundError:
             pass  # it may be a pattern with [ ] or ?, or a folder: Spark names folders x.parquet
-    listed = list_stored_objects(name, options) if path is None else list_local_files(path)
+    listed = list_stored_objects(location) if path is None else list_local_files(path)
     if listed is None:
-        return [(name if path is None else path, None)]
+        return [(Location(str(path)), None)]
     found = [each for each in listed if not exclude(each)]
     if os.path.isdir(path) if path is not None else not is_pattern(name):
         inputs = [each for each in found if (format or format_of(each)) and not each.endswith(NOT_TEXT)]
@@ -138,20 +138,21 @@ def _expand(
             raise ObjectNotFoundError(
                 f"{name}: has no input (found {len(found)} objects, need one that ends in {_suffixes()})"
             )
-        return [(uri, None) for uri in inputs]
-    return [(uri, None) for uri in sort_matches(name, found)]
+        return [(Location(uri, location.options), None) for uri in inputs]
+    return [(Location(uri, location.options), None) for uri in sort_matches(name, found)]
 
 
-def _input(uri: str, reader: RangeReader | None, format: str | None, options: Options, damaged_too: bool) -> Input:
+def _input(location: Location, reader: RangeReader | None, format: str | None, damaged_too: bool) -> Input:
+    uri = location.uri
     format = format or format_of(uri)
     if format is None:
         raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
-    path, find_blocks = local_path(uri), FORMATS[format].find_blocks
+    path, find_blocks = location.local_path, FORMATS[format].find_blocks
     if path is not None:
         status = _stat(path)
         if find_blocks is None:
             return Input(uri, format, file_identity(status))  # not opened: LocalFile reads up to 256 KiB at once
-    reader = reader or open_stored(uri, storage_options=options)
+    reader = reader or open_stored(location)
     try:
         return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())
     except FormatError:

@@ -15,22 +15,23 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
+from binidx.corpus.whole_dataset import JsonResult
 from binidx.errors import ConfigError, FormatError
-from binidx.format.source import absolute_uri
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
 from binidx.prepare.text.read import read_lines
 from binidx.prepare.text.slices import JSONL, PARQUET, Extent, Input, Slice, plan_slices
 from binidx.storage.adapters import WritableFile
 from binidx.storage.interfaces import Writer
-from binidx.storage.open import CODECS
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, codec_of
 from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
@@ -45,7 +46,7 @@ NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
-class ShuffledLines:
+class ShuffledLines(JsonResult):
     """Result of a shuffle of lines.
 
     Attributes:
@@ -58,10 +59,6 @@ class ShuffledLines:
     num_bytes: int
     num_buckets: int
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def shuffle_lines(
@@ -89,16 +86,18 @@ def shuffle_lines(
         FormatError: damaged compression, or a line longer than an eighth of the memory.
         ObjectNotFoundError, ObjectExistsError, ObjectChangedError, StorageError: of inputs and target.
     """
-    began, watch, name = time.monotonic(), watch or SilentWatcher(), os.fspath(target)
+    began, watch, output = time.monotonic(), watch or SilentWatcher(), Location.of(target, target_options)
+    name = output.uri
     found = [each for one in inputs for each in _find_text(os.fspath(one), source_options)]
-    if any(absolute_uri(each.uri) == absolute_uri(name) for each in found):
+    if any(Location(each.uri).absolute == output.absolute for each in found):
         raise ConfigError(f"target: found {name}, which is an input, too; give another")
     plan = _plan_buckets(found, memory_bytes, source_options)
     pieces, count, size = plan_slices(found, WHOLE), 0, 0
     with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:
         watch.begin("into buckets", sum(each.num_bytes for each in pieces), 0)
         for piece in pieces:
-            for lines, num_bytes in _read_lines(piece, plan.round_bytes, memory_bytes // 8, source_options):
+            location = Location(piece.uri, source_options)
+            for lines, num_bytes in _read_lines(piece, location, plan.round_bytes, memory_bytes // 8):
                 data, bounds = _terminated_lines(lines)
                 buckets.add(shuffle_keys(seed, count, len(bounds) - 1), [(data, bounds)])
                 count, size = count + len(bounds) - 1, size + len(data)
@@ -106,7 +105,7 @@ def shuffle_lines(
         watch.begin("in order", size, 0)
         refusal = f"{name}: exists; give another name, or --overwrite to replace it"
         with (
-            create_or_compare(name, refusal, target_options, overwrite=overwrite) as stored,
+            create_or_compare(output, refusal, overwrite=overwrite) as stored,
             _compressing_writer(name, stored) as out,
         ):
             for _, (pieces_in_order,) in buckets.sorted():
@@ -132,7 +131,10 @@ def _plan_buckets(found: Sequence[Input], memory_bytes: int, options: Options) -
     """Plan buckets from the estimated bytes, and from the mean line length at the start of the first input."""
     num_bytes = sum(_estimate_plain_bytes(each) for each in found)
     whole = plan_slices([each for each in found if each.size], WHOLE)
-    head, _ = next(_read_lines(whole[0], MIB, memory_bytes // 8, options), (None, 0)) if whole else (None, 0)
+    head = None
+    if whole:
+        location = Location(whole[0].uri, options)
+        head, _ = next(_read_lines(whole[0], location, MIB, memory_bytes // 8), (None, 0))
     mean = len(head.data) / (bytes(head.data).count(b"\n") or 1) if head else 1.0
     return plan_shuffle(memory_bytes, num_bytes, int(num_bytes / mean), 1)
 
@@ -143,9 +145,9 @@ def _estimate_plain_bytes(each: Input) -> int:
     return sum(block.count for block in each.blocks) or COMPRESSION_RATIO * each.size
 
 
-def _read_lines(piece: Slice, batch_bytes: int, most: int, options: Options) -> Iterator[tuple[Lines, int]]:
+def _read_lines(piece: Slice, location: Location, batch_bytes: int, most: int) -> Iterator[tuple[Lines, int]]:
     """Yield the lines of an input, about `batch_bytes` at once, with the number of stored bytes read for them."""
-    for lines, num_bytes in read_lines(piece, batch_bytes, most, options, Extent()):
+    for lines, num_bytes in read_lines(piece, batch_bytes, most, location, Extent()):
         if lines.too_long:
             raise FormatError(
                 f"{piece.uri}: line too long (found {lines.too_long:,} bytes at byte {lines.position}, need at "
@@ -167,4 +169,4 @@ def _compressing_writer(name: str, stored: Writer) -> AbstractContextManager[Any
     if name.endswith(".gz"):
         # Level 6 and no time: the same lines give the same bytes.
         return gzip.GzipFile("", "wb", 6, WritableFile(stored), mtime=0)
-    return CODECS["zstd" if name.endswith(".zst") else "raw"].create(stored, None)
+    return codec_named(codec_of(name, end="")).create(stored, None)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, StorageError
+from binidx.errors import FormatError, StorageError, clipped
 from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
 from binidx.format.sidecars.lineage import to_numpy
@@ -32,9 +32,9 @@ from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offset
 from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS
 
 BLOCK_BYTES = 4 << 20
@@ -118,7 +118,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
         FormatError: a column is missing or repeated, a text column has another type, or the file cannot be opened.
     """
     piece, names = request.piece, [*request.keys, *request.fields]
-    reader = open_stored(piece.uri, storage_options=request.options)
+    reader = open_stored(request.location)
     check_identity(piece, reader.identity)
     if piece.last is None:  # a file without row groups, or with a damaged footer
         request.extent.end = 0
@@ -148,7 +148,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
                 else:
                     yield _batches(request, table, row, at, share)
                 row += count
-    check_unmodified(piece)
+    check_unmodified(piece, request.location)
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:
@@ -209,7 +209,7 @@ def _batches(
 
 def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequence[str]) -> Any:
     """Return a file for pyarrow: its own if the object is local, else one that reads the columns ahead."""
-    path = local_path(reader.uri)
+    path = Location(reader.uri).local_path
     if path is not None:
         return pa.OSFile(path)
     columns = [columns_of(metadata.row_group(group), names) for group in groups]
@@ -233,12 +233,14 @@ def _stored_bytes(group: Any) -> int:
 def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
     for name in [*keys, *fields]:
         if (count := schema.names.count(name)) != 1:
-            names = ", ".join(map(repr, schema.names))
+            names = clipped(", ".join(clipped(repr(each), 200) for each in schema.names), 2_000)
             problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {names})"
             raise FormatError(f"{uri}: {problem}")
     for key in keys:
         if not _is_text(kind := schema.field(key).type):
-            raise FormatError(f"{uri}: column {key!r} is {kind} (need string, binary or a list of them)")
+            raise FormatError(
+                f"{uri}: column {key!r} is {clipped(str(kind), 200)} (need string, binary or a list of them)"
+            )
 
 
 BadRow = tuple[int, str, str]

@@ -51,13 +51,12 @@ from binidx.prepare.text.slices import (
 )
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import recorded_object
-from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import map_in_flight
 
-Options = Mapping[str, Any] | None
 LOCAL_BYTES = 1 << 20
 REQUEST_BYTES = 2 << 20
 IN_FLIGHT = 4
@@ -87,7 +86,7 @@ def read_slice(
     filters: Filters | None = None,
     batch_bytes: int = BATCH_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
-    storage_options: Options = None,
+    storage_options: Mapping[str, Any] | None = None,
     extent: Extent | None = None,
 ) -> Iterator[tuple[Batch, ...]]:
     """Yield the documents of a slice in order, with the rows that are not documents.
@@ -116,7 +115,8 @@ def read_slice(
         raise ConfigError(
             f"batch_bytes, max_line_bytes: too small (found {batch_bytes}, {max_line_bytes}, need 1 or more)"
         )
-    request = ReadRequest(piece, keys, fields, batch_bytes, max_line_bytes, storage_options, extent)
+    location = Location(piece.uri, storage_options)
+    request = ReadRequest(piece, keys, fields, batch_bytes, max_line_bytes, location, extent)
     for batches, columns in FORMATS[piece.format].read(request):
         by_name = dict(zip(fields, columns, strict=True))
         if id_key is not None:
@@ -153,11 +153,11 @@ class _CountingIterator:
 
 
 def read_lines(
-    piece: Slice, batch_bytes: int, max_line_bytes: int, options: Options, extent: Extent
+    piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
     """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`."""
     decompress, before = FORMATS[piece.format].decompress, 0
-    with closing(_stream_stored_bytes(piece, options)) as pieces:
+    with closing(_stream_stored_bytes(piece, location)) as pieces:
         stored = _CountingIterator(pieces)
         plain = _CountingIterator(stored if decompress is None else decompress(stored, piece))
         for lines in group_lines(select_lines(plain, piece.first, piece.last), batch_bytes, max_line_bytes):
@@ -166,32 +166,32 @@ def read_lines(
             before = done
     if plain.exhausted and piece.stored + stored.num_bytes == piece.identity["size"]:
         extent.end = piece.first + plain.num_bytes
-    check_unmodified(piece)
+    check_unmodified(piece, location)
 
 
 def _read_json_lines(request: ReadRequest) -> Batches:
     limits, reader = (request.batch_bytes, request.max_line_bytes), LineReader(request)
-    for lines, num_bytes in read_lines(request.piece, *limits, request.options, request.extent):
+    for lines, num_bytes in read_lines(request.piece, *limits, request.location, request.extent):
         yield reader.read(lines, num_bytes)
 
 
-def _stream_stored_bytes(piece: Slice, options: Options) -> Generator[bytes | memoryview]:
+def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | memoryview]:
     """Yield the stored bytes from the slice's start to the end of the object; close the generator to stop earlier."""
-    path = local_path(piece.uri)
+    path = location.local_path
     if path is None:
-        yield from _stream_object(piece, options)
+        yield from _stream_object(piece, location)
         return
-    check_identity(piece, open_stored(path).identity)
+    check_identity(piece, open_stored(location).identity)
     with open(path, "rb", buffering=0) as file:
         file.seek(piece.stored)
         while data := file.read(LOCAL_BYTES):
             yield data
 
 
-def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
+def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
     try:
         # Requests are pinned to the version in the plan, so no HEAD request is needed.
-        reader = open_stored(piece.uri, storage_options=options, found=recorded_object(piece.uri, piece.identity))
+        reader = open_stored(location, found=recorded_object(piece.uri, piece.identity))
         check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
@@ -372,7 +372,7 @@ def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
     The frame headers of a remote file are not used, as finding them takes a read of the whole file.
     """
     frames = _read_seek_table(reader)
-    if frames is None and local_path(reader.uri) is not None:
+    if frames is None and Location(reader.uri).local_path is not None:
         frames = _walk_frames(reader)
     joined: list[InputBlock] = []
     for each in frames or []:

@@ -28,8 +28,8 @@ from itertools import pairwise
 from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, redacted
+from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import local_path
 
 JSONL, GZIP, ZSTD, PARQUET = "jsonl", "jsonl.gz", "jsonl.zst", "parquet"
 
@@ -104,9 +104,9 @@ def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
         )
 
 
-def check_unmodified(piece: Slice) -> None:
+def check_unmodified(piece: Slice, location: Location) -> None:
     """Raise ObjectChangedError if a local file was modified during the read; remote reads are pinned to a version."""
-    path = local_path(piece.uri)
+    path = location.local_path
     if path is not None and os.path.exists(path):
         check_identity(piece, file_identity(os.stat(path)))
 
@@ -193,7 +193,7 @@ class ReadRequest:
         fields: further fields to return, for ids and filters.
         batch_bytes: approximate plain bytes of a batch; a longer line has a batch of its own.
         max_line_bytes: limit of a line with its newline.
-        options: storage options.
+        location: of the slice's object.
         extent: updated with the part of the input that was read.
     """
 
@@ -202,7 +202,7 @@ class ReadRequest:
     fields: Sequence[str]
     batch_bytes: int
     max_line_bytes: int
-    options: Mapping[str, Any] | None
+    location: Location
     extent: Extent
 
 

@@ -41,11 +41,11 @@ from binidx.prepare.tokenizers.spec import (
     surrounding_ids,
     vocabulary,
 )
+from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.stores.registry import split_query
 
 CONFIG_FILE = "tokenizer_config.json"
-Options = Mapping[str, Any] | None
 
 
 def describe_tokenizer(
@@ -57,7 +57,7 @@ def describe_tokenizer(
     pattern: str | None = None,
     lowercase: bool = False,
     merges: str | None = None,
-    storage_options: Options = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> TokenizerSpec:
     """Return the description of a tokenizer.
 
@@ -89,20 +89,20 @@ def describe_tokenizer(
 
     Source: ours; ids as Megatron Core's tokenizers give them.
     """
-    name, _ = split_query(uri)
+    location, (name, _) = Location.of(uri, storage_options), split_query(uri)
     if merges:
-        spec, entries = _describe_json(uri, post_processor, storage_options, merges)
+        spec, entries = _describe_json(location, post_processor, merges)
     elif uri in ENCODINGS:
-        spec, entries = _describe_ranks(find_cached_encoding(uri), uri, pattern, storage_options)
+        spec, entries = _describe_ranks(Location(find_cached_encoding(uri)), uri, pattern)
     elif name.endswith(".model"):
-        spec, entries = _describe_sentencepiece(uri, storage_options)
+        spec, entries = _describe_sentencepiece(location)
     elif name.endswith(".txt"):
-        spec, entries = _describe_wordpiece(uri, lowercase, storage_options)
+        spec, entries = _describe_wordpiece(location, lowercase)
     elif name.endswith(".tiktoken"):
         encoding = name.rpartition("/")[2].removesuffix(".tiktoken")
-        spec, entries = _describe_ranks(uri, encoding, pattern, storage_options)
+        spec, entries = _describe_ranks(location, encoding, pattern)
     else:
-        spec, entries = _describe_json(uri, post_processor, storage_options)
+        spec, entries = _describe_json(location, post_processor)
     if eod is not None:
         if eod not in (entries if isinstance(eod, str) else entries.values()):
             raise ConfigError(f"{uri}: no token {eod!r} in the vocabulary; give another EOD")
@@ -114,15 +114,17 @@ Description = tuple[TokenizerSpec, Mapping[str, int]]
 """Spec of a tokenizer, and entry -> id."""
 
 
-def _describe_json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Description:
+def _describe_json(location: Location, post_processor: bool, merges: str = "") -> Description:
+    uri = location.uri
     folder = not split_query(uri)[0].endswith(".json") and not merges
     if folder:
         path, query = split_query(find_cached_snapshot(uri) or uri)
         uri = f"{path.rstrip('/')}/tokenizer.json{query}"
-    content = fetch_content(uri, merges, storage_options)
+    location = Location(uri, location.options)
+    content = fetch_content(location, merges)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
-    config = TokenizerConfig() if merges else _read_config(uri, storage_options)
+    config = TokenizerConfig() if merges else _read_config(location)
     if folder:
         check_config(uri, parsed, config)
     specials, unknown = special_tokens(parsed)
@@ -282,22 +284,22 @@ def _content(token: str | AddedToken | None) -> str | None:
     return token.content if isinstance(token, AddedToken) else token
 
 
-def _read_config(uri: str, storage_options: Options) -> TokenizerConfig:
+def _read_config(location: Location) -> TokenizerConfig:
     """Return the tokenizer_config.json beside a tokenizer.json; an empty one if there is none."""
-    name, query = split_query(uri)
-    config_uri = f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}"
+    name, query = split_query(location.uri)
+    file = Location(f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}", location.options)
     try:
-        return CONFIG.decode(read_document(CONFIG, config_uri, storage_options), config_uri)
+        return CONFIG.decode(read_document(CONFIG, file), file.uri)
     except (ObjectNotFoundError, AccessError):  # a store may deny access to missing objects
         return TokenizerConfig()
 
 
-def _describe_sentencepiece(uri: str, storage_options: Options) -> Description:
+def _describe_sentencepiece(location: Location) -> Description:
     if missing := missing_package("sentencepiece"):
-        raise MissingDriverError(f"{uri}: {missing}")
+        raise MissingDriverError(f"{location}: {missing}")
     from sentencepiece import SentencePieceProcessor
 
-    content = fetch_object(uri, storage_options)
+    content, uri = fetch_object(location), location.uri
     try:
         model = SentencePieceProcessor(model_proto=content)
         entries = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
@@ -308,14 +310,14 @@ def _describe_sentencepiece(uri: str, storage_options: Options) -> Description:
     return spec, entries
 
 
-def _describe_wordpiece(uri: str, lowercase: bool, storage_options: Options) -> Description:
-    content = fetch_object(uri, storage_options)
+def _describe_wordpiece(location: Location, lowercase: bool) -> Description:
+    content, uri = fetch_object(location), location.uri
     entries = parse_vocabulary(uri, content)
     return TokenizerSpec(uri, "wordpiece", content_digest(content), len(entries), lowercase=lowercase), entries
 
 
-def _describe_ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -> Description:
-    content = fetch_object(uri, storage_options)
+def _describe_ranks(location: Location, name: str, pattern: str | None) -> Description:
+    content, uri = fetch_object(location), location.uri
     entries = parse_ranks(uri, content)
     known = ENCODINGS.get(name)
     if not known and not pattern:

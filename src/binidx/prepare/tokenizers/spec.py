@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.json_models import JsonFile, TokenId
 from binidx.prepare.text.batch import cumulative_offsets
+from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
 ANY_FILE = JsonFile(object, hint="needed the file of a tokenizer")
@@ -96,7 +97,7 @@ def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     Raises:
         ObjectChangedError: its digest is not the spec's.
     """
-    content = fetch_content(spec.uri, spec.merges, storage_options)
+    content = fetch_content(Location(spec.uri, storage_options), spec.merges)
     found = content_digest(content)
     if found != spec.digest:
         raise ObjectChangedError(
@@ -106,15 +107,15 @@ def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     return content
 
 
-def fetch_content(uri: str, merges: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+def fetch_content(location: Location, merges: str) -> bytes:
     """Return the content of a tokenizer's object; with `merges`, the tokenizer.json made of both objects."""
-    content = fetch_object(uri, storage_options)
-    return gpt2_json(uri, content, fetch_object(merges, storage_options)) if merges else content
+    content = fetch_object(location)
+    return gpt2_json(location.uri, content, fetch_object(Location(merges, location.options))) if merges else content
 
 
-def fetch_object(uri: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+def fetch_object(location: Location) -> bytes:
     """Return a whole object."""
-    return read_document(ANY_FILE, uri, storage_options)
+    return read_document(ANY_FILE, location)
 
 
 def content_digest(content: bytes) -> str:

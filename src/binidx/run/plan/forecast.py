@@ -22,16 +22,14 @@ the formulas with the counts of a proxy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, expm1, floor
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
-from binidx.format.idx import get_bin_path
 from binidx.format.summary import DatasetSummary
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
@@ -42,10 +40,11 @@ from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
-from binidx.storage.open import SEGMENTS, open_stored
+from binidx.storage.location import Location
+from binidx.storage.open import SEGMENTS, open_stored, suffix_of
 from binidx.storage.requests.remote_object import MAX_REQUEST
-from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.registry import local_path, open_store, prices_of
+from binidx.storage.store_protocols import Prices
+from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import OPENING_THREADS
 
 SECONDS_PER_DOCUMENT = 20e-9
@@ -205,7 +204,7 @@ class Costs:
         documents, tokens: counts of the source's train split.
         samples: number of samples served, all ranks together.
         epochs: number of passes over the source's tokens.
-        store: name under which requests are counted and billed: "s3", "gs", ...
+        prices: list prices of the store, and the name under which requests are counted and billed: "s3", "gs", ...
         pieces_per_sample: mean number of ranges per sample.
         reading: cost of all reads of these samples.
         epoch_bytes: bytes of a node's disk cache for the node's part of one epoch.
@@ -216,19 +215,20 @@ class Costs:
     tokens: int
     samples: float
     epochs: float
-    store: str
+    prices: Prices
     pieces_per_sample: float
     reading: ReadCost
     epoch_bytes: float
 
     @property
+    def store(self) -> str:
+        """Name of the store."""
+        return self.prices.store
+
+    @property
     def repeated_documents(self) -> int:
         """Number of documents that are read more than once, over whole and partial epochs."""
         return floor(min(max(self.epochs - 1, 0.0), 1.0) * self.documents)
-
-
-def is_remote_prefix(prefix: str) -> bool:
-    return local_path(prefix) is None
 
 
 def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
@@ -248,13 +248,14 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
         summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
         reading, epoch_bytes = NOTHING, 0.0
-        if is_remote_prefix(summary.prefix):
+        if summary.location.local_path is None:
             ranges = pieces, (length + extra) * summary.index.dtype_size / pieces
             reading, epoch_bytes = _traffic(
                 run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
             )
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
-        found.append(Costs(summary, *counts, prices_of(summary.prefix).store, pieces, reading, epoch_bytes))
+        prices = open_store(summary.prefix, run.config.storage_options).prices()
+        found.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
     return found
 
 
@@ -274,8 +275,8 @@ def _traffic(
         ranges: number of ranges per sample, and plain bytes of each range.
         compressed_bytes: plain bytes of all compressed sources that are cached in segments.
     """
-    options, (pieces, piece_bytes) = run.config.storage_options, ranges
-    settings, gap = ReadSettings.of(options), open_store(get_bin_path(summary.prefix), options).max_gap
+    pieces, piece_bytes = ranges
+    settings, gap = summary.location.settings, summary.location.store.max_gap
     sizes = max(summary.plain_bytes, 1), max(summary.stored_bytes, 1)
     medium = Medium(*sizes, gap, summary.block_bytes, MAX_REQUEST)
 
@@ -305,7 +306,7 @@ def total_costs(costs: Sequence[Costs]) -> ReadCost:
 
 def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
     """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
-    remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix)]
+    remote = [each for each in inventory.summaries.values() if each.location.local_path is None]
     if not remote:
         return _index_phases(inventory, remote=False)
     rounds = ceil(len(remote) / OPENING_THREADS) * 3
@@ -323,7 +324,7 @@ def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartP
 def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
     """Return the phases of loading and building indices: splits in sequence, prefixes concurrently, then blends."""
     directory = inventory.run.config.path_to_cache
-    far = remote if directory is None else is_remote_prefix(directory)
+    far = remote if directory is None else Location(directory).local_path is None
     cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]
     built = [each for each in inventory.indices if each.plan and each.cache.state in (MISSING, STALE)]
     blends = [each for each in inventory.blends if each.cache.state in (THERE, UNPROVEN)]
@@ -345,14 +346,14 @@ def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
     return phases
 
 
-def measure_link(summary: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Link:
+def measure_link(summary: DatasetSummary) -> Link:
     """Measure the link to a store by requests for tokens of a dataset: PROBES small ones, then 8 MiB at once.
 
     Raises:
         StorageError: the store does not respond.
     """
-    uri = get_bin_path(summary.prefix) + (".zst" if summary.compressed else "")
-    reader = open_stored(uri, storage_options=storage_options)
+    tokens = summary.location + ".bin" + suffix_of(summary.codec)
+    reader = open_stored(tokens)
     times = []
     for number in range(PROBES + 1):
         at = reader.size * number // (PROBES + 1)
@@ -366,4 +367,4 @@ def measure_link(summary: DatasetSummary, storage_options: Mapping[str, Any] | N
     began = perf_counter()
     moved = sum(map(len, reader.read(wanted)))
     seconds = max(perf_counter() - began - latency, 1e-4)
-    return Link(latency, moved / seconds, open_store(uri, storage_options).max_in_flight)
+    return Link(latency, moved / seconds, tokens.store.max_in_flight)

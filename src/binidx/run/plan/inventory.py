@@ -14,16 +14,13 @@ from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_index import SMALL, drops_last_partial
 from binidx.dataset.required_indices import (
     RequiredBlend,
     RequiredIndex,
     RequiredIndices,
     required_indices,
 )
-from binidx.errors import FormatError, IndexBuildError, StorageError
-from binidx.format.idx import get_idx_path
+from binidx.errors import ConfigError, FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
 from binidx.index.cache.index_files import IndexFiles
@@ -36,9 +33,10 @@ from binidx.index.cache.manifest import (
     hash_fields,
     list_differences,
 )
-from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, get_order_key, parse_known
-from binidx.index.document_sample import EpochPlan, plan_epochs
+from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
+from binidx.index.document_sample import EpochPlan
 from binidx.run.run_file import Run
+from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import OPENS
 
@@ -139,9 +137,9 @@ def take_inventory(run: Run) -> RunInventory:
     """
     wanted = indices_needed(run)
     prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
-    options = run.config.storage_options
-    found = list_pairs(prefixes, options)
-    summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
+    locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
+    listed = list_pairs(locations)
+    summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))
     bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted), summaries.values()), strict=True))
     indices = OPENS.map(
         lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
@@ -152,6 +150,8 @@ def take_inventory(run: Run) -> RunInventory:
 
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
+    if run.config.order is not None and run.config.order.index_fields(run.config.storage_options):
+        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; build the run to see its indices")
     rest = required_indices(run.config, run.sizes)
     if run.stages is None:
         return rest
@@ -185,18 +185,17 @@ def inspect_index(
     """
     documents = split_range(wanted.bookends, len(summary.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
-    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.get_fingerprint(documents, wanted.split, config)}
-    drop = drops_last_partial(wanted.split, config)
-    extra, length = config.add_extra_token_to_sequence, config.sequence_length
+    parameters = wanted.parameters(config)
+    fingerprint = {"algorithm": ALGORITHM, **parameters.fingerprint(documents)}
     try:
-        plan = plan_epochs(end - begin, length, wanted.num_samples, add_extra_token=extra, drop_last_partial=drop)
+        plan = parameters.plan(end - begin)
     except IndexBuildError as error:
         return IndexInventory(wanted, len(documents), end - begin, fingerprint, None, None, Cache(UNNAMED), str(error))
-    order = get_order_key(plan, length, add_extra_token=extra)
-    if len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices:
+    order = parameters.key(plan)
+    if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
         cache = Cache(SMALL_ONE)
     else:
-        idx = {} if summary.num_parts else get_idx_identity(get_idx_path(summary.prefix), summary.identities["idx"])
+        idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
         cache = inspect_cache(wanted.files(config), fingerprint, idx)
     return IndexInventory(wanted, len(documents), end - begin, fingerprint, plan, order, cache)
 

@@ -21,7 +21,6 @@ from binidx.run.plan.forecast import (
     build_memory_bytes,
     build_seconds,
     gpt_index_bytes,
-    is_remote_prefix,
     measure_link,
     source_costs,
     start_phases,
@@ -31,7 +30,6 @@ from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, Run
 from binidx.run.run_file import Run
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
-from binidx.storage.stores.registry import prices_of
 
 MAX_EPOCHS = 4.0
 """Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
@@ -74,7 +72,7 @@ class RunPlan:
 
     @property
     def is_remote(self) -> bool:
-        return any(is_remote_prefix(prefix) for prefix in self.inventory.summaries)
+        return any(summary.location.local_path is None for summary in self.inventory.summaries.values())
 
     @property
     def reading(self) -> ReadCost:
@@ -86,7 +84,7 @@ class RunPlan:
         """The list price of the requests, by store."""
         found: dict[str, float] = {}
         for each in self.costs:
-            if price := prices_of(each.summary.prefix).dollars_per_read:
+            if price := each.prices.dollars_per_read:
                 found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
         return found
 
@@ -178,9 +176,10 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     steps = order.num_steps() if order else 0
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = source_costs(inventory, num_samples, nodes=nodes)
-    remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix) and not each.num_parts]
+    summaries = inventory.summaries.values()
+    remote = [each for each in summaries if each.location.local_path is None and not each.num_parts]
     largest = max(remote, key=lambda each: each.stored_bytes, default=None)
-    link = measure_link(largest, run.config.storage_options) if largest and largest.stored_bytes else None
+    link = measure_link(largest) if largest and largest.stored_bytes else None
     return RunPlan(
         inventory,
         num_samples,

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.gpt import GPTDataset
-from binidx.run.provenance.contents import find_documents, map_sources, trace_contents
+from binidx.order.blended_order import list_members, map_sources
+from binidx.order.order_protocols import ComposedOrder, Numbers, Source
+from binidx.run.provenance.contents import find_documents, trace_contents
 from binidx.run.provenance.run_order import RunOrder
 
-Numbers = NDArray[np.int64]
 STRETCH = 1 << 18
 """Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
@@ -74,21 +73,21 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     stop = order.reading.schedule.samples_before(stop_step)
     in_run, read = _samples_of_each(order, stop)
     seen = _times_seen(order, stop) if repeats else [()] * len(order.sources)
-    length = order.dataset.config.sequence_length
+    length, members = order.config.sequence_length, list_members(order.order)
 
-    def of(number: int) -> SourceAccount:
+    def account_source(number: int) -> SourceAccount:
         source, num_read = order.sources[number], int(read[number])
         tokens, tokens_read = _tokens_of(source), num_read * length
-        built = len(source.own_sequences), tokens, len(source), int(in_run[number])
+        built = len(source.sequences), tokens, len(members[number]), int(in_run[number])
         used = num_read, tokens_read, tokens_read / max(tokens, 1)
-        return SourceAccount(order.prefixes[number], *built, *used, seen[number])
+        return SourceAccount(source.name, *built, *used, seen[number])
 
-    return map_sources(order.sources, range(len(order.sources)), of)
+    return map_sources(order.order, range(len(order.sources)), account_source)
 
 
-def _tokens_of(source: GPTDataset) -> int:
+def _tokens_of(source: Source) -> int:
     """Return the number of stored tokens in the split of a source (of one epoch)."""
-    own, index = source.own_sequences, source.dataset.index
+    own, index = source.sequences, source.dataset.index
     if not isinstance(own, range):
         return int(index.sequence_lengths[own].sum(dtype=np.int64))
     return index.tokens_before(own.stop) - index.tokens_before(own.start)
@@ -96,9 +95,9 @@ def _tokens_of(source: GPTDataset) -> int:
 
 def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
     """Return the number of samples of each source in the run, and in the positions before `stop`."""
-    if not isinstance(order.dataset, BlendedDataset):
-        return np.array([len(order.dataset)]), np.array([stop])
-    sources = order.dataset.dataset_index[:]
+    if not isinstance(order.order, ComposedOrder):
+        return np.array([len(order.order)]), np.array([stop])
+    sources = order.order.list_sources()
     in_run, read = (np.zeros(len(order.sources), np.int64) for _ in range(2))
     for samples in _stretches(len(sources)):
         in_run += np.bincount(sources[samples], minlength=len(in_run))
@@ -114,14 +113,14 @@ def _stretches(stop: int) -> Iterator[Numbers]:
 
 def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
     """Return, for each source, the numbers of documents whose first token was read 0, 1, 2, ... times."""
-    rounds = stop // len(order.dataset) + 1
+    rounds = stop // len(order.order) + 1
     times = [
-        np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * source.num_epochs))
-        for source in order.sources
+        np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
+        for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
-    length, count = order.dataset.config.sequence_length, 0
+    length, count = order.config.sequence_length, 0
     for positions in _stretches(stop):
-        contents = trace_contents(order.dataset, order.reading.samples_at(positions))
+        contents = trace_contents(order.order, order.reading.samples_at(positions))
         spans = contents.spans
         # What begins at S is the last label; the next sample of the stream feeds it.
         begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
@@ -134,8 +133,8 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
     return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
 
 
-def _histogram(source: GPTDataset, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, found, last = source.own_sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
+    own, found, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
     parts = (own[part[0] : part[-1] + 1] for part in _stretches(len(own))) if isinstance(own, range) else [own]
     for part in parts:
         documents = np.unique(find_documents(source.dataset.index, np.asarray(part, np.int64))[0])

@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from binidx.dataset.baked import Baked, part_prefix, read_baked
-from binidx.dataset.blended import BlendedDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.run.provenance.contents import locate_samples
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
-from binidx.storage.stores.registry import join_uri
+from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
 
@@ -51,7 +49,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
     check_steps(steps, order.num_steps())
     if not steps:
         raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to bake")
-    config, schedule = order.dataset.config, order.reading.schedule
+    config, schedule = order.config, order.reading.schedule
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(
         fingerprint=order.fingerprint,
@@ -60,7 +58,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
         samples_per_part=max(1, PART_BYTES // stored),
         sequence_length=config.sequence_length,
         add_extra_token=config.add_extra_token_to_sequence,
-        blended=isinstance(order.dataset, BlendedDataset),
+        blended=order.is_blended,
     )
 
 
@@ -96,9 +94,11 @@ def bake(
     Source: ours.
     """
     # The description comes before any part, so that no directory holds parts of two runs.
-    uri = join_uri(directory, "baked.json")
-    if not put_if_absent(uri, baked.format(), storage_options) and read_baked(uri, storage_options) != baked:
-        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
+    file = Location.of(directory, storage_options) / "baked.json"
+    if not put_if_absent(file, baked.format()) and read_baked(file) != baked:
+        raise ObjectExistsError(
+            f"{file}: another run was baked here, or other steps of it; bake into another directory"
+        )
 
     def write(part: range) -> bool:
         prefix = part_prefix(directory, part)
@@ -108,8 +108,8 @@ def bake(
         samples = order.reading.samples_at(np.asarray(part, np.int64))
         if baked.blended:
             ids = io.BytesIO()
-            np.save(ids, locate_samples(order.dataset, samples)[0].astype(np.int16))
-            with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
+            np.save(ids, order.order.locate(samples)[0].astype(np.int16))
+            with create_object(Location(f"{prefix}-dataset_id.npy", storage_options)) as out:
                 out.write(ids.getvalue())
         with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
             for first in range(0, len(samples), READ_SAMPLES):

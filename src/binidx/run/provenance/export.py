@@ -40,8 +40,8 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object
 
@@ -144,8 +144,8 @@ LAYOUT: Mapping[str, Any] = {
 samples mostly rise evenly. Columns that are not named here are not compressed. Row groups are found by their steps."""
 
 
-class Order(Protocol):
-    """Interface of orders that can be exported: those of `RunOrder` and `PackedRunOrder`."""
+class Reading(Protocol):
+    """Rank, step and slot of each read of a run, as tables; `RunOrder` and `PackedRunOrder` implement it."""
 
     num_ranks: int
     fingerprint: str
@@ -181,7 +181,7 @@ def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
 
 
 def export(
-    order: Order,
+    order: Reading,
     directory: str,
     parts: list[ExportPart],
     *,
@@ -207,14 +207,15 @@ def export(
     """
 
     columns = {"docs": docs, "tokens": tokens}
+    target = Location.of(directory, storage_options)
 
     def write(part: ExportPart) -> bool:
-        uri = join_uri(directory, part.name)
+        file = target / part.name
         mark = {"fingerprint": order.fingerprint, "steps": [part.steps.start, part.steps.stop], **columns}
-        if (rows := _rows_there(uri, mark, storage_options)) is not None:
+        if (rows := _rows_there(file, mark)) is not None:
             watch(rows)
             return False
-        with create_object(uri, storage_options) as out:
+        with create_object(file) as out:
             tables = _groups(order, part, columns)
             first = next(tables)
             marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
@@ -229,7 +230,7 @@ def export(
         return sum(pool.map(write, parts))
 
 
-def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
+def _groups(order: Reading, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
     """Yield tables of whole steps, each about as large as a row group should be; at least one table."""
     first, count = part.steps.start, 1
     while True:
@@ -243,14 +244,14 @@ def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Itera
             return
 
 
-def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str, Any] | None) -> int | None:
+def _rows_there(file: Location, mark: Mapping[str, Any]) -> int | None:
     """Return the number of rows of an existing file with the metadata `mark`; None if there is no file.
 
     Raises:
         ObjectExistsError: the file has other metadata.
     """
     try:
-        reader = open_object(uri, storage_options=storage_options, cache=False)
+        reader = open_object(file, cache=False)
     except ObjectNotFoundError:
         return None
     try:
@@ -259,4 +260,4 @@ def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str,
             return int(found.metadata.num_rows)
     except ValueError:  # pyarrow's, of a file that is no parquet, among them
         pass
-    raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")
+    raise ObjectExistsError(f"{file}: is of another order, or has other columns; remove it or export elsewhere")

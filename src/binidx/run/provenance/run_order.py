@@ -24,16 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder
-from binidx.dataset.config import Split
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_index import stretches
+from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.megatron_dataset import MegatronDataset, digest
+from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError
+from binidx.order.blended_order import BlendedOrder
+from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
     SampleContents,
     SampleOrigins,
-    list_sources,
     read_text,
     trace_contents,
     trace_documents,
@@ -45,48 +46,26 @@ if TYPE_CHECKING:
     from binidx.run.provenance.export import pa
 
 
-Numbers = NDArray[np.int64]
-
-
-def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers:
+def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers:
     """Return the numbers of the samples with a token of one of these documents of a source, ascending.
 
     Raises:
         IndexError: there is no such source or document.
     """
-    sources = list_sources(dataset)
-    if not 0 <= source < len(sources):
-        raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
-    found = sources[source]
-    served = found.find_samples(_sequences_of(found, np.unique(np.asarray(documents, np.int64))))
-    numbers = _numbers_of(dataset, source, served)
-    # A candidate may end right before a document.
-    spans = trace_contents(dataset, numbers).spans
-    hits = np.isin(spans.document, documents) & (spans.length > 0)
-    total = np.concatenate([[0], np.cumsum(hits)])
-    return numbers[total[spans.bounds[1:]] > total[spans.bounds[:-1]]]
+    if not 0 <= source < len(order.sources):
+        raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
+    return order.find(source, sequences_of(order.sources[source], np.unique(np.asarray(documents, np.int64))))
 
 
-def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
-    bounds = dataset.dataset.document_indices
+def sequences_of(source: Source, documents: Numbers) -> Numbers:
+    """Return the numbers of the sequences of some documents, which are in ascending order."""
+    bounds = source.dataset.document_indices
     count = len(bounds) - 1
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
         wrong = documents[0] if documents[0] < 0 else documents[-1]
-        raise IndexError(f"{dataset.dataset_path}: document {wrong}, it has {count}, counted from 0")
-    ranges = [np.arange(bounds[each], bounds[each + 1]) for each in documents.tolist()]
+        raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
+    ranges = [np.arange(bounds[document], bounds[document + 1]) for document in documents.tolist()]
     return np.concatenate([np.empty(0, np.int64), *ranges])
-
-
-def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
-    """Convert sample numbers of one source to ascending sample numbers of the run, without samples that it omits."""
-    if not isinstance(dataset, BlendedDataset):
-        return served
-    found = []
-    both = zip(stretches(dataset.dataset_index), stretches(dataset.dataset_sample_index), strict=True)
-    for (first, ids), (_, samples) in both:
-        here = np.flatnonzero(ids == source)
-        found.append(first + here[np.isin(samples[here], served)])
-    return np.concatenate([np.empty(0, np.int64), *found])
 
 
 Docs = Literal["ends", "spans"] | None
@@ -104,8 +83,10 @@ class RunOrder:
     """The order of a run: the samples of its steps, and the steps of its documents.
 
     Args:
-        dataset: the dataset of the run's train split, as built by the builder.
-        reading: the global order of the dataset's samples.
+        order: which tokens make each sample of the run's train split.
+        reading: which rank reads which sample at which step.
+        config: options of the run.
+        description_hash: md5 of the text with which Megatron names the index of the split.
 
     Example:
         order = RunOrder.of(binidx.Run.load("run.json"))
@@ -114,8 +95,33 @@ class RunOrder:
     Source: ours; indices as in Megatron Core, samplers as in Megatron-LM.
     """
 
-    dataset: Any
+    order: Order
     reading: GlobalOrder
+    config: GPTDatasetConfig
+    description_hash: str
+
+    @classmethod
+    def of_dataset(cls, dataset: Any, reading: GlobalOrder) -> RunOrder:
+        """Return the order of a dataset, and of the ranks that read it.
+
+        Args:
+            dataset: a GPT dataset or a blend of GPT datasets.
+            reading: the global order of its samples.
+
+        Returns:
+            The order over all ranks.
+
+        Raises:
+            ConfigError: the samples are made by methods of the user, whose documents are not known.
+        """
+        parts = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
+        for part in parts:
+            if not isinstance(part, MegatronDataset) or part.reads_by_itself:
+                raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
+        name = dataset.unique_description_hash
+        if isinstance(dataset.order, ViewOrder):
+            name = digest(json.dumps([name, dataset.order.identity], sort_keys=True, default=str))
+        return cls(dataset.order, reading, dataset.config, name)
 
     @classmethod
     def of(cls, run: Run) -> RunOrder:
@@ -130,7 +136,7 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
-        return cls(run.build()[0], run.reading_order)
+        return cls.of_dataset(run.build()[0], run.reading_order)
 
     @classmethod
     def open(cls, run: Run) -> RunOrder:
@@ -149,24 +155,32 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
-        if run.stages is not None:
+        if run.stages is not None or run.config.order is not None:
             return cls.of(run)
-        builder = BlendedMegatronDatasetBuilder(
-            GPTDataset, run.sizes, lambda: True, run.config, access="ranges", splits=[Split.train]
-        )
-        train = builder.build()[0]
-        if train is None or isinstance(train, list):
+        required = required_indices(run.config, run.sizes)
+        candidates: list[Any] = [*required.blends, *required.indices]
+        train = [each for each in candidates if each.split is Split.train]
+        if not train:
             raise ConfigError("run: has no train split to take samples from")
-        return cls(train, GlobalOrder(run.schedule, len(train), run.dataloader_type, run.data_sharding))
+        order = train[0].order(run.config)
+        reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
+        return cls(order, reading, run.config, train[0].description_hash(run.config, order))
 
-    @functools.cached_property
-    def sources(self) -> list[GPTDataset]:
-        return list_sources(self.dataset)
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The datasets of the samples, in their order."""
+        return self.order.sources
 
     @property
     def prefixes(self) -> list[str]:
-        """Prefixes of the sources, in their order."""
-        return [str(source.dataset_path) for source in self.sources]
+        """Prefixes of the sources, in their order, as the file of the run has them."""
+        return [source.name for source in self.sources]
+
+    @property
+    def is_blended(self) -> bool:
+        """True if samples are those of a blend, and have a `dataset_id`."""
+        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
+        return isinstance(inner, BlendedOrder)
 
     @property
     def num_ranks(self) -> int:
@@ -206,7 +220,7 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
         """
         readings = self.reading.readings(steps, rank)
-        return readings, trace_contents(self.dataset, readings.sample)
+        return readings, trace_contents(self.order, readings.sample)
 
     def where(
         self, source: int, documents: Sequence[int], stop_step: int, *, earlier: bool = True
@@ -234,7 +248,7 @@ class RunOrder:
                 f"ranks and micro-batches that read them; search the run.json of each earlier part of the run, and the "
                 f"rest of this one with earlier=False (--no-earlier)"
             )
-        samples = samples_with(self.dataset, source, documents)
+        samples = samples_with(self.order, source, documents)
         stop = self.reading.schedule.samples_before(stop_step)
         readings = self.reading.served_at(samples, stop)
         if earlier:
@@ -242,7 +256,7 @@ class RunOrder:
             unknown = np.full(len(past), -1)
             rows = SampleReads(unknown, unknown, unknown, past, past)
             readings = SampleReads(*(np.concatenate(columns) for columns in zip(rows, readings, strict=True)))
-        return readings, trace_contents(self.dataset, readings.sample)
+        return readings, trace_contents(self.order, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
@@ -264,7 +278,7 @@ class RunOrder:
         from binidx.run.provenance.export import to_table
 
         readings = self.reading.readings(steps, rank)
-        contents = CONTENTS[docs](self.dataset, readings.sample)
+        contents = CONTENTS[docs](self.order, readings.sample)
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
@@ -279,7 +293,7 @@ class RunOrder:
         Raises:
             StorageError: the tokens cannot be read.
         """
-        return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
+        return [text.astype(self.token_dtype) for text in read_text(self.order, samples)]
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -290,7 +304,7 @@ class RunOrder:
     def fingerprint(self) -> str:
         """Digest of everything on which the order depends, and of the data that it orders, 32 hex digits."""
         depends = {
-            "dataset": self.dataset.unique_description_hash,
+            "dataset": self.description_hash,
             "data": [source.dataset.identity for source in self.sources],
             "reading": asdict(self.reading),
         }

@@ -18,7 +18,8 @@ object are fetched again. Table and data are one file, so both appear and disapp
 Index files of remote stores are cached for all processes of a node in {tempdir}/binidx-{uid}, which only this user may
 write to (mode 0700): its checksums do not protect against a user who can rewrite them. BINIDX_INDEX_DIR names another
 directory, "off" none; a cache_dir holds index files, too. Without a usable directory each process keeps index files in
-its own memory, and logs that once.
+its own memory, and logs that once. So it does if the directory is full, up to `disk_cache.UNCACHED_BYTES`: more is an
+error.
 
 A cache directory that binidx makes is private (0700). What it makes in one has the permissions of the directory, so one
 that others may read or write is shared with them, and they are trusted. No link in it is followed: it might lead to any
@@ -59,6 +60,7 @@ import xxhash
 from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.interfaces import Bytes, Range
+from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import raise_descriptor_limit, staging_path
 
@@ -223,6 +225,13 @@ def directory_of_index(settings: ReadSettings) -> tuple[str, int | None] | None:
         return None
     found = settings.index_dir or _default_directory(os.getuid())
     return (found, settings.index_bytes) if found else None
+
+
+def lock_path(location: Location) -> str | None:
+    """Return the path of this node's lock for an object, the same for all spellings of a path; None: no lock."""
+    found, uri = directory_of_index(location.settings), location.uri
+    name = xxhash.xxh3_128_hexdigest((uri if "://" in uri else os.path.abspath(uri)).encode())
+    return os.path.join(found[0], "turns", f"{name}.lock") if found else None
 
 
 @functools.cache

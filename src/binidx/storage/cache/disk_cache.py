@@ -18,8 +18,12 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, redacted
 from binidx.native.arguments import AskAhead
@@ -49,6 +53,13 @@ FILLERS = 3
 WAIT_SECONDS, LEAST_WAIT_SECONDS = 30.0, 0.5
 """Seconds to wait for chunks that another process fetches, before reading them from the store; the second number holds
 after a wait that failed, until one succeeds. A stopped process holds its locks."""
+
+UNCACHED_BYTES = 256 << 20
+"""Bytes of whole files that a process holds in its own memory where the directory has no room for them: enough for
+small indices on a full disk. 8 ranks that each held an index of 81 GB would need 650 GB."""
+
+_in_memory: list[weakref.ref[NDArray[np.uint8]]] = []
+"""Whole files that this process holds in memory, as their directory has no room for them."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 MARKS = ("etag", "generation", "version", "mtime")
@@ -133,10 +144,38 @@ class DiskCache:
             self._fetch_into_cache(chunks)
         found, _, _ = self.cached.views(asked)
         uncached = [each for view, each in zip(found, asked, strict=True) if view is None]
-        exact = iter(self.stats.read(self.reader, uncached))
+        exact = iter(self._read_uncached(uncached))
         for place, view in zip(missing, found, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]
+
+    def _read_uncached(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Return bytes that are not in the cache.
+
+        Raises:
+            ConfigError: they are a whole file for which the directory has no room, and there is too much such memory.
+        """
+        is_whole = [*ranges] == [(0, self.size)] and self.content.num_blocks == 1
+        if not is_whole or (self.cached.writable and not self.cached.quota.is_paused):
+            return self.stats.read(self.reader, ranges)
+        _in_memory[:] = [each for each in _in_memory if each() is not None]
+        held = sum(array.nbytes for each in _in_memory if (array := each()) is not None)
+        if held + self.size > UNCACHED_BYTES:
+            raise ConfigError(
+                f"{self.uri}: no room in {self.directory} ({self._describe_room()}, need {self.size:,} bytes; {held:,} "
+                "of other files are in memory already); make room, raise BINIDX_INDEX_BYTES if it is set, or name a "
+                "larger directory of the node in BINIDX_INDEX_DIR (BINIDX_CACHE_DIR, if that is set). "
+                "BINIDX_INDEX_DIR=off, without BINIDX_CACHE_DIR, holds a copy in the memory of each process"
+            )
+        array = np.frombuffer(self.stats.read(self.reader, ranges)[0], np.uint8)
+        _in_memory.append(weakref.ref(array))
+        return [array.data]
+
+    def _describe_room(self) -> str:
+        if not self.cached.writable:
+            return "it cannot be written to"
+        quota = self.cached.quota
+        return f"{quota.pause_reason}; found room for {max(0, -quota.excess()):,} bytes"
 
     def _fetch_into_cache(self, missing: Sequence[int]) -> None:
         """Fetch chunks into the directory, many of them in several threads.

@@ -103,6 +103,7 @@ class CacheQuota:
 
     Attributes:
         release: called before an eviction, to unmap blocks of this process.
+        pause_reason: why caching was stopped last; "" if it never was.
 
     Raises:
         OSError: the file `usage` can be neither opened nor created.
@@ -112,7 +113,7 @@ class CacheQuota:
         self.directory, self.limit = directory, limit
         self._descriptor = open_beside(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
-        self._paused_until = 0.0
+        self._paused_until, self.pause_reason = 0.0, ""
         self.release: Callable[[], object] = lambda: None
         self.after_fork()
 
@@ -122,7 +123,7 @@ class CacheQuota:
 
     def reserve(self, count: int) -> bool:
         """Reserve bytes, evicting the least recently used blocks if need be; return whether they may be written."""
-        if time.monotonic() < self._paused_until:
+        if self.is_paused:
             return False
         try:
             self._add(count)
@@ -141,9 +142,14 @@ class CacheQuota:
 
     def pause(self, why: str) -> None:
         """Stop caching for ten seconds; log a warning, once for a directory in a process."""
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        self._paused_until, self.pause_reason = time.monotonic() + PAUSE_SECONDS, why
         bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
         warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
+
+    @property
+    def is_paused(self) -> bool:
+        """True while nothing is cached, after a failure."""
+        return time.monotonic() < self._paused_until
 
     def free_space(self, coming: int = 0) -> int:
         """Evict blocks, or wait until another process has done so; return `excess(coming)` afterwards."""

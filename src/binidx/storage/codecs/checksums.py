@@ -165,6 +165,7 @@ class CheckedObject:
             )
         self.stats = LayerStats()
         self.stored_bytes, self.codec, self.block_bytes = self.size, "raw", self.header.block_bytes
+        self.num_blocks = self.header.num_blocks
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)

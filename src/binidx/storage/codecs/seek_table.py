@@ -116,6 +116,13 @@ def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint3
     return mark + head + entries + FOOTER.pack(len(stored_sizes) + 1, 0, SEEKABLE)
 
 
+def concatenate_tables(tables: Sequence[SeekTable]) -> bytes:
+    """Return the bytes of the table over the frames of all tables, one after the other."""
+    stored = np.concatenate([table.stored_stops - table.stored_starts for table in tables])
+    plain = np.concatenate([np.diff(table.plain_starts) for table in tables])
+    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))
+
+
 def tail_bytes(end: memoryview, size: int, uri: str) -> int:
     """Return how many bytes of the end of an object `parse_table` needs.
 

@@ -18,8 +18,7 @@ files that are read at random and fit on the disk: a mapped plain `.bin` costs 2
 as long to write; a byte shuffle loses; a dictionary gains 5 % and needs a second file.
 
 The compressed bytes depend on the plain bytes, the level and the version of libzstd only. Memory of a writer: two
-batches for each thread, and 8 bytes a segment. A new codec is a reader, a writer, and a row in
-`storage.open.CODECS`.
+batches for each thread, and 8 bytes a segment.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from binidx.errors import ConfigError, FormatError
 from binidx.storage.codecs.seek_table import (
     MAX_SEGMENT_BYTES,
     SeekTable,
+    concatenate_tables,
     format_table,
     parse_table,
     tail_bytes,
@@ -87,6 +87,10 @@ class SegmentedObject:
     def block_bytes(self) -> int:
         """Plain bytes of the largest segment."""
         return self.table.largest
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.table)
 
     def digest(self) -> str:
         return self.table.digest()
@@ -184,7 +188,9 @@ class SegmentWriter:
     def __init__(
         self, writer: Writer, level: int | None = None, *, segment_bytes: int = SEGMENT_BYTES, threads: int = 0
     ) -> None:
-        self.level = check_level(DEFAULT_LEVEL if level is None else level)
+        self.level = DEFAULT_LEVEL if level is None else level
+        if self.level not in LEVELS:
+            raise ConfigError(f"compression level {level}, needed {LEVELS[0]} to {LEVELS[-1]}")
         if not 1 <= segment_bytes <= MAX_SEGMENT_BYTES:
             raise ConfigError(f"segments of {segment_bytes} bytes, needed 1 to {MAX_SEGMENT_BYTES}")
         self.segment_bytes = segment_bytes
@@ -248,6 +254,7 @@ class SegmentWriter:
 DEFAULT_LEVEL = 3
 """340 MB/s a core; 9 is four times slower and 4 to 8 % smaller."""
 
+LEVELS = range(1, zstandard.MAX_COMPRESSION_LEVEL + 1)
 BATCH_BYTES = 1 << 20
 
 
@@ -258,8 +265,14 @@ def compress_batch(batch: bytes, segment_bytes: int, level: int) -> list[bytes]:
     return [compressor.compress(view[start:stop]) for start, stop in cut((0, len(view)), segment_bytes)]
 
 
-def check_level(level: int) -> int:
-    """Return the level, or raise ConfigError."""
-    if not 1 <= level <= zstandard.MAX_COMPRESSION_LEVEL:
-        raise ConfigError(f"compression level {level}, needed 1 to {zstandard.MAX_COMPRESSION_LEVEL}")
-    return level
+def stored_pieces(reader: SegmentedObject) -> list[Range]:
+    """Return the ranges of the frames that hold plain bytes; frames that follow each other are one range."""
+    starts, stops = reader.table.stored_starts, reader.table.stored_stops
+    breaks = np.flatnonzero(starts[1:] != stops[:-1])
+    firsts, lasts = np.append(starts[:1], starts[breaks + 1]), np.append(stops[breaks], stops[-1:])
+    return [*zip(firsts.tolist(), lasts.tolist(), strict=True)]
+
+
+def joined_table(readers: Sequence[SegmentedObject]) -> bytes:
+    """Return the seek table over the frames of all objects, one after the other."""
+    return concatenate_tables([reader.table for reader in readers])

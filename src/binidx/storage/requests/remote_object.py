@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 import stat
 import time
@@ -35,11 +37,13 @@ from typing import Any, TypeVar
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.storage.interfaces import Range
+from binidx.registries import Registrations
+from binidx.storage.interfaces import Range, VersionMark
+from binidx.storage.location import Location
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.retries import retried
-from binidx.storage.requests.scheduler import ANSWERED, ReadRequests, scheduler, store_of
+from binidx.storage.requests.scheduler import ReadRequests, scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import (
@@ -52,9 +56,10 @@ from binidx.storage.store_protocols import (
 )
 from binidx.storage.stores.driver_errors import FalseAbsenceError, hidden_cause, http_status, storage_errors
 from binidx.storage.stores.identity import check_unchanged, is_weak
-from binidx.storage.stores.registry import local_path, open_store, prices_of
+from binidx.storage.stores.local import mark_to_pickle
 from binidx.storage.threads import REQUESTS
 
+logger = logging.getLogger(__name__)
 Response = TypeVar("Response")
 PAGE_KEYS = 1000
 NAMES_AT_ONCE = 900
@@ -88,8 +93,8 @@ def recorded_object(uri: str, identity: Mapping[str, Any] | None) -> Found | Non
     return Found(ObjectInfo(uri, int(identity["size"]), dict(identity)))
 
 
-def find_object(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_bytes: int = 0) -> Found | None:
-    """Return the object of this URI; None if the store reports that there is none, or refuses access to it.
+def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
+    """Return the object at a location; None if the store reports that there is none, or refuses access to it.
 
     Args:
         end_bytes: how many of the object's last bytes to fetch, too, where the same request can do that.
@@ -97,25 +102,30 @@ def find_object(uri: str, storage_options: Mapping[str, Any] | None = None, *, e
     Raises:
         StorageError: the store cannot be reached.
     """
-    settings = ReadSettings.of(storage_options)
+    settings, uri, store = location.settings, location.uri, location.store
     brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
-    store = open_store(uri, storage_options)
-    return _look_up(store, uri, brief, tail_bytes=end_bytes, folders=False, absence=_absence_suppressed)
+
+    async def request() -> Found | None:
+        try:
+            return Found(*await store.head(uri, tail_bytes=end_bytes, folders=False))
+        except Exception as error:
+            if _is_absence(error) or _is_refusal(error):
+                return None
+            raise
+
+    if not isinstance(store, BlockingStore):
+        return request_with_retries(store, uri, request, brief)
+    try:
+        return Found(head(location, brief))
+    except StorageError as error:
+        if is_absent(error):
+            return None
+        raise
 
 
 def is_absent(error: StorageError) -> bool:
     """Return whether an object could not be opened because there is none, as far as the store reports."""
     return isinstance(error, FileNotFoundError) or _is_refusal(error.__cause__)
-
-
-@contextlib.contextmanager
-def _absence_suppressed() -> Iterator[None]:
-    """Suppress a driver's exception in the block if it means, as far as the store reports, that there is no object."""
-    try:
-        yield
-    except Exception as error:
-        if not _is_absence(error) and not _is_refusal(error):
-            raise
 
 
 def _is_absence(error: BaseException) -> bool:
@@ -126,47 +136,24 @@ def _is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, PermissionError) or http_status(error) in REFUSALS
 
 
-def head(store: Store, uri: str, settings: ReadSettings, *, tail_bytes: int = 0, folders: bool = True) -> Found:
+def head(location: Location, settings: ReadSettings, *, folders: bool = True) -> ObjectInfo:
     """Return the store's present report of an object, never one from a cached listing.
 
     Args:
+        settings: those of the location, or shorter deadlines.
         folders: if there is no object, look for a folder of this name, so that the error names it as one.
 
     Raises:
         ObjectNotFoundError: there is no such object, or it is a folder.
         StorageError: the store does not report the size, or another failure.
     """
-    found = _look_up(store, uri, settings, tail_bytes=tail_bytes, folders=folders, absence=contextlib.nullcontext)
-    assert found is not None
-    return found
-
-
-def _look_up(
-    store: Store,
-    uri: str,
-    settings: ReadSettings,
-    *,
-    tail_bytes: int,
-    folders: bool,
-    absence: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Found | None:
-    """Do `head`; return None if the context manager `absence` suppresses the exception of the request."""
+    uri, store = location.uri, location.store
     if isinstance(store, BlockingStore):
+        return retried(uri, lambda: store.head_now(uri), settings, opening=True)
 
-        def ask() -> Found | None:
-            with absence():
-                return Found(store.head_now(uri))
-            return None
-
-        place = store_of(uri)
-        found = retried(uri, ask, deadline_seconds=settings.deadline_seconds, opening=place not in ANSWERED)
-        ANSWERED.add(place)
-        return found
-
-    async def request() -> Found | None:
-        with absence():
-            return Found(*await store.head(uri, tail_bytes=tail_bytes, folders=folders))  # type: ignore[attr-defined]
-        return None
+    async def request() -> ObjectInfo:
+        info: ObjectInfo = (await store.head(uri, folders=folders))[0]
+        return info
 
     return request_with_retries(store, uri, request, settings)
 
@@ -189,52 +176,44 @@ def request_with_retries(
     return response
 
 
-def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
+def object_exists(location: Location) -> bool:
     """Return whether there is an object now, without the use of cached listings. A directory is no object."""
-    path = local_path(uri := os.fspath(uri))
-    if path is not None:
+    if (path := location.local_path) is not None:
         with storage_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return not stat.S_ISDIR(os.stat(path).st_mode)
         return False
     try:
-        _head(uri, storage_options, folders=False)
+        head(location, location.settings, folders=False)
     except ObjectNotFoundError:
         return False
     return True
 
 
-def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def object_identity(location: Location) -> dict[str, Any]:
     """Return the present identity of an object, in JSON values: `size`, and `etag`, `generation`, `version` or `mtime`.
 
     Raises:
         ObjectNotFoundError: there is no such object.
     """
-    return dict(_head(uri, storage_options, folders=True).identity)
-
-
-def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> ObjectInfo:
-    uri = os.fspath(uri)
-    return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
+    return dict(head(location, location.settings).identity)
 
 
 SMALL = JsonFile(object)
 
 
-def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
+def read_small(location: Location) -> bytes | None:
     """Return a small object as it is now, by one request; None if there is none.
 
     Raises:
         FormatError: it is larger than any small object.
     """
-    uri = os.fspath(uri)
-    path = local_path(uri)
+    uri, path = location.uri, location.local_path
     with storage_errors(uri):
         try:
             if path is not None:
                 SMALL.check_size(os.path.getsize(path), uri)
                 return Path(path).read_bytes()
-            store: Store = open_store(uri, storage_options)
-            data = store.get(uri, MAX_BYTES)
+            data: bytes = location.store.get(uri, MAX_BYTES)
             SMALL.check_size(len(data), uri)
             return data
         except FileNotFoundError as error:
@@ -243,13 +222,11 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
             return None
 
 
-def list_objects(
-    uris: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, most_pages: int
-) -> dict[str, ObjectInfo] | None:
+def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str, ObjectInfo] | None:
     """List the objects of a bucket from the first to the last of these names.
 
     Args:
-        uris: names in one bucket. If all are in one folder, only objects of that folder are listed.
+        locations: names in one bucket. If all are in one folder, only objects of that folder are listed.
         most_pages: most requests, as there may be a million other objects between the names.
 
     Returns:
@@ -258,7 +235,7 @@ def list_objects(
     Raises:
         StorageError: the store refuses, or cannot be reached.
     """
-    store, settings = open_store(uris[0], storage_options), ReadSettings.of(storage_options)
+    store, settings, uris = locations[0].store, locations[0].settings, [each.uri for each in locations]
     if not isinstance(store, ListableStore):
         return None
     bucket, key = store.split(uris[0])
@@ -310,8 +287,7 @@ class RemoteObject:
     """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
 
     Args:
-        uri: URI with a scheme; chains such as simplecache::s3://bucket/key work.
-        storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
+        location: of an object with a scheme; chains such as simplecache::s3://bucket/key work.
         info: an earlier report of the store, so that no HEAD request is sent; reads are pinned to this version.
 
     Raises:
@@ -325,21 +301,32 @@ class RemoteObject:
     Unpickling sends no request.
     """
 
-    def __init__(
-        self, uri: str, storage_options: Mapping[str, Any] | None = None, *, info: ObjectInfo | None = None
-    ) -> None:
-        self.uri = uri
-        self.storage_options = dict(storage_options or {})
-        self.settings = ReadSettings.of(storage_options)
-        self.stats = ObjectStats(prices_of(uri))
-        self.info = info or head(self.store, uri, self.settings).info
+    def __init__(self, location: Location, *, info: ObjectInfo | None = None) -> None:
+        self.location, self.uri, self.settings = location, location.uri, location.settings
+        found = info or head(location, self.settings)
+        self.place = location.place
+        if found.identity.keys() == {"size"} and found.mark is None:
+            warn_of_versions(redacted(self.place))
+        has_date = isinstance(found.mark, int)
+        self.info = replace(found, mark=None) if has_date and not self.settings.check_dates else found
         self.size, self.identity = self.info.size, dict(self.info.identity)
 
     @cached_property
     def store(self) -> ReadableStore | BlockingStore:
         """Store of the object; opened again after unpickling, at the first read."""
-        store: ReadableStore | BlockingStore = open_store(self.uri, self.storage_options)
+        store: ReadableStore | BlockingStore = self.location.store
         return store
+
+    @cached_property
+    def stats(self) -> ObjectStats:
+        """Counters of this reader in this process."""
+        made: ObjectStats = vars(self).setdefault("stats", ObjectStats(self.store.prices()))
+        return made
+
+    @property
+    def mark(self) -> VersionMark | None:
+        """Mark of the version that was opened."""
+        return self.info.mark
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         begun = self.begin(ranges)
@@ -355,7 +342,7 @@ class RemoteObject:
             ObjectChangedError, ObjectNotFoundError: it is another version, or absent.
         """
         if not self.store.pins(self.info):
-            check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
+            check_unchanged(self.info, head(self.location, self.settings))
 
     def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
         """Return a context manager that sends the requests of a `read` on entering; None if the store blocks.
@@ -378,10 +365,10 @@ class RemoteObject:
             except Exception as error:
                 if not _is_absence(error):
                     raise
-            check_unchanged(info, (await store.head(info.uri, folders=True))[0].identity)
+            check_unchanged(info, (await store.head(info.uri, folders=True))[0])
             raise FalseAbsenceError("404 for a range of an object that a HEAD request finds")
 
-        read = ReadRequests(self.uri, fetch, requests, self.settings)
+        read = ReadRequests(self.uri, fetch, requests, self.settings, store=self.place)
         began = time.monotonic()
         if not requests:
             read.end()
@@ -420,8 +407,7 @@ class RemoteObject:
             return store.fetch_now(self.info, requests)
 
         with self._changes_reported():
-            seconds = self.settings.deadline_seconds
-            answers = retried(self.uri, fetch, deadline_seconds=seconds, patient=self.settings) if requests else []
+            answers = retried(self.uri, fetch, self.settings) if requests else []
         self._count(ranges, answers, time.monotonic() - began)
         return assemble(ranges, requests, answers)
 
@@ -435,8 +421,7 @@ class RemoteObject:
                 try:
                     seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
                     brief = replace(self.settings, deadline_seconds=seconds, outage_seconds=seconds)
-                    found_now = head(self.store, self.uri, brief).info
-                    check_unchanged(self.info, found_now.identity)
+                    check_unchanged(self.info, head(self.location, brief))
                 except (ObjectChangedError, ObjectNotFoundError) as found:
                     raise found from error
                 except StorageError:
@@ -444,12 +429,23 @@ class RemoteObject:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "store"}
-        return {**state, "stats": ObjectStats(self.stats.prices)}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("store", "stats")}
+        info = replace(self.info, mark=mark_to_pickle(self.uri, self.info.mark))
+        return {**state, "info": info, "registrations": Registrations()}
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
         return f"RemoteObject({redacted(self.uri)}, {self.size:,} bytes)"
+
+
+@functools.cache
+def warn_of_versions(store: str) -> None:
+    """Log, once for a store, that it reports neither versions nor dates."""
+    logger.warning(
+        "%s: sends no ETag, version or Last-Modified; an object that is replaced by one of equal size while it is read "
+        "is not noticed",
+        store,
+    )
 
 
 def suggests_change(error: StorageError) -> bool:

@@ -1,7 +1,9 @@
 """Retries: which failures are tried again, after which pause, and the error when none of the tries succeeded.
 
     timeouts, bodies cut off, malformed responses       until the deadline of the read
-    an outage: 429, 408, 5xx, no connection, resets      for `outage_seconds`; logged once a minute
+    an outage: 408, 5xx, no connection, resets          for `outage_seconds`; logged once a minute
+    throttling: 429, 503                                the same, counted from the last good response of the store to
+                                                        any request of this process: if it answers others, it is not out
     a wrong response: `stores.identity`                  four tries: a proxy in a bad moment, or a broken one
     no response from a store that never sent one        four tries: it may not exist
     404, 403, 412, 416, certificates, the rest          one try
@@ -35,6 +37,7 @@ from binidx.storage.stores.driver_errors import (
     is_malformed,
     translated,
 )
+from binidx.storage.stores.registry import place_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,10 @@ AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "Tr
 
 WARN_SECONDS = 60.0
 """Age of an outage that is logged, and the time between two warnings of one store."""
+
+ANSWERED: dict[str, float] = {}
+"""Store that sent a good response to this process, or to one that it was forked from -> time of the last one, by
+`time.monotonic`."""
 
 Found = TypeVar("Found")
 
@@ -96,20 +103,41 @@ def is_outage(error: BaseException) -> bool:
     return http_status(error) in TRANSIENT_STATUSES or (bool(names & AWAY) and not silent)
 
 
+def is_throttled(error: BaseException) -> bool:
+    """Return whether a store refused a request because there are too many: 429, or 503 (SlowDown)."""
+    return http_status(error) in (429, 503)
+
+
+def end_of_patience(uri: str, history: History, began: float, settings: ReadSettings) -> float:
+    """Return until when a request is sent again whose last failure is of an outage, by `time.monotonic`.
+
+    Args:
+        uri: URI of an object in the store.
+        began: begin of the outage.
+    """
+    patience = settings.patience_seconds
+    if history.opening:
+        patience = min(patience, settings.deadline_seconds)
+    if is_throttled(history.failures[-1][1]):
+        began = max(began, ANSWERED.get(place_of(uri), began))
+    return began + patience
+
+
 def warn_of_outage(uri: str, error: Exception, began: float, patience: float) -> None:
-    """Log an outage of a store that has lasted a minute, at most once a minute.
+    """Log an outage or throttling of a store that has lasted a minute, at most once a minute.
 
     Args:
         uri: URI of an object in the store.
         began: begin of the outage, by `time.monotonic`.
         patience: seconds for which requests are retried.
     """
-    now, store = time.monotonic(), redacted("/".join(uri.split("/", 3)[:3]))
+    now, store = time.monotonic(), redacted(place_of(uri))
     if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
         _warned[store] = now
+        state, since = ("throttled", " after its last response") if is_throttled(error) else ("out", "")
         logger.warning(
-            "%s: out for %.0f s (%s); requests are tried again for %.0f s (outage_seconds)",
-            *(store, now - began, _shortly(error), patience),
+            "%s: %s for %.0f s (%s); requests are tried again for %.0f s%s (outage_seconds)",
+            *(store, state, now - began, shortly(error), patience, since),
         )
 
 
@@ -146,7 +174,7 @@ class History:
 
     def __str__(self) -> str:
         """Return `failed 9 times in 60.1 s: 0.0 s ClientError 503, ...`, without the middle ones of many tries."""
-        tries = [f"{seconds:.1f} s {_shortly(error)}" for seconds, error in self.failures]
+        tries = [f"{seconds:.1f} s {shortly(error)}" for seconds, error in self.failures]
         if len(tries) > 6:
             tries[3:-3] = [f"... {len(tries) - 6} more ..."]
         times = "once" if len(self.failures) == 1 else f"{len(self.failures)} times"
@@ -188,39 +216,38 @@ def out_of_time(
     return error
 
 
-def retried(
-    uri: str,
-    ask: Callable[[], Found],
-    *,
-    deadline_seconds: float,
-    patient: ReadSettings | None = None,
-    opening: bool = False,
-) -> Found:
+def retried(uri: str, ask: Callable[[], Found], settings: ReadSettings, *, opening: bool = False) -> Found:
     """Return `ask()`, called again in this thread after transient failures.
 
     Args:
         opening: whether it may be the first request to a store, which may not exist.
-        patient: settings whose `outage_seconds` hold for outages; None: the deadline holds for these, too.
 
     Raises:
         BinidxError: it failed for good; with the history if there was more than one try.
     """
-    history = History(time.monotonic(), opening=opening)
+    store = place_of(uri)
+    history = History(time.monotonic(), opening=opening and store not in ANSWERED)
     while True:
         try:
-            return ask()
+            found = ask()
         except Exception as error:
             history.note(error)
-            wait, out = pause(len(history.failures)), patient is not None and is_outage(error)
-            seconds = patient.patience_seconds if patient and out else deadline_seconds
-            if history.is_final() or time.monotonic() + wait > history.began + seconds:
+            wait, now = pause(len(history.failures)), time.monotonic()
+            left = history.began + settings.deadline_seconds - now
+            if is_outage(error):
+                left = end_of_patience(uri, history, history.began, settings) - now
+                wait = min(wait, left)  # the last try is at the end of the patience
+                warn_of_outage(uri, error, history.began, settings.patience_seconds)
+            if history.is_final() or wait > left or left <= 0:
                 raise given_up(uri, history, "this")  # noqa: B904 (it has its cause)
-            if out:
-                warn_of_outage(uri, error, history.began, seconds)
+        else:
+            ANSWERED[store] = time.monotonic()
+            return found
         time.sleep(wait)
 
 
-def _shortly(error: Exception) -> str:
+def shortly(error: Exception) -> str:
+    """Return the class of an error, or of the cause that it hides, and its HTTP status if there is one."""
     status = http_status(error)
     # fsspec's http says FileNotFoundError whatever happened.
     hidden = hidden_cause(error) if isinstance(error, FileNotFoundError) else None

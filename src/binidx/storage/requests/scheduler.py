@@ -11,12 +11,15 @@ deadline, or its scope; its requests in flight are then cancelled.
 A request is late after max(0.5 s, 4 x the median of the last 64 responses of its store and size), and is then hedged.
 Hedges are at most 5 % of the requests, so a store that is slow as a whole gets no more than that because of them.
 
+The logger `binidx.requests` gets a line at DEBUG when a request ends. Whether it is on is looked up once for each read.
+
 Source: Dean and Barroso, The Tail at Scale, 2013.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -26,14 +29,26 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from binidx.errors import StorageError
+from binidx.errors import StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, current_scope
-from binidx.storage.requests.retries import History, given_up, is_outage, out_of_time, pause, warn_of_outage
+from binidx.storage.requests.retries import (
+    ANSWERED,
+    History,
+    end_of_patience,
+    given_up,
+    is_outage,
+    out_of_time,
+    pause,
+    shortly,
+    warn_of_outage,
+)
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import retry_after
+from binidx.storage.stores.registry import place_of
 from binidx.storage.threads import io_loop
 
+logger = logging.getLogger("binidx.requests")
 WATCH_SECONDS = 0.1
 """Seconds between two checks for late requests."""
 
@@ -47,6 +62,7 @@ class ReadRequests:
 
     Args:
         fetch: sends the request for bytes start to stop.
+        store: `place_of(uri)`, if it is known.
         opening: whether the read looks for an object, whose store may not exist.
     """
 
@@ -57,10 +73,11 @@ class ReadRequests:
         ranges: Sequence[Range],
         settings: ReadSettings,
         *,
+        store: str = "",
         opening: bool = False,
     ) -> None:
         self.uri = uri
-        self.store = store_of(uri)
+        self.store = store or place_of(uri)
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
@@ -68,9 +85,10 @@ class ReadRequests:
         # By the loop's clock: when its first request was sent, its last response came, and it ended.
         self.began = self.answered_at = self.ended = 0.0
         self.sent = self.retries = self.hedges = 0
+        self.is_logged = logger.isEnabledFor(logging.DEBUG)
         self.histories: dict[int, History] = {}  # of requests that failed or are late
-        # Of an outage: when it began, how long it may last, and when a request of it is sent again.
-        self.outage_began, self.patience, self.resumes = math.inf, 0.0, -math.inf
+        # Of an outage: when it began, and when a request of it is sent again.
+        self.outage_began, self.resumes = math.inf, -math.inf
         self.timer: asyncio.TimerHandle | None = None
         self.outcome: Future[list[Any]] = Future()
 
@@ -92,6 +110,19 @@ class ReadRequests:
         """Return the name of a request in messages."""
         return "opening" if self.opening else "range {}-{}".format(*self.ranges[place])
 
+    def log(self, place: int, seconds: float, status: str, answer: Any = None) -> None:
+        """Log the end of a request, unless the log is off; call it before its failure is noted.
+
+        Args:
+            seconds: time since it was sent.
+            answer: its response, if it succeeded.
+        """
+        if self.is_logged:
+            failures = self.histories[place].failures if place in self.histories else ()
+            num_bytes = len(answer) if isinstance(answer, bytes) else 0
+            what = redacted(self.uri), self.where(place), 1 + len(failures)
+            logger.debug("%s: %s, try %d: %s, %.1f ms, %d bytes", *what, status, seconds * 1e3, num_bytes)
+
     def due(self, bytes_in_flight: int) -> float:
         """Return when the read fails, by the loop's clock: its deadline plus the time of its bytes on the slowest link.
 
@@ -107,15 +138,11 @@ class ReadRequests:
         seconds, error = pause(len(history.failures)), history.failures[-1][1]
         if not is_outage(error):
             return seconds
-        if self.outage_began == math.inf:
-            self.outage_began = now
-            self.patience = self.settings.patience_seconds
-        if history.opening:
-            self.patience = min(self.patience, self.seconds)
-        left = self.outage_began + self.patience - now
+        self.outage_began = min(self.outage_began, now)
+        left = end_of_patience(self.uri, history, self.outage_began, self.settings) - now
         if left <= 0:
             return None
-        warn_of_outage(self.uri, error, self.outage_began, self.patience)
+        warn_of_outage(self.uri, error, self.outage_began, self.settings.patience_seconds)
         seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
         self.resumes = max(self.resumes, now + seconds)
         return seconds
@@ -127,15 +154,6 @@ class ReadRequests:
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:
             self.timer.cancel()
-
-
-def store_of(uri: str) -> str:
-    """Return the store of a URI: s3://bucket, https://host."""
-    return "/".join(uri.split("/", 3)[:3])
-
-
-ANSWERED: set[str] = set()
-"""Stores that sent a good response to this process, or to one that it was forked from."""
 
 
 class StalledError(TimeoutError):
@@ -255,8 +273,9 @@ class Scheduler:
         if error is not None:
             self._failed(read, place, sent, error)
         else:
+            read.log(place, self.loop.time() - sent, "ok", answer)
             read.answered_at = self.loop.time()
-            ANSWERED.add(read.store)
+            ANSWERED[read.store] = read.answered_at
             self.hedges.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
@@ -270,6 +289,7 @@ class Scheduler:
 
     def _failed(self, read: ReadRequests, place: int, sent: float, error: Exception) -> None:
         history = read.history(place, sent)
+        read.log(place, self.loop.time() - sent, shortly(error))
         history.note(error)
         if history.is_final():
             self._drop(read, given_up(read.uri, history, read.where(place)))
@@ -302,8 +322,9 @@ class Scheduler:
 
     def _cancel(self, wanted: Callable[[ReadRequests, int], bool]) -> None:
         for task in [task for task, (read, place, _) in self._running.items() if wanted(read, place)]:
-            del self._running[task]
+            read, place, sent = self._running.pop(task)
             task.cancel()
+            read.log(place, self.loop.time() - sent, "cancelled")
 
     def _watch_again(self) -> None:
         self._watching = bool(self._running)

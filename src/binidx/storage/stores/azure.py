@@ -12,15 +12,24 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from binidx.storage.interfaces import Range
-from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.store_protocols import Driver, ObjectInfo
 from binidx.storage.stores.driver_errors import HTTPStatusError
 from binidx.storage.stores.fsspec_store import AsyncFsspecStore, FsspecWrites, Result
-from binidx.storage.stores.identity import check_length, check_response, object_info
+from binidx.storage.stores.identity import check_length, check_response, object_info, wrong_length
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: replacement of a method of a file object."""
 
 
 class AzureStore(FsspecWrites, AsyncFsspecStore):
     """Store of Azure Blob Storage. Reads are pinned to the ETag."""
 
+    driver = Driver(
+        "adlfs",
+        "'binidx[azure]'",
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True}",
+    )
     hides_uploads = True
 
     @staticmethod
@@ -46,19 +55,37 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
             if not folders:
                 raise
             return await self.look(uri), b""
-        return object_info(uri, {"size": found.size, "ETag": found.etag}), b""
+        return object_info(uri, {"size": found.size, "ETag": found.etag, "Last-Modified": found.last_modified}), b""
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+        def check(status: int, headers: Mapping[str, str]) -> None:
+            check_response(info, where, status, headers)
+
+        return check_length(info.uri, where, await self._download(info.uri, where, check))
+
+    def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
+        from fsspec.asyn import sync
+
+        found: bytes = sync(fs.loop, self._download, uri, (0, num_bytes), _nothing)
+        return found
+
+    async def _download(self, uri: str, where: Range, check: Callable[[int, Mapping[str, str]], None]) -> bytes:
+        """Return the body of a response that `check` accepts, at most as long as its range."""
         start, stop = where
 
-        def check(response: Any) -> None:
-            answer = response.http_response
-            if answer.status_code in (200, 206):
-                check_response(info, where, answer.status_code, answer.headers)
+        def check_all(response: Any) -> None:
+            status, headers = response.http_response.status_code, response.http_response.headers
+            if status in (200, 206):
+                check(status, headers)
+                # The client inflates a body, and reads one without a length to its end.
+                length, encoding = headers.get("content-length"), headers.get("content-encoding")
+                if encoding or length is None or int(length) > stop - start:
+                    raise wrong_length(uri, where, f"{encoding or 'plain'} content of {length or 'unknown'}")
 
-        async with self._blob(info.uri) as (blob, options):
-            stream = await blob.download_blob(start, stop - start, raw_response_hook=check, **options)
-            return check_length(info.uri, where, await stream.readall())
+        async with self._blob(uri) as (blob, options):
+            stream = await blob.download_blob(start, stop - start, raw_response_hook=check_all, **options)
+            body: bytes = await stream.readall()
+            return body
 
     @contextlib.asynccontextmanager
     async def _blob(self, uri: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
@@ -79,10 +106,6 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
         # Closing the file makes its blocks an object. Azure removes the blocks of others after a week.
         file.commit, file.close, file.discard = file.close, _nothing, _nothing
         return file
-
-
-def _nothing() -> None:
-    """Do nothing: replacement of a method of a file object."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from binidx.errors import (
     UnreachableError,
     redacted_text,
 )
-from binidx.storage.stores.registry import PROVIDERS, local_path, protocols
+from binidx.storage.store_protocols import DrivenStore, Driver
+from binidx.storage.stores.registry import local_path, protocols, store_class
 
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}
 """HTTP statuses after which the same request may succeed."""
@@ -52,6 +53,10 @@ class HTTPStatusError(OSError):
 
 class FalseAbsenceError(OSError):
     """A 404 for a range of an object that exists."""
+
+
+class PartsLostError(StorageError):
+    """The parts of an unfinished object are gone: another process has published or removed them."""
 
 
 class DriverError(Exception):
@@ -115,15 +120,20 @@ def access_denied(path: str) -> AccessError:
 
 def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
     """Return the error for a driver that is not installed, with the way to install it."""
-    found = next((PROVIDERS[each] for each in protocols(uri) if each in PROVIDERS and PROVIDERS[each].package), None)
-    remedy = f"needs {found.package}; pip install {found.install}" if found else error
+    driver = next((driver for driver in _drivers(uri) if driver.package), None)
+    remedy = f"needs {driver.package}; pip install {driver.install}" if driver else error
     return MissingDriverError(f"{uri}: {remedy}")
 
 
 def _credentials(uri: str) -> str:
-    schemes = protocols(uri)
-    row = next((PROVIDERS[each] for each in (*schemes[-1:], *schemes, "s3") if each in PROVIDERS), None)
-    return row.credentials if row and row.credentials else PROVIDERS["s3"].credentials
+    """Return the place of the credentials, which in a chain are those of its last link that has a driver."""
+    return next((driver.credentials for driver in reversed(_drivers(uri))), Driver().credentials)
+
+
+def _drivers(uri: str) -> list[Driver]:
+    """Return the drivers that the classes of a URI's schemes name."""
+    classes = [store_class(scheme) for scheme in protocols(uri)]
+    return [each.driver for each in classes if isinstance(each, DrivenStore)]
 
 
 def hidden_cause(error: BaseException) -> Exception | None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError, redacted
-from binidx.storage.interfaces import Range
+from binidx.storage.interfaces import FileVersion, Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, missing_driver, storage_errors, translated
-from binidx.storage.stores.identity import changed, check_length, check_unchanged, identity_from_info, object_info
-from binidx.storage.stores.registry import links, local_path, open_store, prices_of, protocols, store_class
+from binidx.storage.stores.identity import changed, check_length, check_unchanged, is_rewritten, object_info
+from binidx.storage.stores.local import node_view
+from binidx.storage.stores.registry import links, local_path, protocols, store_class
 
 CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
 """Requests in flight at once, over all threads and objects of a process, through a driver and directly: at 30 ms to the
@@ -54,6 +56,7 @@ class FsspecStore:
     as its arguments.
     """
 
+    list_prices = Prices()
     has_session = False
     """True if the driver has an HTTP session over which requests may be sent directly."""
 
@@ -66,10 +69,12 @@ class FsspecStore:
         self.max_in_flight = self.settings.concurrency or concurrency
         self.max_gap = gap if self.settings.max_gap is None else self.settings.max_gap
         self._clients: dict[tuple[int, int], Any] = {}
-        self._marks: dict[str, Mapping[str, Any]] = {}
+        self._marks: dict[str, FileVersion | None] = {}
 
     def prices(self) -> Prices:
-        return prices_of(self.uri)
+        """Return the prices of the class; a chain costs what its last link costs."""
+        chain = protocols(self.uri)[1:]
+        return fsspec_class(chain[-1]).list_prices if chain else self.list_prices
 
     def pins(self, info: ObjectInfo) -> bool:
         return False
@@ -119,17 +124,20 @@ class FsspecStore:
         return call(open_filesystem(self.uri, self.storage_options)[0])
 
     def get(self, uri: str, most_bytes: int) -> bytes:
-        path = self.path(uri)
         try:
-            # From 0 on: without a range s3fs would ask for the size first.
-            return bytes(self.send(lambda fs: fs.cat_file(path, start=0, end=most_bytes + 1)))
+            return bytes(self.send(lambda fs: self.read_start(fs, uri, most_bytes + 1)))
         except Exception as error:
             if http_status(error) == 416:
                 return b""
             raise
 
+    def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
+        """Return the first bytes of an object, as many as it has up to `num_bytes`, by one request."""
+        found: bytes = fs.cat_file(self.path(uri), start=0, end=num_bytes)
+        return found
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_store, (self.uri, self.storage_options)
+        return type(self), (self.uri, self.storage_options)
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
@@ -202,8 +210,8 @@ class BlockingFsspecStore(FsspecWrites):
     def head_now(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
         found = self.fs.info(self.path(uri))
-        self._marks.setdefault(uri, found)
-        return checked_info(uri, found)
+        info = checked_info(uri, found)
+        return replace(info, mark=file_version_from_info(found) or info.mark)
 
     def fetch_now(self, info: ObjectInfo, ranges: Sequence[Range]) -> list[bytes]:
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
@@ -212,11 +220,18 @@ class BlockingFsspecStore(FsspecWrites):
         answers = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         if self._checked_afterwards:
             found = fs.info(path)
-            check_unchanged(info, identity_from_info(found))
-            if is_rewritten(self._marks.setdefault(info.uri, found), found):
+            check_unchanged(info, object_info(info.uri, found))
+            version = file_version_from_info(found)
+            if is_rewritten(self._marks.get(info.uri, info.mark), version):
                 raise changed(info, {"inode": found.get("ino"), "ctime": found.get("created")})
-            self._marks[info.uri] = found
+            self._marks[info.uri] = version
         return [check_length(info.uri, *each) for each in zip(ranges, answers, strict=True)]
+
+
+class FileStore(BlockingFsspecStore):
+    """Store of the files of this machine, read by ranges."""
+
+    list_prices = Prices("file")
 
 
 class AsyncFsspecStore(FsspecStore):
@@ -239,10 +254,12 @@ class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):
     """Store of an asynchronous filesystem without a class of its own."""
 
 
-def is_rewritten(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether a local file has another inode, or a ctime that no chmod, chown or ln explains."""
-    explained = any(was.get(name) != now.get(name) for name in ("mode", "uid", "gid", "nlink"))
-    return was.get("ino") != now.get("ino") or (was.get("created") != now.get("created") and not explained)
+def file_version_from_info(info: Mapping[str, Any]) -> FileVersion | None:
+    """Return the version of a local file from fsspec's `info`; None for objects elsewhere."""
+    if "ino" not in info:
+        return None
+    owner = tuple(info[name] for name in ("mode", "uid", "gid", "nlink"))
+    return FileVersion(node_view(), info["ino"], info["created"], owner)
 
 
 def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
@@ -319,6 +336,10 @@ def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int
 
 
 def _defaults(uri: str, protocol: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
-    kind = store_class(protocol)
-    known = isinstance(kind, type) and issubclass(kind, FsspecStore)
-    return kind.default_options(uri, given, reading) if known else dict(given)
+    return fsspec_class(protocol).default_options(uri, given, reading)
+
+
+def fsspec_class(scheme: str) -> type[FsspecStore]:
+    """Return the class of a URL scheme; the base class if its stores are not built on fsspec."""
+    found = store_class(scheme)
+    return found if isinstance(found, type) and issubclass(found, FsspecStore) else FsspecStore

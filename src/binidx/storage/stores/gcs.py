@@ -2,8 +2,7 @@
 
 Ranges are requested directly at the media URL with the bearer header of gcsfs' credentials (`http`), and pinned
 to a generation. gcsfs sends a request up to six times within half a minute, also where nothing listens, so its request
-function is used without its retries. Zonal buckets speak gRPC, so gcsfs reads those by itself, unpinned. Private
-members of gcsfs are used by `request` and `GcsStore.address` alone.
+function is used without its retries. Zonal buckets speak gRPC, so gcsfs reads those by itself, unpinned.
 """
 
 from __future__ import annotations
@@ -17,34 +16,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from binidx.storage.interfaces import Range
-from binidx.storage.store_protocols import ListRequest, ObjectInfo
+from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.http import (
     PLAIN,
     Address,
     DirectStore,
     NotDirectError,
-    literal_url,
-    private,
-    request_options,
-    unlimited,
+    bounded_session,
+    direct_address,
 )
 from binidx.storage.stores.identity import check_length, check_response, object_info
+
+AIOHTTP_LIMIT = 100
+"""Connections of a session unless its connector has another limit."""
 
 
 class GcsStore(FsspecWrites, DirectStore):
     """Store of Google Cloud Storage. Reads are pinned to the generation, but for zonal buckets."""
 
+    # One region, Standard, November 2026: $0.004 per 10,000 class B, $0.05 per 10,000 class A requests
+    # (cloud.google.com/storage/pricing).
+    list_prices = Prices("gs", 0.004 / 10_000, 0.05 / 10_000)
+    driver = Driver(
+        "gcsfs",
+        "'binidx[gcs]'",
+        "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
+    )
     hides_uploads = True
     max_composed = 32
 
     @staticmethod
     def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
+        from fsspec.config import conf
+
         if (os.environ.get("STORAGE_EMULATOR_HOST") or given.get("endpoint_url")) and "gcsfs" not in sys.modules:
             # gcsfs asks the gRPC storage-control API for the bucket's type, which no emulator speaks: each operation
             # would wait 30-88 s for the handshake to fail. Read once, when gcsfs is imported.
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-        return {"use_listings_cache": False, **given}
+        session = {**conf.get("gs", {}), **conf.get("gcs", {}), **given}.get("session_kwargs") or {}
+        headers = {**PLAIN, **session.get("headers", {})}
+        bounded = {**bounded_session(may_leave=False), **session, "headers": headers}
+        return {"use_listings_cache": False, **given, "session_kwargs": bounded}
 
     def pins(self, info: ObjectInfo) -> bool:
         return "generation" in info.identity
@@ -67,16 +80,20 @@ class GcsStore(FsspecWrites, DirectStore):
         return object_info(uri, json.loads(body)), b""
 
     async def address(self, info: ObjectInfo) -> Address:
+        from google.auth.transport.mtls import has_default_client_cert_source
+
         fs = self.fs
-        session = unlimited(await private(fs, "_set_session")())
+        if has_default_client_cert_source():  # type: ignore[no-untyped-call]
+            raise NotDirectError("it may need a client certificate")
         if await self._is_zonal(info.uri):
             raise NotDirectError("a zonal bucket speaks gRPC")
+        headers: dict[str, str] = {}
         # A token may have to be fetched, which blocks.
-        headers = await asyncio.get_running_loop().run_in_executor(None, private(fs, "_get_headers"), None)
+        await asyncio.get_running_loop().run_in_executor(None, fs.credentials.apply, headers)
         url = self._pinned_url(info)
-        if payer := private(fs, "_get_params")({}).get("userProject"):
-            url += f"&userProject={payer}"
-        return Address(session, literal_url(url), {**PLAIN, **headers}, request_options())
+        if payer := fs.requester_pays:
+            url += f"&userProject={payer if isinstance(payer, str) else fs.project}"
+        return await direct_address(fs, url, headers, lambda: fs.session_kwargs)
 
     def _pinned_url(self, info: ObjectInfo) -> str:
         url, generation = str(self.fs.url(self.path(info.uri))), info.identity.get("generation")
@@ -124,13 +141,24 @@ class GcsStore(FsspecWrites, DirectStore):
         return bool(await is_zonal(self.split(uri)[0]))
 
 
+def private(owner: Any, name: str) -> Any:
+    """Return a private member of gcsfs. Every caller has another way for a release that lacks the member.
+
+    Raises:
+        AttributeError: gcsfs lacks it.
+    """
+    return getattr(owner, name)
+
+
 async def request(fs: Any, path: str, *names: str, **options: Any) -> tuple[int, Mapping[str, str], bytes]:
     """Send one GET by gcsfs without its retries; return status, headers and body.
 
     If a release of gcsfs lacks the private member for that, it sends with its retries, and the status is inferred.
     """
     try:
-        unlimited(await private(fs, "_set_session")())
+        connector = (await private(fs, "_set_session")()).connector
+        if connector.limit == AIOHTTP_LIMIT:
+            connector._limit = 0  # the scheduler bounds requests, and gcsfs has no option for this
         send = inspect.unwrap(private(type(fs), "_request"))
     except AttributeError:
         headers, body = await fs._call("GET", path, *names, **options)

@@ -1,27 +1,36 @@
-"""Objects of web servers, and requests sent directly over a driver's HTTP session: a tenth of its CPU.
+"""Objects of web servers, and requests sent directly, without a driver: a tenth of its CPU.
 
 s3fs spends 590 us of CPU on a request, nearly all of it in botocore; one over a signed URL costs 55 us. The driver
-still decides endpoint, region, TLS and credentials (environment, profile, key, token, anonymous, requester pays): it
-signs, and its session carries the request. A range that is refused, or that cannot be requested in this way, is
-requested again by the driver, so results and errors are the same; the driver then reads this object for four minutes.
+still decides endpoint, region, TLS and credentials (environment, profile, key, token, anonymous, requester pays), and
+signs. The session that sends the requests is ours, so no private member of a driver is needed. A range that is
+refused, or that cannot be requested in this way, is requested again by the driver, so results and errors are the same;
+the driver then reads this object for four minutes.
 
-`HttpStore` serves http:// and https://, read only, over the session of fsspec's driver.
+`HttpStore` serves http:// and https://, read only, over the session of fsspec's driver. It follows redirects by
+itself: aiohttp would send the user's own headers, such as X-Api-Key, to whatever host a server names.
+
+A body is read up to the bytes that were requested, and none is inflated: a gzip of 1 MB may hold 1 GB.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import base64
+import contextlib
+import functools
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from binidx.errors import redacted, redacted_text
 from binidx.storage.interfaces import Range
-from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.store_protocols import Driver, ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
 from binidx.storage.stores.fsspec_store import AsyncFsspecStore, checked_info
 from binidx.storage.stores.identity import (
@@ -31,6 +40,7 @@ from binidx.storage.stores.identity import (
     size_and_tail,
     wrong_length,
 )
+from binidx.storage.threads import io_loop
 
 logger = logging.getLogger(__name__)
 RENEW_SECONDS = 240
@@ -45,6 +55,17 @@ READ_BUFFER_BYTES = 8 << 20
 
 PLAIN = {"Accept-Encoding": "identity"}
 """Header that requests ranges of the stored bytes, not of bytes that a server compresses on the way."""
+
+NEUTRAL_HEADERS = {"accept-encoding", "if-match", "range", "user-agent"}
+"""Headers that a redirect takes to another origin: they hold nothing of the user."""
+
+REDIRECTS = {301, 302, 303, 307, 308}
+MAX_REDIRECTS = 10
+MAX_UNBOUNDED_BYTES = 16 << 20
+"""Most bytes of a body of which a driver requests no range: a listing, metadata, an error."""
+
+MAX_ERROR_BYTES = 16 << 10
+"""Bytes of the body of an error that are read, for its text."""
 
 MAX_ADDRESSES = 1000
 """Addresses that one store remembers."""
@@ -62,6 +83,36 @@ class Address:
     url: Any
     headers: Mapping[str, str] = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
+    redirects: int = 0
+
+    def redirected(self, response: Any) -> Address | None:
+        """Return the target of a redirect, without the user's headers if it is of another scheme, host or port.
+
+        Returns:
+            None: the response is no redirect, or is not to be followed: `redirects` is the number of those that are.
+        """
+        url = redirect_target(response)
+        if url is None or not self.redirects:
+            return None
+        headers = headers_for(url, response.url, self.headers)
+        return replace(self, url=url, headers=headers, redirects=self.redirects - 1)
+
+
+def redirect_target(response: Any) -> Any:
+    """Return the URL to which a response redirects; None if it does not."""
+    location = response.headers.get("Location")
+    return response.url.join(type(response.url)(location)) if response.status in REDIRECTS and location else None
+
+
+def headers_for(target: Any, origin: Any, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request that a redirect sends from one URL to another."""
+    stays = is_same_origin(target, origin)
+    return {name: value for name, value in headers.items() if stays or name.lower() in NEUTRAL_HEADERS}
+
+
+def is_same_origin(one: Any, other: Any) -> bool:
+    """Return whether two URLs have the same scheme, host and port."""
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
 class DirectStore(AsyncFsspecStore):
@@ -155,10 +206,11 @@ async def get_range(info: ObjectInfo, address: Address, where: Range) -> bytes |
         if response.status in (200, 206):
             return await receive(info, where, response.status, response.headers, response.content.read)
         if response.status in TRANSIENT_STATUSES:
-            text = _error_text(await response.text(errors="replace"))
+            text = _error_text((await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace"))
             later = {"retry-after": response.headers.get("Retry-After", "")}
             raise HTTPStatusError(response.status, text or response.reason or "", later)
-        return int(response.status)
+        target = address.redirected(response)
+    return await get_range(info, target, where) if target else int(response.status)
 
 
 async def receive(
@@ -181,12 +233,19 @@ async def receive(
     check_response(info, where, status, headers)
     if "content-length" in headers and "content-encoding" not in headers:
         return check_length(info.uri, where, await read(-1))
-    body, most = bytearray(), where[1] - where[0]
-    while piece := await read(most + 1 - len(body)):
+    most = where[1] - where[0]
+    body = await read_at_most(read, most)
+    if len(body) > most:
+        raise wrong_length(info.uri, where, f"more than {most}")
+    return check_length(info.uri, where, body)
+
+
+async def read_at_most(read: Callable[[int], Coroutine[Any, Any, bytes]], most: int) -> bytes:
+    """Return a body; of one with more than `most` bytes, its first `most` + 1."""
+    body = bytearray()
+    while len(body) <= most and (piece := await read(most + 1 - len(body))):
         body += piece
-        if len(body) > most:
-            raise wrong_length(info.uri, where, f"more than {most}")
-    return check_length(info.uri, where, bytes(body))
+    return bytes(body)
 
 
 def _error_text(body: str) -> str:
@@ -208,34 +267,43 @@ def request_options() -> dict[str, Any]:
     return {"allow_redirects": False, "timeout": timeout, "read_bufsize": READ_BUFFER_BYTES}
 
 
-def literal_url(url: str) -> Any:
-    """Return a URL whose quoting is signed, and must not be done again."""
+async def new_session(**options: Any) -> Any:
+    """Return an aiohttp session; it has no limit on connections, as the scheduler bounds requests."""
+    from aiohttp import ClientSession, TCPConnector
+
+    return ClientSession(**{"connector": TCPConnector(limit=0), **options})
+
+
+async def direct_address(
+    fs: Any, url: str, headers: Mapping[str, str], session_options: Callable[[], Mapping[str, Any]]
+) -> Address:
+    """Return the address of direct requests beside a driver, over this process's session for them.
+
+    Args:
+        fs: filesystem of the driver.
+        url: URL whose quoting may be signed, so that it is not done again.
+        session_options: returns aiohttp's options of a new session.
+    """
     from yarl import URL
 
-    return URL(url, encoded=True)
+    key = os.getpid(), id(fs)
+    if key not in _sessions:
+        _sessions[key] = await new_session(**session_options())
+    return Address(_sessions[key], URL(url, encoded=True), {**PLAIN, **headers}, request_options())
 
 
-def private(owner: Any, name: str) -> Any:
-    """Return a private member of a driver. Every caller has a public way for a release that lacks the member.
-
-    Raises:
-        AttributeError: the driver lacks it.
-    """
-    return getattr(owner, name)
+_sessions: dict[tuple[int, int], Any] = {}
+"""(process, id of a filesystem) -> session. Kept for ever, as the filesystems: see `fsspec_store`."""
 
 
-AIOHTTP_LIMIT = 100
+@atexit.register
+def _close_sessions() -> None:
+    own = [session for (pid, _), session in _sessions.items() if pid == os.getpid()]
+    wait([asyncio.run_coroutine_threadsafe(session.close(), io_loop()) for session in own], CLOSING_SECONDS)
 
 
-def unlimited(session: Any) -> Any:
-    """Lift the session's limit on connections, as the scheduler bounds requests; return the session.
-
-    aiohttp stops at 100 by default, and neither fsspec nor gcsfs has an option for that. If a release of aiohttp lacks
-    the member `_limit`, its limit stays, which is slower.
-    """
-    if session.connector.limit == AIOHTTP_LIMIT:
-        session.connector._limit = 0
-    return session
+CLOSING_SECONDS = 1.0
+"""Longest time that the end of the interpreter waits for connections to close."""
 
 
 def if_match(info: ObjectInfo) -> dict[str, str]:
@@ -244,26 +312,110 @@ def if_match(info: ObjectInfo) -> dict[str, str]:
     return {} if etag.startswith("W/") else {"If-Match": etag}
 
 
+@functools.cache
+def bounded_session(*, may_leave: bool) -> dict[str, Any]:
+    """Return options of an aiohttp session whose responses, which a driver reads, are bounded and not inflated.
+
+    Args:
+        may_leave: whether a redirect to another origin is followed; else it is an error.
+    """
+    from aiohttp import ClientResponse, ClientResponseError
+
+    class BoundedResponse(ClientResponse):
+        """Response of whose body at most one byte more than the requested range is read, which callers notice."""
+
+        async def start(self, connection: Any) -> ClientResponse:
+            await super().start(connection)
+            target = redirect_target(self)
+            if target and not may_leave and not is_same_origin(target, self.url):
+                raise self._refusal(f"redirected to {target.origin()}")
+            return self
+
+        async def read(self) -> bytes:
+            if self._body is None:
+                wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
+                most = int(wanted[2]) + 1 - int(wanted[1]) if wanted and self.ok else MAX_UNBOUNDED_BYTES
+                try:
+                    self._body = await read_at_most(self.content.read, most)
+                finally:
+                    if self._body is None or len(self._body) > most:
+                        self.close()
+                if len(self._body) > most and not wanted:
+                    raise self._refusal(f"more than {most} bytes where no range was requested")
+            return self._body
+
+        def _refusal(self, text: str) -> ClientResponseError:
+            return ClientResponseError(self.request_info, self.history, status=self.status, message=text)
+
+    return {"auto_decompress": False, "response_class": BoundedResponse}
+
+
+@functools.cache
+def redirect_guard() -> Any:
+    """Return the configuration of an aiohttp session whose redirects take `NEUTRAL_HEADERS` alone to another origin.
+
+    It costs 40 us a request, so sessions of direct requests go without it.
+    """
+    from aiohttp import TraceConfig
+
+    async def drop_headers(session: Any, context: Any, hop: Any) -> None:
+        if target := redirect_target(hop.response):
+            kept = headers_for(target, hop.response.url, hop.headers)
+            hop.headers.clear()
+            hop.headers.update(kept)
+
+    guard = TraceConfig()
+    guard.on_request_redirect.append(drop_headers)
+    return guard
+
+
+def in_headers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of aiohttp with `auth` and `cookies` as headers, for `headers_for`."""
+    given = dict(options)
+    headers = dict(given.pop("headers", None) or {})
+    if auth := given.pop("auth", None):
+        headers["Authorization"] = auth.encode()
+    if cookies := dict(given.pop("cookies", None) or {}):
+        headers["Cookie"] = "; ".join(f"{name}={getattr(value, 'value', value)}" for name, value in cookies.items())
+    return {**given, "headers": headers}
+
+
 class HttpStore(DirectStore):
-    """Store of a web server. Reads are pinned to a strong ETag, where the server sends one."""
+    """Store of a web server. Reads are pinned to a strong ETag, where the server sends one, else to a date."""
+
+    list_prices = Prices("http")
+    driver = Driver("aiohttp", "aiohttp", "those in the URL: a signature runs out")
+
+    @staticmethod
+    def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
+        from fsspec.config import conf
+
+        request = in_headers({**conf.get("http", {}), **conf.get("https", {}), **given})
+        client = in_headers(request.get("client_kwargs") or {})
+        request["headers"] = {**PLAIN, **client.pop("headers"), **request["headers"]}
+        guard = {} if reading else {"trace_configs": [*client.get("trace_configs", []), redirect_guard()]}
+        unlimited = {"get_client": new_session} if reading else {}
+        return {**unlimited, **request, "client_kwargs": {**bounded_session(may_leave=True), **client, **guard}}
 
     def pins(self, info: ObjectInfo) -> bool:
         return "etag" in info.identity and not is_weak(info.identity["etag"])
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         if folders and not tail_bytes:
-            return await self.look(uri), b""  # fsspec sends a GET where a server refuses HEAD
-        method, wanted = ("GET", {"Range": f"bytes=-{tail_bytes}"}) if tail_bytes else ("HEAD", {})
+            with contextlib.suppress(Exception):  # some servers refuse HEAD, or send no length
+                return await self._head("HEAD", uri)
+        return await self._head("GET" if tail_bytes or folders else "HEAD", uri, tail_bytes)
+
+    async def _head(self, method: str, uri: str, tail_bytes: int = 0) -> tuple[ObjectInfo, bytes]:
         address = await self._url(uri)
-        options = {"allow_redirects": True, **address.options, "headers": {**address.headers, **wanted}}
-        async with address.session.request(method, address.url, **options) as response:
-            response.raise_for_status()
-            length = response.headers.get("Content-Length")
-            whole = None if length is None else int(length)
-            size, part_bytes = size_and_tail(response.headers.get("Content-Range"), whole)
-            tail = await response.read() if part_bytes else b""
-        info = checked_info(uri, {"size": size, "ETag": response.headers.get("ETag")})
-        return info, tail if len(tail) == part_bytes else b""
+        wanted = {"Range": f"bytes=-{tail_bytes}"} if tail_bytes else {}
+        while True:
+            headers = {**address.headers, **wanted}
+            async with address.session.request(method, address.url, headers=headers, **address.options) as response:
+                target = address.redirected(response)
+                if target is None:
+                    return await _report(uri, response, tail_bytes)
+            address = target
 
     async def address(self, info: ObjectInfo) -> Address:
         found = await self._url(info.uri)
@@ -282,6 +434,23 @@ class HttpStore(DirectStore):
         fs = self.fs
         # Else a server that takes no connections looks like one that sends nothing.
         timeout = {} if "timeout" in fs.client_kwargs else {"timeout": request_options()["timeout"]}
-        options: dict[str, Any] = {**timeout, **fs.kwargs}
-        headers = {**options.pop("headers", {}), **PLAIN}
-        return Address(unlimited(await fs.set_session()), fs.encode_url(self.path(uri)), headers, options)
+        options: dict[str, Any] = {**timeout, **fs.kwargs, "allow_redirects": False}
+        redirects = options.pop("max_redirects", MAX_REDIRECTS) if fs.kwargs.get("allow_redirects", True) else 0
+        headers, url = {**options.pop("headers", {}), **PLAIN}, fs.encode_url(self.path(uri))
+        if url.user is not None:  # as a header, so that a redirect to the same origin keeps it
+            user = f"{url.user}:{url.password or ''}".encode("latin1")
+            headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"
+        return Address(await fs.set_session(), url.with_user(None), headers, options, redirects)
+
+
+async def _report(uri: str, response: Any, tail_bytes: int) -> tuple[ObjectInfo, bytes]:
+    """Return what a response reports of an object, and its body if that is no more than the end of the object."""
+    response.raise_for_status()
+    if response.status not in (200, 206):
+        raise HTTPStatusError(response.status, "refused")
+    length = response.headers.get("Content-Length")
+    whole = None if length is None else int(length)
+    size, part_bytes = size_and_tail(response.headers.get("Content-Range"), whole, tail_bytes)
+    tail = await read_at_most(response.content.read, part_bytes) if part_bytes else b""
+    marks = {name: response.headers.get(name) for name in ("ETag", "Last-Modified")}
+    return checked_info(uri, {"size": size, **marks}), tail if len(tail) == part_bytes else b""

@@ -9,7 +9,8 @@ size and a time do not, since a second is long.
 
 The check of responses to range requests serves every transport and provider:
 
-    version           the ETag or generation is that of the pinned object; without one, the total is its size
+    version           the ETag or generation is that of the pinned object; without one, the total is its size, and
+                      Last-Modified, if it is sent, is the date at opening, unless `check_dates` is off
     Content-Length    is the length of the range, where it is sent
     Content-Range     start, end and total are those of the range and of the pinned object
     status            206; 200 with a Content-Range, or for a range that is the whole object
@@ -22,24 +23,29 @@ sends. Generic fsspec drivers return bytes without their response: of these only
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from binidx.errors import ObjectChangedError, ShortReadError
-from binidx.storage.interfaces import Range
+from binidx.storage.interfaces import Range, VersionMark
 from binidx.storage.store_protocols import ObjectInfo
 
 PROVING = ("etag", "generation", "version", "inode")
 """One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one."""
 
 
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Names of the time of the last change in the metadata of drivers."""
+
+
 def identity_from_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identity in an object's metadata: fsspec's `info`, or the JSON of GCS."""
     identity: dict[str, Any] = {"size": int(info["size"])}
     versions = {"etag": ("ETag", "etag"), "generation": ("generation",), "version": ("VersionId",)}
-    times = {"mtime": ("mtime", "LastModified", "last_modified", "updated", "created")}
-    for names in (versions, times):
+    for names in (versions, {"mtime": TIMES}):
         for name, keys in names.items():
             found = next((info[key] for key in keys if info.get(key)), None)
             if found is not None:
@@ -51,7 +57,27 @@ def identity_from_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def object_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
     """Return an object's metadata as `ObjectInfo`: fsspec's `info`, GCS's JSON or another dict; it must have a size."""
-    return ObjectInfo(uri, int(info["size"]), identity_from_info(info), info.get("md5Hash"))
+    identity = identity_from_info(info)
+    is_pinned = "generation" in identity or not is_weak(identity.get("etag", "W/"))
+    dates = () if is_pinned else (info[key] for key in (*TIMES, "Last-Modified") if info.get(key))
+    return ObjectInfo(uri, int(info["size"]), identity, info.get("md5Hash"), second_of(next(iter(dates), None)))
+
+
+@functools.lru_cache(1024)
+def second_of(date: Any) -> int | None:
+    """Return a date in whole seconds since the epoch, as fine as Last-Modified; None if it is none.
+
+    Args:
+        date: seconds, a datetime, or text: of HTTP (Fri, 20 Nov 2026 03:53:17 GMT), or ISO 8601 as in listings.
+    """
+    from email.utils import parsedate_to_datetime  # slow to import
+
+    try:
+        if isinstance(date, str):
+            date = datetime.fromisoformat(date) if date[:1].isdigit() else parsedate_to_datetime(date)
+        return int(date.timestamp() if isinstance(date, datetime) else date)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def same_identity(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -69,6 +95,21 @@ def same_object(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) 
     """Return whether two identities prove that the bytes are the same; one may have more entries than the other."""
     was, now = one or {}, other or {}
     return proves_content({name: was[name] for name in was if name in now}) and same_identity(was, now)
+
+
+def is_rewritten(was: VersionMark | None, now: VersionMark | None) -> bool:
+    """Return whether an object has another date, or a local file another inode, or a ctime that needs a write.
+
+    chmod, chown and ln change the ctime, too: a write that comes with one of these is not seen. Files of two nodes are
+    not compared.
+    """
+    if was is None or now is None:
+        return False
+    if isinstance(was, int) or isinstance(now, int):
+        return isinstance(was, int) and isinstance(now, int) and was != now
+    if was.node != now.node:
+        return False
+    return was.inode != now.inode or (was.ctime != now.ctime and was.owner == now.owner)
 
 
 def is_weak(mark: object) -> bool:
@@ -100,6 +141,8 @@ def check_response(info: ObjectInfo, where: Range, status: int, headers: Mapping
     version = headers.get(VERSION_HEADERS.get(name, ""))
     if _bare(version) != _bare(pinned) if version and pinned else not pinned and total not in (None, size):
         raise changed(info, {"size": total, name: version})
+    if info.mark is not None and (not version or name == "version"):
+        check_date(info, headers.get("last-modified"))
     if length not in (None, str(stop - start)):
         raise wrong_length(info.uri, where, str(length))
     if content_range is None and status == 200:
@@ -110,6 +153,26 @@ def check_response(info: ObjectInfo, where: Range, status: int, headers: Mapping
         raise _wrong(info.uri, f"wrong response (found {found}; need 206, bytes {start}-{stop - 1}/{size})")
     if not version and pinned and not is_weak(pinned):
         raise _wrong(info.uri, f"response without a version (need {VERSION_HEADERS[name]} {pinned})")
+
+
+DATES_OFF = ", or set BINIDX_CHECK_DATES=0 if replicas of the store send different dates for one object"
+"""End of an error about dates."""
+
+
+def check_date(info: ObjectInfo, date: Any) -> None:
+    """Raise ObjectChangedError if a date is another one than that of an object when it was opened."""
+    if isinstance(info.mark, int) and is_rewritten(info.mark, found := second_of(date)):
+        was, now = describe_mark(info.mark), describe_mark(found)
+        raise ObjectChangedError(
+            f"{info.uri}: changed since it was opened ({was}, now {now}); open it again{DATES_OFF}"
+        )
+
+
+def describe_mark(mark: VersionMark | None) -> str:
+    """Return a text for messages."""
+    from email.utils import formatdate  # slow to import
+
+    return f"Last-Modified {formatdate(mark, usegmt=True)}" if isinstance(mark, int) else str(mark)
 
 
 def check_length(uri: str, where: Range, body: bytes) -> bytes:
@@ -123,13 +186,15 @@ def check_length(uri: str, where: Range, body: bytes) -> bytes:
     return body
 
 
-def check_unchanged(info: ObjectInfo, identity: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError unless an object still has the identity that it was opened with.
+def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
+    """Raise ObjectChangedError unless an object still has the identity, and the date, that it was opened with.
 
     A HEAD request may report more keys, such as a version, than the listing from which the object was opened.
     """
-    if identity != info.identity and not same_object(info.identity, identity):
-        raise changed(info, identity)
+    if now.identity != info.identity and not same_object(info.identity, now.identity):
+        raise changed(info, now.identity)
+    if "etag" not in now.identity:
+        check_date(info, now.mark)
 
 
 def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
@@ -154,15 +219,15 @@ def parse_content_range(text: str | None) -> tuple[Range, int] | None:
     return ((int(found[1]), int(found[2]) + 1), int(found[3])) if found else None
 
 
-def size_and_tail(content_range: str | None, length: int | None) -> tuple[int | None, int]:
+def size_and_tail(content_range: str | None, length: int | None, tail_bytes: int) -> tuple[int | None, int]:
     """Return the size of an object whose last bytes were requested, and how many of them the response has.
 
-    A response with the whole object counts as having none: its body is not awaited.
+    A response with more than `tail_bytes`, such as the whole object, counts as having none: its body is not awaited.
     """
     if (found := parse_content_range(content_range)) is None:
         return length, 0
     (start, stop), size = found
-    return size, stop - start if stop == size else 0
+    return size, stop - start if stop == size and stop - start <= tail_bytes else 0
 
 
 def _bare(mark: str) -> str:

@@ -22,12 +22,13 @@ import numpy as np
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.native.arguments import AskAhead, Mapped
-from binidx.storage.interfaces import Range
+from binidx.storage.interfaces import FileVersion, Range, VersionMark
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.driver_errors import access_denied
-from binidx.storage.stores.registry import check_file_name
+from binidx.storage.stores.identity import is_rewritten
+from binidx.storage.stores.registry import check_file_name, local_path
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
@@ -45,6 +46,7 @@ class LocalFile:
     Args:
         path: of an existing file; an empty one is fine.
         identity: size and mtime that the file must have; with it, the file is opened at the first read only.
+        mark: inode and ctime that the file must have, too, if this is the node where they were read.
 
     Raises:
         ObjectNotFoundError: there is no such file.
@@ -62,19 +64,24 @@ class LocalFile:
     _view: memoryview
     _content: Mapped
 
-    def __init__(self, path: str | os.PathLike[str], identity: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        identity: dict[str, Any] | None = None,
+        mark: FileVersion | None = None,
+    ) -> None:
         self.uri = check_file_name(os.fspath(path))
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
         self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
         self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
-        self.identity = identity or {}
+        self.identity, self.mark = identity or {}, mark
         if identity is None:
             self._open()
             self.identity = {"size": self._found.st_size, "mtime": self._found.st_mtime}
         self.size: int = self.identity["size"]
 
     def _open(self) -> None:
-        """Open and map the file, which must have the `identity`, if that is known."""
+        """Open and map the file, which must have the `identity` and the `mark`, if these are known."""
         raise_descriptor_limit()
         mapped = None
         try:
@@ -93,10 +100,11 @@ class LocalFile:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
         now = {"size": found.st_size, "mtime": found.st_mtime}
-        if len(view) != found.st_size or self.identity not in ({}, now):
-            was = f", was {self.identity} in the process that pickled it" if self.identity else ""
-            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, has {now}{was}; open it again")
-        content = Mapped(view, disk=mapped is not None)
+        version, pickled = file_version(found), self.mark
+        if len(view) != found.st_size or self.identity not in ({}, now) or is_rewritten(pickled, version):
+            was = f", was {self.identity}, {pickled} in the process that pickled it" if self.identity else ""
+            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, has {now}, {version}{was}; open it again")
+        content, self.mark = Mapped(view, disk=mapped is not None), version
         vars(self).update(zip(OPENED, (found, mapped, view, content), strict=True))
 
     if not TYPE_CHECKING:
@@ -144,8 +152,9 @@ class LocalFile:
             if (found := mapped.size()) < self.size:
                 raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
         elif (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (self.size, was.st_mtime_ns, was.st_ctime_ns):
-            if (now.st_size, now.st_mtime_ns) == (self.size, was.st_mtime_ns) and has_other_owner(was, now):
-                self._found = now
+            same_times, version = (now.st_size, now.st_mtime_ns) == (self.size, was.st_mtime_ns), file_version(now)
+            if same_times and not is_rewritten(self.mark, version):
+                self._found, self.mark = now, version
                 return
             times = f"mtime {was.st_mtime}, ctime {was.st_ctime}", f"mtime {now.st_mtime}, ctime {now.st_ctime}"
             raise ObjectChangedError(
@@ -154,15 +163,43 @@ class LocalFile:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self.uri, self.identity)
+        return LocalFile, (self.uri, self.identity, mark_to_pickle(self._path, self.mark))
 
     def __repr__(self) -> str:
         return f"LocalFile({self.uri}, {self.size:,} bytes)"
 
 
-def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:
-    """Return whether owner, mode or number of links differ, which explains a new ctime: chmod, chown, ln."""
-    return any(getattr(was, name) != getattr(now, name) for name in ("st_mode", "st_uid", "st_gid", "st_nlink"))
+def file_version(found: os.stat_result) -> FileVersion:
+    """Return the version of a local file from its stat."""
+    owner = found.st_mode, found.st_uid, found.st_gid, found.st_nlink
+    return FileVersion(node_view(), found.st_ino, found.st_ctime, owner)
+
+
+def mark_to_pickle(uri: str, opened: VersionMark | None) -> VersionMark | None:
+    """Return the mark of an opened object for another process: the present one if only chmod, chown or ln differ.
+
+    A process that compared its own ctime with one from before a chmod could not tell that from a later write.
+    """
+    path = local_path(uri)
+    if not isinstance(opened, FileVersion) or path is None or opened.node != node_view():
+        return opened
+    with contextlib.suppress(OSError):
+        if not is_rewritten(opened, now := file_version(os.stat(path))):
+            return now
+    return opened
+
+
+@functools.cache
+def node_view() -> str:
+    """Return a name that processes share if they see the same files: those of one kernel and one container.
+
+    Where the kernel has no boot ID, as on macOS, each process has its own, so versions of files are not compared.
+    """
+    try:
+        namespace = os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        namespace = ""
+    return f"{node_id()} {namespace}"
 
 
 def staging_path(path: str) -> str:

@@ -1,105 +1,70 @@
-"""Table of the stores, one row per provider, and what a URI names: which store, which path.
+"""Registry of the stores, and what a URI names: which store, which path.
 
     s3://bucket/key                     S3Store
     simplecache::s3://bucket/key        a chain: fsspec's own filesystem over S3, read as it comes
     /data/en.bin, file:///data/en.bin   a file of this machine
 
-A new provider is a module with a class, and a row here. Which options, endpoints, credentials and profiles hold is
-decided by the driver (`storage_options`, FSSPEC_* and AWS_* variables, its configuration files).
+A new provider is a module with a class, and a row here or a call of `register_store`. Everything known of a store,
+prices and the name of its driver included, is in its class, which is imported when a URI needs it. Which options,
+endpoints, credentials and profiles hold is decided by the driver (`storage_options`, FSSPEC_* and AWS_* variables, its
+configuration files).
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import posixpath
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from binidx.errors import ObjectNotFoundError
-from binidx.storage.store_protocols import Prices
+from binidx.registries import Registry
+
+STORES: Registry[Any] = Registry(
+    "binidx.storage.stores.registry:STORES",
+    "store",
+    "binidx.stores",
+    "[a-z][a-z0-9+.-]*",
+    {
+        **dict.fromkeys(("s3", "s3a"), "binidx.storage.stores.s3:S3Store"),
+        **dict.fromkeys(("gs", "gcs"), "binidx.storage.stores.gcs:GcsStore"),
+        **dict.fromkeys(("abfs", "abfss", "az"), "binidx.storage.stores.azure:AzureStore"),
+        **dict.fromkeys(("http", "https"), "binidx.storage.stores.http:HttpStore"),
+        **dict.fromkeys(("file", "local"), "binidx.storage.stores.fsspec_store:FileStore"),
+        "memory": "binidx.storage.stores.fsspec_store:open_fsspec_store",
+    },
+)
+"""URL scheme -> class, or function, that is called with a URI and storage options and returns a store."""
 
 
-@dataclass(frozen=True)
-class Provider:
-    """One row of the table of stores: a storage provider, its driver, and its prices.
+def register_store(scheme: str, store: Callable[[str, Mapping[str, Any] | None], Any]) -> None:
+    """Register a class of stores for a URL scheme, for this process and for the worker processes that it starts.
 
-    Attributes:
-        store_class: "module:class" or "module:function"; called with a URI and storage options, it returns a
-            `ReadableStore` or a `BlockingStore`.
-        prices: see `Prices`; requests to stores that `stats.STORES` does not name are counted as "other".
-        package, install: name of the required driver package, and the argument of `pip install` that installs it.
-        credentials: hint for error messages: the files or variables in which users set credentials.
+    A package that is installed registers its class by an entry point instead: `myfs = "package.module:MyStore"` in the
+    group `binidx.stores`.
+
+    Args:
+        scheme: scheme of the URIs, such as "myfs" of myfs://bucket/key.
+        store: class that is called with a URI and storage options; its instances are a `ReadableStore` or a
+            `BlockingStore` of `storage.store_protocols`, and whatever else they can do.
+
+    Raises:
+        ConfigError: the scheme is built in, or stands for another class.
+
+    Example:
+        binidx.register_store("myfs", MyStore)
+
+    Source: ours; fsspec's `register_implementation`.
     """
-
-    store_class: str
-    prices: Prices = Prices()  # noqa: RUF009 (frozen)
-    package: str = ""
-    install: str = ""
-    credentials: str = ""
-
-
-OTHER = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store")
-"""Row of all schemes that PROVIDERS lacks: fsspec opens them."""
-
-# S3 Standard, us-east-1: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy (aws.amazon.com/s3/pricing).
-# GCS Standard, one region: $0.004 per 10,000 class B, $0.05 per 10,000 class A (cloud.google.com/storage/pricing).
-# Both as of November 2026; other regions cost up to about a half more.
-_S3 = Provider(
-    "binidx.storage.stores.s3:S3Store",
-    Prices("s3", 0.0004 / 1_000, 0.005 / 1_000),
-    "s3fs",
-    "'binidx[s3]'",
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public",
-)
-_GCS = Provider(
-    "binidx.storage.stores.gcs:GcsStore",
-    Prices("gs", 0.004 / 10_000, 0.05 / 10_000),
-    "gcsfs",
-    "'binidx[gcs]'",
-    "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
-)
-_AZURE = Provider(
-    "binidx.storage.stores.azure:AzureStore",
-    package="adlfs",
-    install="'binidx[azure]'",
-    credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True}",
-)
-_HTTP = Provider(
-    "binidx.storage.stores.http:HttpStore",
-    Prices("http"),
-    "aiohttp",
-    "aiohttp",
-    "those in the URL: a signature runs out",
-)
-_LOCAL = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store", Prices("file"))
-PROVIDERS: dict[str, Provider] = {
-    "s3": _S3,
-    "s3a": _S3,
-    "gs": _GCS,
-    "gcs": _GCS,
-    "abfs": _AZURE,
-    "abfss": _AZURE,
-    "az": _AZURE,
-    "http": _HTTP,
-    "https": _HTTP,
-    "file": _LOCAL,
-    "local": _LOCAL,
-    "memory": OTHER,
-}
-"""URL scheme -> its row."""
-
-
-def provider_of(scheme: str) -> Provider:
-    """Return the row of a URL scheme in the table of stores."""
-    return PROVIDERS.get(scheme, OTHER)
+    STORES.register(scheme, store)
 
 
 def store_class(scheme: str) -> Any:
-    """Import and return the class, or function, that makes the store of a URL scheme."""
-    module, _, name = provider_of(scheme).store_class.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Import and return the class, or function, that makes the stores of a URL scheme."""
+    try:
+        return STORES[scheme]
+    except KeyError:
+        return STORES["memory"]
 
 
 def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> Any:
@@ -116,13 +81,8 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
         >>> open_store("memory://bucket/key").prices().store
         'other'
     """
-    schemes = protocols(uri)
-    return store_class(schemes[0] if len(schemes) == 1 else "")(uri, storage_options)
-
-
-def prices_of(uri: str) -> Prices:
-    """Return the list prices of the store of a URI; a chain costs what its last link costs."""
-    return provider_of((protocols(uri) or ["file"])[-1]).prices
+    schemes = protocols(uri) or ["file"]
+    return store_class(schemes[0] if len(schemes) == 1 else "memory")(uri, storage_options)
 
 
 def links(uri: str) -> list[str]:
@@ -131,8 +91,13 @@ def links(uri: str) -> list[str]:
         return [uri]
     parts = uri.split("::")
     # Nothing is chained behind a store: :: in the name of an object is part of the name.
-    ends = {*PROVIDERS} - {"file", "local"}
-    store = next((place for place, part in enumerate(parts) if part.partition("://")[0] in ends), len(parts) - 1)
+    schemes = [part.partition("://")[0] for part in parts]
+    ends = (
+        place
+        for place, scheme in enumerate(schemes)
+        if scheme not in ("file", "local") and (scheme in STORES.known or scheme in STORES.names())
+    )
+    store = next(ends, len(parts) - 1)
     return [*parts[:store], "::".join(parts[store:])]
 
 

@@ -1,42 +1,48 @@
 """S3 and servers that speak its protocol, through s3fs: s3://bucket/key, s3a://bucket/key.
 
 Ranges and lists are requested directly at URLs that s3fs signs (`http`), and through s3fs where that is refused;
-s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries. Private
-members of s3fs and botocore are used by `sign` alone, and without them s3fs sends every request.
+s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
-from binidx.errors import SlowCopyError
+from binidx.errors import SlowCopyError, StorageError
 from binidx.storage.interfaces import Range
-from binidx.storage.store_protocols import ListRequest, ObjectInfo
+from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
     HTTPStatusError,
+    PartsLostError,
+    cause_of,
     driver_text,
     http_status,
+    is_malformed,
     storage_errors,
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.http import (
-    PLAIN,
+    MAX_UNBOUNDED_BYTES,
     Address,
     DirectStore,
     NotDirectError,
+    bounded_session,
+    direct_address,
     if_match,
-    literal_url,
-    private,
+    read_at_most,
     receive,
-    request_options,
 )
 from binidx.storage.stores.identity import is_weak, object_info, size_and_tail
 
@@ -46,8 +52,16 @@ SPARE = 8
 
 
 class S3Store(FsspecWrites, DirectStore):
-    """Store of S3. Reads are pinned to the ETag; without one, to the size."""
+    """Store of S3. Reads are pinned to the ETag; without one, to version id, size and date."""
 
+    # S3 Standard, us-east-1, November 2026: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy
+    # (aws.amazon.com/s3/pricing); other regions cost up to about a half more.
+    list_prices = Prices("s3", 0.0004 / 1_000, 0.005 / 1_000)
+    driver = Driver(
+        "s3fs",
+        "'binidx[s3]'",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public",
+    )
     hides_uploads = True
     min_part, max_part, max_parts = 5 << 20, 5 << 30, 10_000
     # Copied in seconds, well inside the timeouts of clients, and with many in flight faster than one huge part.
@@ -69,6 +83,8 @@ class S3Store(FsspecWrites, DirectStore):
             if not ("--x-s3/" in uri or "arn:" in uri):
                 # Else botocore signs URLs as in 2006 if an endpoint is given. Express buckets sign in their own way.
                 config["signature_version"] = "s3v4"
+        if not given.get("anon"):
+            config["http_session_cls"] = one_origin_session()
         # Over http botocore would hash each body for its signature, a fifth of an upload's CPU; it has a CRC32 as well.
         users = users_config(given)
         signing = {"s3": {"payload_signing_enabled": False, **users.get("s3", {})}}
@@ -108,21 +124,33 @@ class S3Store(FsspecWrites, DirectStore):
         return checked_info(uri, {"size": response["ContentLength"], **_versions(response)}), b""
 
     async def _tail(self, uri: str, tail_bytes: int) -> tuple[ObjectInfo, bytes]:
-        wanted = {**self._object(uri), "Range": f"bytes=-{tail_bytes}"}
-        response = await self.fs._call_s3("get_object", self.fs.kwargs, self.fs.req_kw, **wanted)
-        size, part_bytes = size_and_tail(response.get("ContentRange"), response["ContentLength"])
+        response = await self._begin_get(self.fs, uri, f"bytes=-{tail_bytes}")
+        size, part_bytes = size_and_tail(response.get("ContentRange"), response.get("ContentLength"), tail_bytes)
         async with (body := response["Body"]):
-            tail = await body.read() if part_bytes else b""
+            tail = await read_at_most(body.read, part_bytes) if part_bytes else b""
         info = checked_info(uri, {"size": size, **_versions(response)})
         return info, tail if len(tail) == part_bytes else b""
+
+    async def _begin_get(self, fs: Any, uri: str, where: str, **condition: str) -> Any:
+        """Return s3fs' response to a request for a range, whose body is not read yet."""
+        return await fs._call_s3("get_object", fs.req_kw, **self._object(uri), **condition, Range=where)
+
+    def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
+        from fsspec.asyn import sync
+
+        async def read() -> bytes:
+            async with (body := (await self._begin_get(fs, uri, f"bytes=0-{num_bytes - 1}"))["Body"]):
+                return (await read_at_most(body.read, num_bytes))[:num_bytes]
+
+        found: bytes = sync(fs.loop, read)
+        return found
 
     async def address(self, info: ObjectInfo) -> Address:
         return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         condition = {"IfMatch": info.identity["etag"]} if "etag" in info.identity else {}
-        wanted = {**self._object(info.uri), **condition, "Range": f"bytes={where[0]}-{where[1] - 1}"}
-        response = await self.fs._call_s3("get_object", self.fs.req_kw, **wanted)
+        response = await self._begin_get(self.fs, info.uri, f"bytes={where[0]}-{where[1] - 1}", **condition)
         status, headers = map(response["ResponseMetadata"].get, ("HTTPStatusCode", "HTTPHeaders"))
         async with (body := response["Body"]):
             return await receive(info, where, status, headers, body.read)
@@ -148,7 +176,7 @@ class S3Store(FsspecWrites, DirectStore):
         async with address.session.get(address.url, headers=address.headers, **address.options) as response:
             if response.status != 200:
                 raise HTTPStatusError(response.status, response.reason or "")
-            return parse_page(await response.read())
+            return parse_page(await read_at_most(response.content.read, MAX_UNBOUNDED_BYTES))
 
     def send(self, call: Callable[[Any], Result]) -> Result:
         """Return `call(fs)` for the client that reads, as another takes 11 MB.
@@ -196,8 +224,36 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
     return found, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
 
 
+@functools.cache
+def one_origin_session() -> Any:
+    """Return a class of HTTP sessions of aiobotocore that do not follow a redirect to another origin.
+
+    aiobotocore's own would send session tokens and keys of encryption there.
+    """
+    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+    from aiohttp import ClientResponseError
+    from botocore.exceptions import HTTPClientError
+
+    class OneOriginSession(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._response_class = bounded_session(may_leave=False)["response_class"]
+            return session
+
+        async def send(self, request: Any) -> Any:
+            try:
+                return await super().send(request)
+            except HTTPClientError as error:
+                refusal = error.kwargs.get("error")
+                if isinstance(refusal, ClientResponseError) and not is_malformed(refusal):
+                    raise refusal from error  # which is final; the other is tried again
+                raise
+
+    return OneOriginSession
+
+
 async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
-    """Return the address of a direct request, a signed URL; uses private members of s3fs and botocore.
+    """Return the address of a direct request, a signed URL.
 
     Args:
         method: method of botocore's client, such as "get_object".
@@ -206,22 +262,43 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
 
     Raises:
         NotDirectError: the request cannot be sent without the driver.
-        AttributeError: this release of a driver lacks a private member.
     """
+    from botocore.utils import get_environ_proxies
+
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
-    arguments = private(fs, "_get_s3_method_kwargs")(getattr(client, method), fs.req_kw, **wanted)
+    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
+    given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
+    arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
     client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
     url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
-    http = private(client, "_endpoint").http_session
-    if private(http, "_proxy_config").proxy_url_for(url):
+    config = client.meta.config
+    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
+    if proxies.get(urlsplit(url).scheme):
         raise NotDirectError("a proxy stands before it")
     payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    session = await private(http, "_get_session")(None)
-    return Address(session, literal_url(url), {**PLAIN, **payer, **headers}, request_options())
+    return await direct_address(fs, url, {**payer, **headers}, lambda: session_options(fs, config))
+
+
+def session_options(fs: Any, config: Any) -> dict[str, Any]:
+    """Return aiohttp's options of a session with the TLS of s3fs: its certificates, and the user's CA bundle."""
+    from aiohttp import DummyCookieJar, TCPConnector
+    from botocore.httpsession import create_urllib3_context, get_cert_path
+
+    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
+    if verify is False:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    else:
+        tls.check_hostname = True
+        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
+    if certificate := config.client_cert:
+        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
+    connector = TCPConnector(**{"keepalive_timeout": 12, **(config.connector_args or {}), "limit": 0, "ssl": tls})
+    return {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
 
 
 def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
@@ -241,7 +318,7 @@ class S3Upload:
     """A multipart upload: its parts outlive this process until they are completed or aborted."""
 
     def __init__(self, store: S3Store, uri: str, token: str) -> None:
-        self._store = store
+        self._store, self._uri = store, uri
         bucket, key = store.split(uri)
         self._object = {"Bucket": bucket, "Key": key}
         self._sent, self._aborted = set[Future[Any]](), False
@@ -257,7 +334,8 @@ class S3Upload:
         sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
         # botocore's timeout begins when the whole body is sent.
         limited = asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
-        return str(self._begin(fs, limited).result()["ETag"])
+        with self._loss_reported():
+            return self._tag(self._begin(fs, limited).result())
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}
@@ -265,12 +343,12 @@ class S3Upload:
         wanted.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where != (0, source.size) else {})
         seconds = STALL_SECONDS + (where[1] - where[0]) / COPIED_BYTES_PER_SECOND
         seconds = max(seconds, users_config(self._store.storage_options).get("read_timeout") or 0)
-        with storage_errors(source.uri):
+        with storage_errors(source.uri), self._loss_reported():
             fs = self._store.copying_fs()
             request = fs._call_s3("upload_part_copy", **self._object, UploadId=self.token, PartNumber=part, **wanted)
             sent = self._begin(fs, request)
             if wait([sent], seconds).done:
-                return str(sent.result()["CopyPartResult"]["ETag"])
+                return self._tag(sent.result()["CopyPartResult"])
         sent.cancel()
         raise SlowCopyError(
             f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
@@ -279,8 +357,45 @@ class S3Upload:
 
     def complete(self, tags: Mapping[int, str]) -> str:
         numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
-        answer = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload={"Parts": numbered})
-        return str(answer.get("ETag", ""))
+        try:
+            with self._loss_reported():
+                parts = {"Parts": numbered}
+                done = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload=parts)
+                return str(done.get("ETag", ""))
+        except PartsLostError as error:
+            # The response to an earlier request may have been lost.
+            found, needed = self._present_tag(), composite_tag([tag for _, tag in sorted(tags.items())])
+            if found and found.strip('"') == needed:
+                return found
+            raise PartsLostError(f"{error} (its ETag would be {needed}, found {found or 'none'})") from error
+
+    def _present_tag(self) -> str:
+        """Return the ETag of the object that has the name now; "" if there is none, or none that may be read."""
+        try:
+            return str(self._call("head_object").get("ETag", ""))
+        except (FileNotFoundError, PermissionError):
+            return ""
+
+    def _tag(self, answer: Mapping[str, Any]) -> str:
+        if "ETag" not in answer:
+            raise StorageError(
+                f"{self._uri}: the response to a part has no ETag, needed one to publish the object; let the server, "
+                "and any proxy before it, send ETag headers, or write to a disk and upload the files with another tool"
+            )
+        return str(answer["ETag"])
+
+    @contextlib.contextmanager
+    def _loss_reported(self) -> Iterator[None]:
+        """Raise PartsLostError for a driver's error in the block if this upload does not exist any more."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") != "NoSuchUpload":
+                raise
+            raise PartsLostError(
+                f"{self._uri}: its upload was completed or aborted meanwhile, by another process or by a rule of the "
+                "bucket; run it again"
+            ) from cause_of(error)
 
     def abort(self) -> None:
         self._aborted = True
@@ -316,6 +431,21 @@ class S3Upload:
             if not answer.get("IsTruncated"):
                 return found
             page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
+
+
+def composite_tag(tags: Sequence[str]) -> str:
+    """Return the ETag that S3 gives an object of parts with these ETags, without quotes; "unknown" if they are no MD5.
+
+    An object that has it consists of these parts; another upload may have brought equal ones. Under SSE-KMS or SSE-C,
+    or in an Express bucket, ETags may be no MD5: the object then has another ETag, and nothing is proved.
+
+    Source: the MD5 of the MD5s of the parts, and their number; AWS, Checking object integrity.
+    """
+    try:
+        digests = b"".join(bytes.fromhex(tag.strip('"')) for tag in tags)
+    except ValueError:
+        return "unknown"
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(tags)}"
 
 
 def users_config(given: Mapping[str, Any]) -> dict[str, Any]:

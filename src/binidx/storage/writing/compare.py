@@ -9,12 +9,11 @@ Memory: 8 MiB. Cost: the object is read once.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from binidx.errors import ObjectExistsError
 from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.concatenate import SourcePiece, read_piece
@@ -32,11 +31,10 @@ class ComparingWriter:
         codec: "raw" to compare the stored bytes; None: plain bytes of a `.bin.zst`.
     """
 
-    def __init__(
-        self, uri: str, refusal: str, storage_options: Mapping[str, Any] | None = None, *, codec: str | None = None
-    ) -> None:
-        self._refusal = f"{refusal} ({uri.rsplit('/', 1)[-1]} differs from what this job writes, from byte {{:,}} on)"
-        self._reader = open_object(uri, storage_options=storage_options, mmap=False, cache=False, codec=codec)
+    def __init__(self, location: Location, refusal: str, *, codec: str | None = None) -> None:
+        name = location.uri.rsplit("/", 1)[-1]
+        self._refusal = f"{refusal} ({name} differs from what this job writes, from byte {{:,}} on)"
+        self._reader = open_object(location, mmap=False, cache=False, codec=codec)
         self._held, self._at = bytearray(), 0
 
     def write(self, data: Bytes, /) -> int:
@@ -64,9 +62,7 @@ class ComparingWriter:
 
 
 @contextlib.contextmanager
-def create_or_compare(
-    uri: str | os.PathLike[str], refusal: str, storage_options: Mapping[str, Any] | None = None, *, overwrite: bool
-) -> Iterator[Writer]:
+def create_or_compare(location: Location, refusal: str, *, overwrite: bool) -> Iterator[Writer]:
     """Do `create_object`; an existing object is only compared with the written bytes, unless `overwrite`.
 
     Args:
@@ -75,12 +71,11 @@ def create_or_compare(
     Raises:
         ObjectExistsError: the object exists and has other bytes.
     """
-    uri = os.fspath(uri)
-    if overwrite or not object_exists(uri, storage_options):
-        with create_object(uri, storage_options) as writer:
+    if overwrite or not object_exists(location):
+        with create_object(location) as writer:
             yield writer
         return
-    comparing = ComparingWriter(uri, refusal, storage_options, codec="raw")
+    comparing = ComparingWriter(location, refusal, codec="raw")
     yield comparing
     comparing.finish()
 

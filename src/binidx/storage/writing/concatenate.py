@@ -28,12 +28,13 @@ from typing import Any, Protocol
 from binidx.errors import ObjectChangedError, SlowCopyError, StorageError
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader
-from binidx.storage.open import ROUND_BYTES
+from binidx.storage.location import Location
+from binidx.storage.open import ROUND_BYTES, codec_named
 from binidx.storage.ranges import cut
 from binidx.storage.store_protocols import ComposingStore, MultipartStore, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
-from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of
+from binidx.storage.stores.registry import protocols, store_class
 from binidx.storage.threads import READS
 from binidx.storage.writing.multipart import PartUpload
 from binidx.storage.writing.publish import create_object
@@ -103,7 +104,6 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
     return [SourcePiece(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]
 
 
-Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 COPY_TRIES = 5
@@ -132,29 +132,33 @@ class Join(Protocol):
 
 
 def open_join(
-    uri: str, pieces: Sequence[SourcePiece], source_options: Options = None, target_options: Options = None
+    location: Location,
+    pieces: Sequence[SourcePiece],
+    source_options: Mapping[str, Any] | None = None,
+    codec: str = "raw",
 ) -> Join:
     """Begin a new object that will be the pieces, one after the other.
 
     Args:
         pieces: their readers were opened with `source_options`.
+        codec: name of the codec with which this process encodes the bytes of the pieces.
 
     Raises:
         StorageError: the store refuses.
     """
-    here, options = _provider_of(uri), target_options or {}
-    same = all(_provider_of(piece.reader.uri) == here for piece in pieces if piece.is_stored)
-    local = local_path(uri) is not None
+    here, uri = _store_class_of(location.uri), location.uri
+    same = codec == "raw" and all(_store_class_of(piece.reader.uri) == here for piece in pieces if piece.is_stored)
+    local = location.local_path is not None
     with storage_errors(uri):
-        if same and not local and here is not None and dict(source_options or {}) == dict(options):
-            store = open_store(uri, options)
+        if same and not local and here is not None and dict(source_options or {}) == dict(location.options or {}):
+            store = location.store
             if isinstance(store, MultipartStore):
                 plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
                 if any(isinstance(part, SourcePiece) for part in plan):
-                    return _CopiedParts(store, uri, plan, options)
+                    return _CopiedParts(location, plan)
             if isinstance(store, ComposingStore) and _composable(uri, pieces):
                 return _Composed(store, uri, pieces)
-        return _Streamed(uri, pieces, options, "copy_file_range" if same and local else "stream")
+        return _Streamed(location, pieces, "copy_file_range" if same and local else "stream", codec)
 
 
 class _CopiedParts:
@@ -162,10 +166,10 @@ class _CopiedParts:
 
     how = "server"
 
-    def __init__(self, store: MultipartStore, uri: str, plan: Sequence[Part], options: Mapping[str, Any]) -> None:
+    def __init__(self, location: Location, plan: Sequence[Part]) -> None:
         self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
         self._limit = CopyLimit(IN_FLIGHT)
-        self._upload = PartUpload(store, uri, "", options)
+        self._upload = PartUpload(location)
 
     def fill(self, advance: Callable[[int], object]) -> None:
         with READS.executor(IN_FLIGHT) as threads:
@@ -278,13 +282,12 @@ class _Composed:
 class _Streamed:
     """A `Join` whose bytes pass through this process; between local files the kernel copies them where possible."""
 
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Mapping[str, Any], how: str) -> None:
+    def __init__(self, location: Location, pieces: Sequence[SourcePiece], how: str, codec: str) -> None:
         self._pieces, self.moved_bytes, self.how = pieces, 0, how
         self._before_publish: Callable[[], object] = lambda: None
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(
-            create_object(uri, options, before_publish=lambda: self._before_publish())
-        )
+        stored = self._open.enter_context(create_object(location, before_publish=lambda: self._before_publish()))
+        self._writer = self._open.enter_context(codec_named(codec).create(stored, None))
 
     def fill(self, advance: Callable[[int], object]) -> None:
         for piece in self._pieces:
@@ -304,7 +307,7 @@ class _Streamed:
 
     def _copy_in_kernel(self, piece: SourcePiece, advance: Callable[[int], object]) -> int:
         """Copy as much of a piece as the kernel can; return the byte at which the rest begins."""
-        path, at = str(local_path(piece.reader.uri)), piece.start
+        path, at = str(Location(piece.reader.uri).local_path), piece.start
         if self.how == "stream":
             return at
         assert isinstance(self._writer, StagingFile)
@@ -346,10 +349,10 @@ def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
         yield from piece.reader.read(cut(around, 8 << 20))
 
 
-def _provider_of(uri: str) -> Provider | None:
-    """Return the row of the store of a URI; None for a chain."""
+def _store_class_of(uri: str) -> Any:
+    """Return the class of the store of a URI; None for a chain."""
     schemes = protocols(uri) or ["file"]
-    return provider_of(schemes[0]) if len(schemes) == 1 else None
+    return store_class(schemes[0]) if len(schemes) == 1 else None
 
 
 def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:

@@ -15,8 +15,9 @@ interrupted, unless it had been published.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -24,9 +25,11 @@ from typing import Any, Literal, Protocol
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.json_models import Count, Positive
 from binidx.storage.interfaces import Range, RangeReader, Writer
-from binidx.storage.open import CODECS, open_object, open_stored
+from binidx.storage.location import Location
+from binidx.storage.open import codec_named, open_object, open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_identity
+from binidx.storage.stores.driver_errors import PartsLostError
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.multipart import (
     MAX_PARTS,
@@ -92,7 +95,7 @@ MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
 
 
-Unit = Literal["bytes", "rows"]
+Unit = Literal["bytes", "rows", "samples", "tokens"]
 
 
 class ProgressWatcher(Protocol):
@@ -133,7 +136,7 @@ class CopyCounts:
 
 def copy_object(
     source: RangeReader,
-    target: str,
+    target: Location,
     state: CopyState,
     *,
     save: Callable[[], None],
@@ -143,7 +146,6 @@ def copy_object(
     level: int | None = None,
     checksum: bool = True,
     save_seconds: float = SAVE_SECONDS,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> CopyCounts:
     """Copy `source` to `target`, continuing from `state`, which is updated.
 
@@ -151,7 +153,7 @@ def copy_object(
         state: progress of the copy of these bytes; if it is `done` and the target unchanged, nothing is copied.
         save: writes `state` to a journal; called at the start, every `save_seconds`, before publishing.
         before_publish: called right before the target appears; an exception stops the copy.
-        codec: key of `storage.open.CODECS` with which the bytes are compressed on the way.
+        codec: name of the codec with which the bytes are compressed on the way.
         level: level of the compression; None: the codec's default.
         checksum: read back the whole copy, decoded; False: compare the sizes.
 
@@ -164,35 +166,47 @@ def copy_object(
     """
 
     def open_target() -> RangeReader:
-        return open_object(target, storage_options=storage_options, cache=False, codec=codec)
+        return open_object(target, cache=False, codec=codec)
+
+    def copy_parts(parts: MultipartWriter) -> CopyCounts:
+        with _paused_on_error(parts, save):
+            counts = _send_missing(source, target, parts, state, save, save_seconds, watch)
+            if (staged := parts.staged) is not None:
+                _verify(lambda: open_stored(Location(staged)), target, state, checksum, watch)
+            before_publish()
+            parts.publish({part: tag for part, (_, tag) in state.sent.items()})
+        return counts
 
     counts = CopyCounts(parts_kept=len(state.sent))
-    if _is_done(target, state, storage_options):
+    if _is_done(target, state):
         return counts
     if not _was_published(open_target, target, state, watch):
-        parts = open_parts(target, state.size, state.token, storage_options) if codec == "raw" else None
+        parts = open_parts(target, state.size, state.token) if codec == "raw" else None
         if parts is not None:
-            with _paused_on_error(parts, save):
-                counts = _send_missing(source, target, parts, state, save, save_seconds, watch)
-                if (staged := parts.staged) is not None:
-                    _verify(lambda: open_stored(staged), target, state, checksum, watch)
-                before_publish()
-                parts.publish({part: tag for part, (_, tag) in state.sent.items()})
+            try:
+                counts = copy_parts(parts)
+            except (PartsLostError, ObjectNotFoundError) as error:
+                if isinstance(error, ObjectNotFoundError) and (not parts.staged or os.path.exists(parts.staged)):
+                    raise  # of the source: the parts stay
+                # The earlier process, whose state this one continues, lives and has published the parts.
+                state.token, state.sent = "", {}
+                save()
+                counts = copy_parts(open_parts(target, state.size) or parts)
         else:
             state.sent, state.done = {}, None
             save()
             watch.begin(f"{'copy' if codec == 'raw' else 'compress'} {target}", state.size, 0)
-            with create_object(target, storage_options, before_publish=before_publish) as stored:
-                _copy_stream(source, CODECS[codec].create(stored, level), state, save, save_seconds, watch)
+            with create_object(target, before_publish=before_publish) as stored:
+                _copy_stream(source, codec_named(codec).create(stored, level), state, save, save_seconds, watch)
                 save()  # a process that lost its lease stops here
-            counts = CopyCounts(len(state.sent), 0, object_identity(target, storage_options)["size"])
+            counts = CopyCounts(len(state.sent), 0, object_identity(target)["size"])
         if parts is None or parts.staged is None:
             try:
                 _verify(open_target, target, state, checksum, watch)
             except CorruptCopyError:
-                delete_object(target, storage_options)
+                delete_object(target)
                 raise
-    state.done = object_identity(target, storage_options)
+    state.done = object_identity(target)
     save()
     return counts
 
@@ -212,16 +226,16 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
     return True
 
 
-def _is_done(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
+def _is_done(target: Location, state: CopyState) -> bool:
     """Return whether an earlier process finished the copy, and the target was not replaced since."""
     try:
-        return state.done is not None and object_identity(target, storage_options) == state.done
+        return state.done is not None and object_identity(target) == state.done
     except ObjectNotFoundError:
         return False
 
 
 def _was_published(
-    open_target: Callable[[], RangeReader], target: str, state: CopyState, watch: ProgressWatcher
+    open_target: Callable[[], RangeReader], target: Location, state: CopyState, watch: ProgressWatcher
 ) -> bool:
     """Return whether an earlier process was killed right after publishing: the target has the content."""
     if not state.complete or not state.sent:
@@ -251,7 +265,7 @@ def _paused_on_error(parts: MultipartWriter, save: Callable[[], None]) -> Iterat
 
 def _send_missing(
     source: RangeReader,
-    target: str,
+    target: Location,
     parts: MultipartWriter,
     state: CopyState,
     save: Callable[[], None],
@@ -319,7 +333,7 @@ def _copy_stream(
 
 
 def _verify(
-    open_copy: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: ProgressWatcher
+    open_copy: Callable[[], RangeReader], target: Location, state: CopyState, checksum: bool, watch: ProgressWatcher
 ) -> None:
     """Raise CorruptCopyError unless the copy has the source's size and, with `checksum`, the digests of its parts."""
     if checksum:

@@ -6,6 +6,10 @@
 
 Other stores take one stream, which begins again. Parts are numbered from 1, all of one size but the last. They may be
 written in any order, several at a time, and by another process; writing a part again replaces it.
+
+While a process has an upload open, it holds the node lock of the object, with the token as its message. The next upload
+of the object from this node finds there the token of a killed process, and aborts that upload unless it continues it.
+Uploads of living processes and of other nodes stay.
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from binidx.storage.cache.block_files import lock_path
+from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range
+from binidx.storage.location import Location
 from binidx.storage.requests.retries import retried
-from binidx.storage.settings import ReadSettings
-from binidx.storage.store_protocols import MultipartStore, ObjectInfo
+from binidx.storage.store_protocols import MultipartStore, MultipartUpload, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
-from binidx.storage.stores.registry import local_path, open_store
 
 MAX_PARTS = 10_000
 """Most parts of one object: the limit of S3."""
@@ -60,11 +65,20 @@ class PartUpload:
 
     staged = None
 
-    def __init__(self, store: MultipartStore, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
-        self.uri, self._settings = uri, ReadSettings.of(storage_options)
-        # A store that never answered may not exist: its outage ends at the deadline.
-        self._upload = self._retried(lambda: store.upload(uri, token), outlasts_outages=False)
+    def __init__(self, location: Location, token: str = "") -> None:
+        self.uri, self._settings = location.uri, location.settings
+        self._locked = contextlib.ExitStack()
+        lock = self._locked.enter_context(acquire_node_lock(lock_path(location), wait=False))
+        try:
+            left = lock.message.decode(errors="replace") if lock.first else ""
+            if left not in ("", token):
+                discard_parts(location, left)
+            self._upload: MultipartUpload = self._retried(lambda: location.store.upload(self.uri, token), opening=True)
+        except BaseException:
+            self._locked.close()
+            raise
         self.token = self._upload.token
+        lock.leave_message(self.token.encode())
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         """Return whether this part, written earlier with this digest and tag, still exists."""
@@ -98,20 +112,22 @@ class PartUpload:
 
     def publish(self, tags: Mapping[int, str]) -> str:
         """Make the object visible, made of the parts with these tags; return its ETag."""
-        return self._retried(lambda: self._upload.complete(tags))
+        tag = self._retried(lambda: self._upload.complete(tags))
+        self._locked.close()
+        return tag
 
     def pause(self) -> None:
         """Stop; the parts stay in the store."""
+        self._locked.close()
 
     def abandon(self) -> None:
         """Remove the parts. Never raises, and never touches an object that has the name."""
-        with contextlib.suppress(Exception):
+        with self._locked, contextlib.suppress(Exception):
             self._retried(self._upload.abort)
 
-    def _retried(self, request: Callable[[], Result], *, outlasts_outages: bool = True) -> Result:
+    def _retried(self, request: Callable[[], Result], *, opening: bool = False) -> Result:
         with storage_errors(self.uri):
-            patient = self._settings if outlasts_outages else None
-            return retried(self.uri, request, deadline_seconds=self._settings.deadline_seconds, patient=patient)
+            return retried(self.uri, request, self._settings, opening=opening)
 
 
 class LocalParts:
@@ -169,9 +185,7 @@ MultipartWriter = PartUpload | LocalParts
 """An object that is being written in parts."""
 
 
-def open_parts(
-    uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
-) -> MultipartWriter | None:
+def open_parts(location: Location, size: int, token: str = "") -> MultipartWriter | None:
     """Return a writer of an object of `size` bytes: the one that `token` continues if it still exists, else a new one.
 
     Returns:
@@ -180,16 +194,14 @@ def open_parts(
     Raises:
         StorageError: the store refuses.
     """
-    path = local_path(uri)
-    if path is not None:
+    if (path := location.local_path) is not None:
         return LocalParts(path, size, token)
-    store = open_store(uri, storage_options)
-    return PartUpload(store, uri, token, storage_options or {}) if size and isinstance(store, MultipartStore) else None
+    return PartUpload(location, token) if size and isinstance(location.store, MultipartStore) else None
 
 
-def remove_staging_files(uri: str, ending: str) -> None:
+def remove_staging_files(location: Location, ending: str) -> None:
     """Remove the staging files `NAME.RANDOM` + ending of killed writers of a local object. Never raises."""
-    path = local_path(uri)
+    path = location.local_path
     if path is None:
         return
     folder, name = os.path.split(os.path.abspath(path))
@@ -199,15 +211,15 @@ def remove_staging_files(uri: str, ending: str) -> None:
             os.unlink(os.path.join(folder, left))
 
 
-def discard_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove the parts of `uri` that an earlier process wrote, if they still exist. Never raises.
+def discard_parts(location: Location, token: str) -> None:
+    """Remove the parts of an object that an earlier process wrote, if they still exist. Never raises.
 
     Args:
         token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`.
     """
-    path = local_path(uri)
+    path = location.local_path
     with contextlib.suppress(Exception):
         if path is not None:
             os.unlink(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
-        elif token and isinstance(store := open_store(uri, storage_options), MultipartStore):
-            store.upload(uri, token).abort()
+        elif token and isinstance(location.store, MultipartStore):
+            location.store.upload(location.uri, token).abort()

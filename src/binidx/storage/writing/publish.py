@@ -15,17 +15,17 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, StorageError
 from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import find_object, read_small
 from binidx.storage.store_protocols import MultipartStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
-from binidx.storage.stores.registry import local_path, open_store
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.multipart import PartUpload, cut_views
 from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable
@@ -37,11 +37,7 @@ Staged = TypeVar("Staged", bound=StagingFile | StagingUpload)
 
 
 def create_object(
-    uri: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | None = None,
-    *,
-    before_publish: Hook = None,
-    durable: bool = True,
+    location: Location, *, before_publish: Hook = None, durable: bool = True
 ) -> contextlib.AbstractContextManager[Writer]:
     """Write an object that appears whole under its name when the `with` block ends, replacing an existing one.
 
@@ -57,11 +53,18 @@ def create_object(
     Raises:
         StorageError: the store refuses; an object that was there stays.
     """
-    uri = os.fspath(uri)
-    path = local_path(uri)
-    if path is not None:
+    if (path := location.local_path) is not None:
         return _stage(path, lambda: StagingFile(path, durable=durable), before_publish)
-    return _stage(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
+    return _stage(location.uri, lambda: StagingUpload(location), before_publish)
+
+
+def write_object(
+    location: Location, pieces: Iterable[Bytes], *, before_publish: Hook = None, durable: bool = True
+) -> None:
+    """Do `create_object` and write the given pieces, one after the other."""
+    with create_object(location, before_publish=before_publish, durable=durable) as out:
+        for piece in pieces:
+            out.write(piece)
 
 
 def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.AbstractContextManager[StagingFile]:
@@ -75,13 +78,7 @@ def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.Abs
     return _stage(path, lambda: StagingFile(path, size, durable), None)
 
 
-def put_if_absent(
-    uri: str | os.PathLike[str],
-    data: Bytes,
-    storage_options: Mapping[str, Any] | None = None,
-    *,
-    durable: bool = True,
-) -> bool:
+def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> bool:
     """Create a small object if none exists; of several writers, the first one wins.
 
     An existing object is read back and compared with `data`: if the response to a PUT is lost, its retry fails because
@@ -99,33 +96,31 @@ def put_if_absent(
     Raises:
         StorageError: the store refuses the request, or rejects `ATTEMPTS` writes although no object can be read back.
     """
-    uri = os.fspath(uri)
     if len(data) > ONE_PUT:
-        raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
-    path = local_path(uri)
+        raise ConfigError(f"{location}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
+    path = location.local_path
     for attempt in range(ATTEMPTS):
-        if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
+        if _link(path, data, durable) if path is not None else _put(location, bytes(data)):
             return True
-        existing = read_small(uri, storage_options)
+        existing = read_small(location)
         if existing is not None:
             return existing == data
         # Deleted in between, or two writers that S3 asked to try again (409).
         time.sleep(0.05 * 2**attempt)
-    raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
+    raise StorageError(f"{location}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
 
-def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+def delete_object(location: Location) -> None:
     """Delete an object; no error if there is none."""
-    uri = os.fspath(uri)
-    path = local_path(uri)
-    with contextlib.suppress(FileNotFoundError), storage_errors(uri):
+    path = location.local_path
+    with contextlib.suppress(FileNotFoundError), storage_errors(location.uri):
         if path is not None:
             os.unlink(path)
         else:
-            open_writable(uri, storage_options).delete(uri)
+            open_writable(location).delete(location.uri)
 
 
-def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def send_object(location: Location, data: memoryview) -> dict[str, Any] | None:
     """Write a remote object, which appears whole, replacing an existing one.
 
     Returns:
@@ -136,24 +131,22 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
     Raises:
         StorageError: the store refuses; an object that was there stays.
     """
-    store, options = open_store(uri, storage_options), storage_options or {}
+    store = location.store
     if not isinstance(store, MultipartStore):
-        with create_object(uri, options) as out:
-            for start, stop in cut((0, len(data)), ONE_PUT):
-                out.write(data[start:stop])
-        return _identified_by_digest(uri, data, options)
+        write_object(location, (data[start:stop] for start, stop in cut((0, len(data)), ONE_PUT)))
+        return _identified_by_digest(location, data)
     if len(data) <= ONE_PUT:
-        with storage_errors(uri):
-            tag = store.put(uri, cut_views(data))
+        with storage_errors(location.uri):
+            tag = store.put(location.uri, cut_views(data))
     else:
-        tag = _send_parts(store, uri, data, options)
+        tag = _send_parts(location, store.max_parts, data)
     return {"size": len(data), "etag": tag} if tag else None
 
 
-def _identified_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> dict[str, Any] | None:
+def _identified_by_digest(location: Location, data: memoryview) -> dict[str, Any] | None:
     """Return the identity of an object if the store reports an MD5, and it is that of the data."""
     try:
-        found = find_object(uri, storage_options)
+        found = find_object(location)
     except StorageError:
         return None  # the object is there; only its identity is unknown
     if found is None or found.info.md5 is None:
@@ -162,9 +155,9 @@ def _identified_by_digest(uri: str, data: memoryview, storage_options: Mapping[s
     return dict(found.info.identity) if found.info.md5 == digest else None
 
 
-def _send_parts(store: MultipartStore, uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> str:
-    ranges = cut((0, len(data)), max(ONE_PUT, -(-len(data) // store.max_parts)))
-    parts = PartUpload(store, uri, "", storage_options)
+def _send_parts(location: Location, max_parts: int, data: memoryview) -> str:
+    ranges = cut((0, len(data)), max(ONE_PUT, -(-len(data) // max_parts)))
+    parts = PartUpload(location)
 
     def write(part: int) -> str:
         start, stop = ranges[part - 1]
@@ -226,10 +219,10 @@ def _link_file(file: StagingFile, path: str) -> bool:
     return True
 
 
-def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
-    with storage_errors(uri):
+def _put(location: Location, data: bytes) -> bool:
+    with storage_errors(location.uri):
         try:
-            open_writable(uri, storage_options).put(uri, [memoryview(data)], if_absent=True)
+            open_writable(location).put(location.uri, [memoryview(data)], if_absent=True)
         except FileExistsError:
             return False
     return True

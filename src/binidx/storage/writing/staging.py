@@ -14,21 +14,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import math
 import mmap as mapping
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage.cache.block_files import is_same_file, lock_if_possible, remove_unlocked
 from binidx.storage.interfaces import Bytes
+from binidx.storage.location import Location
 from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import node_id, raise_descriptor_limit, staging_path, sync_directory
-from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import READS
 from binidx.storage.writing.multipart import CHUNK_BYTES, PartUpload
 
@@ -180,15 +180,15 @@ _unlisted: dict[str, int] = {}
 """Directory -> files to be written there before it is listed again."""
 
 
-def open_writable(uri: str, storage_options: Mapping[str, Any] | None) -> WritableStore:
-    """Return the store of a URI.
+def open_writable(location: Location) -> WritableStore:
+    """Return the store of an object to write.
 
     Raises:
         StorageError: it cannot be written to.
     """
-    store = open_store(uri, storage_options)
+    store = location.store
     if not isinstance(store, WritableStore):
-        raise StorageError(f"{uri}: this store is only read; write to another one")
+        raise StorageError(f"{location}: this store is only read; write to another one")
     return store
 
 
@@ -233,10 +233,11 @@ class PartStream:
         start: buffer with the first bytes of the stream, at most one part.
     """
 
-    def __init__(self, store: MultipartStore, uri: str, storage_options: Mapping[str, Any], start: WriteBuffer) -> None:
+    def __init__(self, location: Location, start: WriteBuffer) -> None:
         self.closed = False
-        self._part_bytes = max(store.min_part, int(storage_options.get("default_block_size", BLOCK_BYTES)))
-        self._parts, self._buffer = PartUpload(store, uri, "", storage_options), start
+        chosen_bytes = int((location.options or {}).get("default_block_size", BLOCK_BYTES))
+        self._part_bytes = max(location.store.min_part, chosen_bytes)
+        self._parts, self._buffer = PartUpload(location), start
         self._thread, self._sent = READS.executor(1), list[Future[str]]()
 
     def write(self, data: Bytes) -> int:
@@ -272,19 +273,41 @@ class PartStream:
         self._sent.append(self._thread.submit(self._parts.write_pieces, len(self._sent) + 1, data))
 
 
+class SpoolStream:
+    """Writer of a stream of bytes for a store that only takes whole objects: spooled to a nameless local file.
+
+    Memory: none but the page cache; `commit` passes the mapped file to one `put`.
+    """
+
+    def __init__(self, store: WritableStore, uri: str) -> None:
+        self.closed, self._store, self._uri = False, store, uri
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.write = self._file.write
+
+    def close(self) -> None:
+        """Write the last bytes to the file; the object is still invisible."""
+        self._file.flush()
+
+    def commit(self) -> None:
+        """Make the object visible."""
+        file = self._file
+        with file, mapping.mmap(file.fileno(), 0, access=mapping.ACCESS_READ) as content, memoryview(content) as data:
+            self._store.put(self._uri, [data])
+
+    def discard(self) -> None:
+        """Delete the file."""
+        self._file.close()
+
+
 class StagingUpload:
     """New object of a store: in memory while it is small, then streamed under a temporary name or into an upload."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
-        self.uri, self.store = uri, open_writable(uri, storage_options)
+    def __init__(self, location: Location) -> None:
+        self.location, self.uri, self.store = location, location.uri, open_writable(location)
         self.start, self.temporary = WriteBuffer(), ""
         self.file: Any = None
-        # A smaller block size asks for less memory. A store that takes no streams gets the whole object at once.
-        self.most: float = min(ONE_PUT, int(storage_options.get("default_block_size", ONE_PUT)))
-        if not isinstance(self.store, (MultipartStore, StreamingStore)):
-            self.most = math.inf
-        # No attribute holds the options: they contain secrets.
-        self._open_file: Callable[[], Any] = lambda: self._open_stream(storage_options)
+        # A smaller block size asks for less memory.
+        self.most = min(ONE_PUT, int((location.options or {}).get("default_block_size", ONE_PUT)))
 
     def write(self, data: Bytes) -> int:
         """Append data; return its length in bytes."""
@@ -292,7 +315,7 @@ class StagingUpload:
             if self.file is None:
                 if self.start.size + memoryview(data).nbytes <= self.most:
                     return self.start.write(data)
-                self.file, self.start = self._open_file(), WriteBuffer()
+                self.file, self.start = self._open_stream(), WriteBuffer()
             return int(self.file.write(data))
 
     def complete(self) -> None:
@@ -309,14 +332,17 @@ class StagingUpload:
             self.store.move(self.temporary, self.uri)
         else:
             self.file.commit()
-        self.start = WriteBuffer()  # this object is part of a reference cycle
+        self.start = WriteBuffer()  # a caller's variable may keep this object
 
-    def _open_stream(self, storage_options: Mapping[str, Any]) -> Any:
+    def _open_stream(self) -> Any:
         if isinstance(self.store, MultipartStore):
-            return PartStream(self.store, self.uri, storage_options, self.start)
-        assert isinstance(self.store, StreamingStore)
-        self.temporary = "" if self.store.hides_uploads else staging_path(self.uri)
-        file = self.store.open_stream(self.temporary or self.uri)
+            return PartStream(self.location, self.start)
+        file: Any
+        if isinstance(self.store, StreamingStore):
+            self.temporary = "" if self.store.hides_uploads else staging_path(self.uri)
+            file = self.store.open_stream(self.temporary or self.uri)
+        else:
+            file = SpoolStream(self.store, self.uri)
         for piece in self.start.pieces:
             file.write(piece)
         return file

@@ -4,7 +4,7 @@
     the others   wait until the lock is free, and read the message
 
 It only saves work: where files cannot be locked every process is first. The first process removes the file when it
-leaves, so that only killed processes leave (empty) files, and the next process that locks one removes it.
+leaves, so that only killed processes leave files, with their messages, and the next process that locks one removes it.
 
 `flock`, since it excludes threads of one process too, unlike the record locks of `chunk_locks`. A forked child shares
 its parent's lock, and would hold it after the parent's death: it closes its descriptors at once.
@@ -38,7 +38,8 @@ class NodeLock:
         first: whether this process holds the lock until the block ends, or files cannot be locked.
         node: name of the held lock, unique among all nodes: earlier holders of a lock of this name have ended. Empty if
             there is no such name.
-        message: bytes that the holder left while this process waited.
+        message: bytes that the holder left, read when it has ended, or at once if this process does not wait; of the
+            first process: those of a killed holder.
     """
 
     first: bool
@@ -70,10 +71,13 @@ def acquire_node_lock(
         if path is None or descriptor is None or locked is None:
             yield NodeLock(True)
         elif not locked:
-            yield NodeLock(False, message=_wait(descriptor, check) if wait else b"")
+            if wait:
+                _wait(descriptor, check)
+            yield NodeLock(False, message=_read(descriptor))
         else:
-            os.ftruncate(descriptor, 0)  # a message of a killed holder
-            yield NodeLock(True, _node_name(descriptor), descriptor=descriptor)
+            left = _read(descriptor)
+            os.ftruncate(descriptor, 0)
+            yield NodeLock(True, _node_name(descriptor), left, descriptor)
     finally:
         if path is not None and locked and descriptor in _descriptors:
             # While it is locked: a process that has opened it meanwhile finds it removed, and makes another.
@@ -126,12 +130,15 @@ def _lock(descriptor: int, kind: int) -> bool | None:
     return True
 
 
-def _wait(descriptor: int, check: Callable[[], None]) -> bytes:
-    """Wait until the holder has left; return its message."""
+def _wait(descriptor: int, check: Callable[[], None]) -> None:
+    """Wait until the holder has left."""
     began = time.monotonic()
     while _lock(descriptor, fcntl.LOCK_SH) is False:
         check()
         time.sleep(min(max((time.monotonic() - began) / PAUSE_SHARE, FIRST_PAUSE), LONGEST_PAUSE))
+
+
+def _read(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 

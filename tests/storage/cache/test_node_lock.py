@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from binidx.index.cache import node_lock
-from binidx.index.cache.node_lock import acquire_node_lock
+from binidx.storage.cache import node_lock
+from binidx.storage.cache.node_lock import acquire_node_lock
 
 HOLDER = """
 import os, sys, time
-from binidx.index.cache.node_lock import acquire_node_lock
+from binidx.storage.cache.node_lock import acquire_node_lock
 with acquire_node_lock(sys.argv[1]) as lock:
     assert lock.first
     {work}
@@ -187,6 +187,6 @@ def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatc
 
 LOOKER = """
 import fcntl, os, sys
-from binidx.index.cache.node_lock import _lock
+from binidx.storage.cache.node_lock import _lock
 print(_lock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX))
 """

@@ -1,0 +1,1 @@
+"""Functions that make samples of stored tokens, one kind of sample a module."""

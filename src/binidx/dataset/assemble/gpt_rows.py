@@ -1,0 +1,155 @@
+"""GPT samples: tokens, labels, loss mask and positions of S tokens, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.token_dataset import SourceTokens, fill_from_tokens
+from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
+from binidx.errors import ConfigError
+from binidx.format.idx import DType
+from binidx.native.gpt_samples import GPTRows, Recipe, Starts
+
+
+@dataclass(frozen=True)
+class GPTAssemble:
+    """Function that makes GPT samples; C fills their rows. Implements `RowAssemble`.
+
+    Args:
+        sequence_length: S.
+        pad: id that fills short samples; -1 if there is none.
+        eod: end-of-document id; 0 if no option needs it.
+        mask_eod: whether an EOD has no loss.
+        starts: where positions restart.
+        add_extra_token: whether a full sample has S + 1 tokens.
+        has_mask: whether samples have an attention mask.
+        resets_mask: whether attention stays within documents.
+        resets_positions: whether positions restart after each EOD.
+        masks_ends: whether the last token of each piece has no loss, as its label is of another document.
+    """
+
+    sequence_length: int
+    pad: int
+    eod: int
+    mask_eod: bool
+    starts: Starts
+    add_extra_token: bool
+    has_mask: bool
+    resets_mask: bool
+    resets_positions: bool
+    masks_ends: bool = False
+
+    @classmethod
+    def of(cls, config: GPTDatasetConfig, pad: int, *, masks_ends: bool = False) -> GPTAssemble:
+        """Return the function for the options of a config.
+
+        Raises:
+            ConfigError: the tokenizer has no EOD, and an option of the config needs it.
+        """
+        resets_mask = bool(config.create_attention_mask and config.reset_attention_mask)
+        if config.inter_document_masking:
+            starts = Starts.EACH_PIECE
+        else:
+            starts = Starts.AFTER_EOD if config.reset_position_ids or resets_mask else Starts.EACH_SAMPLE
+        eod = config.tokenizer.eod if config.eod_mask_loss or starts is Starts.AFTER_EOD else 0
+        if eod is None:
+            raise ConfigError(
+                f"{type(config.tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and "
+                "reset_attention_mask need; describe_tokenizer takes it as eod="
+            )
+        return cls(
+            config.sequence_length,
+            pad,
+            eod,
+            bool(config.eod_mask_loss),
+            starts,
+            config.add_extra_token_to_sequence,
+            config.create_attention_mask and not config.inter_document_masking,
+            resets_mask,
+            bool(config.reset_position_ids),
+            masks_ends,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # the recipe has addresses
+        return GPTAssemble, tuple(fields.values())
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Rules by which the C extension turns stored tokens into rows of a batch."""
+        return Recipe(
+            self.sequence_length,
+            pad=self.pad,
+            eod=self.eod,
+            mask_eod=self.mask_eod,
+            starts=self.starts,
+            add_extra_token=self.add_extra_token,
+            mask_ends=self.masks_ends,
+        )
+
+    @cached_property
+    def shared_mask(self) -> Tensor:
+        """Causal mask, shape (1, S, S), shared by all samples as in Megatron: it is too large to write anew."""
+        return as_tensor(build_attention_mask(np.arange(self.sequence_length)))
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        numbers = tokens.of.numbers
+        rows = GPTRows(self.recipe, len(numbers))
+        fill_from_tokens(rows, tokens, range(len(numbers)))
+        rows.loss_mask[[row for row, number in enumerate(numbers) if number is None]] = 0.0
+        return self.finish(rows)
+
+    def assemble_one(self, pieces: Sequence[NDArray[Any]], dtype: np.dtype[Any], *, is_padding: bool = False) -> Sample:
+        """Return one sample of tokens in memory.
+
+        Args:
+            pieces: tokens of each span, of `dtype` or a wider one.
+            dtype: the stored dtype.
+            is_padding: whether the sample has no loss.
+        """
+        dtype = np.result_type(dtype, *pieces)
+        stored = [np.ascontiguousarray(piece, dtype) for piece in pieces]
+        rows, bounds = GPTRows(self.recipe, None), np.array([0, len(stored)], np.int64)
+        rows.fill(stored, bounds, [0], dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
+        if is_padding:
+            rows.loss_mask[:] = 0.0
+        return self.finish_one(rows)
+
+    def finish(self, rows: GPTRows) -> Sequence[Sample]:
+        columns: Any = self.finish_one(rows)
+        return Samples(rows.num_rows, columns, () if self.resets_mask else ("attention_mask",))
+
+    def finish_one(self, rows: GPTRows) -> Sample:
+        """Return the tensors of filled rows by name, in Megatron's order."""
+        columns: Sample = {"tokens": as_tensor(rows.tokens), "labels": as_tensor(rows.labels)}
+        if self.has_mask:
+            columns["attention_mask"] = (
+                as_tensor(build_attention_mask(rows.positions)) if self.resets_mask else self.shared_mask
+            )
+            if self.resets_mask and not self.resets_positions:
+                rows.positions[:] = np.arange(self.sequence_length)
+        columns["loss_mask"], columns["position_ids"] = as_tensor(rows.loss_mask), as_tensor(rows.positions)
+        if self.starts is Starts.EACH_PIECE:
+            columns["cu_seqlens"], columns["max_seqlen"] = as_tensor(rows.cu_seqlens), as_tensor(rows.max_seqlen)
+        return columns
+
+
+def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return masks of shape (..., 1, S, S), True where attention is *forbidden*: the future and other documents.
+
+    Args:
+        positions: position of each token in its document, shape (..., S): 0, 1, 2, …, from 0 again after each EOD.
+
+    Source: Megatron Core, `_get_ltor_masks_and_position_ids`.
+    """
+    document = np.cumsum(positions == 0, axis=-1)[..., None, :]
+    future = ~np.tri(positions.shape[-1], dtype=np.bool_)
+    elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
+    return np.asarray(future | elsewhere)

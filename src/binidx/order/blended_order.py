@@ -1,0 +1,156 @@
+"""Order composed of other orders: the blend of several sources, in one stage or many, and of several lengths.
+
+sample   0  1  2  3  4          source  0  1  0  0  1          number in the source  0  0  1  2  1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.order.source_order import LazyOrder, stretches
+from binidx.storage.threads import OPENS
+
+Result = TypeVar("Result")
+
+Columns = tuple[Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]
+"""Columns with a value for each sample; bounds of the spans of each sample; columns with a value for each span."""
+
+
+class BlendedOrder:
+    """Samples of several orders, by two arrays.
+
+    Args:
+        members: the order of each source.
+        arrays: "dataset_index", the source of each sample, shape (size,), int16; and "dataset_sample_index", the number
+            of the sample in that source, shape (size,), int64. `RangedArray`s are read by ranges.
+        fields: fields of the identity before "datasets", the identities of the members.
+
+    Source: Megatron Core, `BlendedDataset`.
+    """
+
+    proof = ""
+    """Description of the checks that the order has passed; of a blend in stages."""
+
+    dataset_index: NDArray[np.int16]
+    dataset_sample_index: NDArray[np.int64]
+
+    def __init__(self, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        self.parts, self.fields = members, fields
+        self.members = [list_members(part)[0] for part in members]
+        self.has_views = any(part is not member for part, member in zip(members, self.members, strict=True))
+        self.set_arrays(arrays)
+
+    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Replace some of the arrays."""
+        vars(self).update(arrays)
+
+    @property
+    def identity(self) -> Any:
+        return {**self.fields, "datasets": [part.identity for part in self.parts]}
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [source for member in self.members for source in member.sources]
+
+    @property
+    def num_epochs(self) -> int:
+        return max(member.num_epochs for member in self.members)
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def list_sources(self) -> NDArray[np.int16]:
+        return self.dataset_index[:]
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        source: Numbers = self.dataset_index[samples].astype(np.int64)
+        number = self.dataset_sample_index[samples].astype(np.int64)
+        if self.has_views:  # number in the source's own order, by which masks are seeded
+            for each in np.unique(source).tolist():
+                here = source == each
+                number[here] = self.parts[each].locate(number[here])[1]
+        return source, number
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        return spans_of_members(self, samples)
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        served = self.parts[source].find(0, sequences)
+        both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
+        found = [np.empty(0, np.int64)]
+        for (first, ids), (_, numbers) in both:
+            here = np.flatnonzero(ids == source)
+            found.append(first + here[np.isin(numbers[here], served)])
+        return np.concatenate(found)
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return epochs_of_members(self, samples)
+
+
+def list_members(order: Order) -> Sequence[Order]:
+    """Return the order of each source: the members of a composed order, or the order itself."""
+    return order.members if isinstance(order, ComposedOrder) else [order]
+
+
+def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
+    """Return the spans of samples of a composed order; see `Order.spans`."""
+
+    def read(source: int, numbers: Numbers) -> Columns:
+        spans, bounds = list_members(order)[source].spans(numbers)
+        spans[:, 0] = source
+        return [], bounds, list(spans.T)
+
+    _, _, _, bounds, columns = gather_columns(order, samples, read)
+    return np.stack(columns, axis=1) if columns else np.empty((0, 4), np.int64), bounds
+
+
+def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
+    """Return the epoch of each sample of a composed order; see `Order.epochs`."""
+
+    def read(source: int, numbers: Numbers) -> Columns:
+        return [list_members(order)[source].epochs(numbers)], np.zeros(len(numbers) + 1, np.int64), []
+
+    return gather_columns(order, samples, read)[2][0]
+
+
+def gather_columns(
+    order: Order, samples: Numbers, read: Callable[[int, Numbers], Columns]
+) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]:
+    """Return source and number in the source of each sample, and columns of all samples in the order of `samples`.
+
+    Args:
+        samples: shape (B,).
+        read: returns the columns of some samples of one source, by their numbers in it.
+    """
+    source, number = order.locate(samples)
+    sources = np.unique(source).tolist() or [0]
+    if len(sources) == 1:
+        return source, number, *read(sources[0], number)
+    places = {each: np.flatnonzero(source == each) for each in sources}
+    parts = map_sources(order, sources, lambda each: read(each, number[places[each]]))
+    counts = np.zeros(len(samples), np.int64)
+    for here, (_, bounds, _) in zip(places.values(), parts, strict=True):
+        counts[here] = np.diff(bounds)
+    whole = np.concatenate([[0], np.cumsum(counts)])
+    rows, spans = (
+        [np.empty(length, np.int64) for _ in columns]
+        for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
+    )
+    for here, (own_rows, bounds, own_spans) in zip(places.values(), parts, strict=True):
+        target = np.repeat(whole[here] - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
+        for column, own in zip(rows, own_rows, strict=True):
+            column[here] = own
+        for column, own in zip(spans, own_spans, strict=True):
+            column[target] = own
+    return source, number, rows, whole, spans
+
+
+def map_sources(order: Order, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+    """Return the results of `work` for some sources, computed concurrently if they read from a store."""
+    is_lazy = isinstance(list_members(order)[0], LazyOrder)
+    return OPENS.map(work, sources) if is_lazy else [work(source) for source in sources]

@@ -1,0 +1,373 @@
+"""Megatron Core's order of GPT samples: S + 1 consecutive tokens of the shuffled, concatenated sequences.
+
+    sample i  ─ shuffle_index ─►  rows j and j + 1 of sample_index: where it starts and ends in document_index
+              ─ document_index ─►  spans of sequences
+
+The index is loaded from its cache, built, or read by ranges:
+
+    manifest ─► its arrays and the .idx, pinned ─► shuffle_index of the samples ─► their rows of sample_index
+             ─► their slices of document_index ─► lengths of these sequences           four round trips
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import IndexBuildError
+from binidx.format.idx import get_idx_path
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.ranged_arrays import CheckedIndex
+from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_cache import NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
+from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
+from binidx.index.cache.order_record import OrderKey, get_order_key
+from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
+from binidx.index.documents import Documents
+from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
+from binidx.native.gpt_samples import GPTIndex
+from binidx.native.permutations import RandomState
+from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex
+from binidx.order.source_order import SourceOrder, StoredSource, find_positions
+from binidx.storage.requests.remote_object import recorded_object
+from binidx.storage.stores.identity import same_object
+
+SMALL = 2**15
+"""Number of samples, and documents of all epochs, up to which an index is not cached: building it takes 0.2 ms, as does
+opening four small files on a disk."""
+
+
+@dataclass(frozen=True)
+class GPTParameters:
+    """Options that determine an order of GPT samples, besides the data.
+
+    Args:
+        kind: recorded name of the class of dataset, part of the names of caches.
+        num_samples: the least number of samples; None is one epoch.
+        random_seed: seed of the shuffles.
+        sequence_length: S, tokens fed per sample.
+        add_extra_token: whether a sample includes the first token of the next one.
+        drop_last_partial: whether the tokens after the last full sample are dropped; else they are a padded sample.
+        versions: further fields of the identity, which the arrays do not depend on.
+    """
+
+    kind: str
+    num_samples: int | None
+    random_seed: int
+    sequence_length: int
+    add_extra_token: bool = True
+    drop_last_partial: bool = True
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def fingerprint(self, documents: Documents) -> dict[str, Any]:
+        """Return the options that determine the arrays, besides the data and the number of samples.
+
+        Args:
+            documents: the sequences of the split.
+
+        Returns:
+            JSON values by name, as a manifest stores them.
+        """
+        return {
+            "class": self.kind,
+            "random_seed": self.random_seed,
+            "sequence_length": self.sequence_length,
+            "documents": describe_documents(documents),
+            "add_extra_token_to_sequence": self.add_extra_token,
+            "drop_last_partial_sequence": self.drop_last_partial,
+        }
+
+    def plan(self, tokens_per_epoch: int) -> EpochPlan:
+        """Return the plan of the fewest epochs that hold the samples; raise IndexBuildError if none do."""
+        return plan_epochs(
+            tokens_per_epoch,
+            self.sequence_length,
+            self.num_samples,
+            add_extra_token=self.add_extra_token,
+            drop_last_partial=self.drop_last_partial,
+        )
+
+    def key(self, plan: EpochPlan) -> OrderKey:
+        """Return the fields of a plan on which the order depends, and the numbers of samples that share them."""
+        return get_order_key(plan, self.sequence_length, add_extra_token=self.add_extra_token)
+
+    def is_small(self, num_documents: int, plan: EpochPlan) -> bool:
+        """Return whether the index is built faster than fetched, so that it is not cached by default."""
+        return num_documents * plan.num_epochs + plan.num_samples <= SMALL
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Options of the cache and of the build of an index; they never change its arrays.
+
+    Args:
+        files: files of the index in the cache, whether or not they exist.
+        description: text that Megatron hashes for the names of the files.
+        cache_small: whether a small index is cached, too.
+        trust: whether arrays without a manifest, as Megatron writes them, are used.
+        threads: number of threads that build.
+        context: options of this build.
+        digests: gets the XXH3 of each array that is loaded or published, by name.
+    """
+
+    files: IndexFiles
+    description: str
+    cache_small: bool = False
+    trust: bool = False
+    threads: int = 1
+    context: BuildContext = field(default=BuildContext(), repr=False)
+    digests: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def cache(self, **options: Any) -> IndexCache:
+        """Return the cache of the index.
+
+        Args:
+            options: further arguments of `IndexCache`.
+        """
+        return IndexCache(self.files, **{"context": self.context, "digests": self.digests, **options})
+
+
+class GPTOrder(SourceOrder):
+    """Megatron Core's order of the samples of one source.
+
+    Args:
+        parameters: options of the order.
+        source: the sequences.
+        arrays: document_index, sample_index and shuffle_index; `RangedArray`s are read by ranges.
+        plan: the epochs of the index; None: counted when it is needed.
+
+    Attributes:
+        document_index: sequence numbers in reading order over all epochs, shape (E·D,), int32.
+        sample_index: position in document_index and token offset where each sample starts, shape (num_samples + 1, 2).
+        shuffle_index: row of sample_index of each served sample, shape (num_samples,).
+
+    Source: Megatron Core, `GPTDataset`.
+    """
+
+    array_names = ARRAYS
+    document_index: NDArray[np.int32]
+    sample_index: NDArray[Any]
+    shuffle_index: NDArray[Any]
+
+    def __init__(
+        self, parameters: GPTParameters, source: Source, arrays: Mapping[str, Any], plan: EpochPlan | None = None
+    ) -> None:
+        super().__init__(source)
+        self.parameters, self.given_plan = parameters, plan
+        self.set_arrays(arrays)
+
+    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Replace some of the arrays, as scripts of Megatron do with the attributes of a dataset."""
+        vars(self).pop("index", None)
+        vars(self).update(arrays)
+
+    @cached_property
+    def index(self) -> SpanIndex:
+        arrays = self.shuffle_index, self.sample_index, self.document_index
+        dataset, extra = self.source.dataset, self.parameters.add_extra_token
+        if isinstance(self.shuffle_index, np.ndarray):
+            return GPTIndex(*arrays, dataset.sequences, add_extra_token=extra)
+        return RangedGPTIndex(arrays, dataset, extra)
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The epochs of the index."""
+        if self.given_plan is None:
+            self.given_plan = count_epochs(self.parameters, self.source)
+        return self.given_plan
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        fixed, changing = self.parameters.fingerprint(self.source.sequences), self.parameters.key(self.plan).fields
+        return {**fixed, **changing, "data": self.source.dataset.identity, **self.parameters.versions}
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs in `document_index`."""
+        return len(self.document_index) // max(len(self.source.sequences), 1)
+
+    def __len__(self) -> int:
+        return len(self.sample_index) - 1
+
+    def candidates(self, sequences: Numbers) -> Numbers:
+        """Return the samples that may have a token of some sequences, by one pass over each array."""
+        positions = find_positions(self.document_index, sequences)
+        # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
+        # Searched for values of its own type, or all of it would be converted to another.
+        starts, kind = self.sample_index[:, 0], self.sample_index.dtype
+        first = np.maximum(starts.searchsorted((positions - 1).astype(kind), side="right") - 1, 0)
+        last = np.minimum(starts.searchsorted(positions.astype(kind), side="right"), len(self.sample_index) - 1)
+        rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+        return find_positions(self.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        if self.num_epochs <= 1:
+            return np.zeros_like(samples)
+        positions = self.sample_index[self.shuffle_index[samples], 0].astype(np.int64)
+        numbers: Numbers = positions // max(len(self.source.sequences), 1)
+        return numbers
+
+
+def count_epochs(parameters: GPTParameters, source: Source, options: IndexOptions | None = None) -> EpochPlan:
+    """Return the epochs that a source needs for the samples.
+
+    Raises:
+        IndexBuildError: no number of epochs holds the samples.
+    """
+    context, threads = (options.context, options.threads) if options else (BuildContext(), 1)
+    with context.threads(threads) as num_threads:
+        tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, source.sequences, threads=num_threads)
+    return parameters.plan(tokens_per_epoch)
+
+
+def load_or_build_gpt_index(
+    parameters: GPTParameters, source: Source, plan: EpochPlan, options: IndexOptions, *, keep: bool = True
+) -> Arrays:
+    """Load the arrays from the cache, or build them. A small index is not cached by default: it is built faster.
+
+    Args:
+        keep: False builds the arrays in memory.
+    """
+
+    def build(writer: ArrayWriter) -> None:
+        with options.context.threads(options.threads) as threads:
+            build_gpt_index(
+                writer,
+                source.dataset.sequence_lengths,
+                source.sequences,
+                plan,
+                RandomState(parameters.random_seed),
+                parameters.sequence_length,
+                add_extra_token=parameters.add_extra_token,
+                threads=threads,
+            )
+
+    def check(arrays: Arrays) -> None:
+        length, extra = parameters.sequence_length, parameters.add_extra_token
+        check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
+
+    if keep:
+        fingerprint = parameters.fingerprint(source.sequences)
+        cache = options.cache(
+            origin=get_origin(source.dataset),
+            order=partial(parameters.key, plan),
+            trusted=check if options.trust else None,
+        )
+        if options.cache_small or not parameters.is_small(len(source.sequences), plan):
+            return cache.load_or_build(options.description, fingerprint, ARRAYS, build)
+        if options.trust and (arrays := cache.load(fingerprint, ARRAYS)):
+            return arrays
+        options.context.report(Outcome(cache.files, NOT_KEPT, 0.0))
+    build(writer := ArrayWriter())
+    return writer.arrays
+
+
+@dataclass(frozen=True)
+class GPTRequest:
+    """Order of GPT samples that a run needs, before anything is opened.
+
+    Args:
+        parameters: options of the order.
+        prefix: of the data.
+        name: the prefix, as the user wrote it.
+        split_documents: function of the number of sequences; returns those of the split.
+        options: of the cache and the build.
+        mmap: map a local `.bin`.
+    """
+
+    parameters: GPTParameters
+    prefix: str
+    name: str
+    split_documents: Any
+    options: IndexOptions
+    mmap: bool = True
+
+    def open(self) -> GPTOrder:
+        """Open the order to read ranges of its index.
+
+        If no index is cached, or its arrays cannot be proven to belong to the manifest, the index is loaded whole, or
+        built.
+        """
+        opened: list[Source] = []
+        arrays = self.options.cache().open_ranges(ARRAYS, partial(self._open_source, opened))
+        if arrays is not None:
+            return GPTOrder(self.parameters, opened[-1], arrays)
+        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=self.options.files.directory.options)
+        source = StoredSource(self.name, dataset, self.split_documents(len(dataset)))
+        plan = count_epochs(self.parameters, source, self.options)
+        arrays = load_or_build_gpt_index(self.parameters, source, plan, self.options)
+        return GPTOrder(self.parameters, source, arrays, plan)
+
+    def _open_source(self, opened: list[Source], manifest: Manifest) -> bool:
+        """Open the sequences that an index was built from; return False if it has other options or other data."""
+        content, recorded = manifest.content, manifest.data.get("idx")
+        checked = CheckedIndex(
+            int(content["num_sequences"]),
+            content["index_digest"],
+            content.get(ONE_EACH, False),
+            recorded_object(get_idx_path(self.prefix), recorded),
+        )
+        documents = self.split_documents(checked.num_sequences)
+        if not has_fingerprint(manifest, self.parameters.fingerprint(documents)):
+            return False
+        options = self.options.files.directory.options
+        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=options, checked=checked)
+        if not same_object(recorded, get_origin(dataset).data()["idx"]):
+            return False
+        opened.append(StoredSource(self.name, dataset, documents))
+        return True
+
+
+@dataclass(frozen=True)
+class RangedGPTIndex:
+    """`GPTIndex` over `RangedArray`s: reads the parts of the arrays that the requested samples need.
+
+    Args:
+        arrays: shuffle_index, sample_index and document_index.
+        dataset: the dataset of the sequences that document_index refers to.
+        add_extra_token: as for GPTIndex.
+    """
+
+    arrays: tuple[Any, Any, Any]
+    dataset: IndexedDataset
+    add_extra_token: bool
+
+    def spans(self, served: Sequence[int] | Numbers) -> tuple[Numbers, Bounds]:
+        index, sequences = self._parts(served)
+        spans, bounds = index.spans(range(len(index.arrays[0])))
+        spans[:, 0] = sequences[spans[:, 0]]
+        return spans, bounds
+
+    def ends(
+        self, served: Sequence[int] | Numbers
+    ) -> tuple[Bounds, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        index, sequences = self._parts(served)
+        bounds, numbers, starts, stops = index.ends(range(len(index.arrays[0])))
+        return bounds, sequences[numbers], starts, stops
+
+    def _parts(self, served: Sequence[int] | Numbers) -> tuple[GPTIndex, NDArray[np.int32]]:
+        """Return the index of these samples, which counts their sequences from 0, and the real sequence numbers."""
+        shuffle_index, sample_index, document_index = self.arrays
+        count = len(shuffle_index)
+        numbers = np.asarray(served, np.int64).reshape(-1)
+        if len(numbers) and not -count <= numbers.min() <= numbers.max() < count:
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()}: out of range (there are {count})")
+        rows = shuffle_index[numbers % max(count, 1)].astype(np.int64)
+        try:
+            ends = sample_index[np.stack([rows, rows + 1], axis=1)].reshape(-1, 2)
+            first, stop = ends[::2, 0].astype(np.int64), ends[1::2, 0].astype(np.int64) + 1
+            sequences, positions = np.unique(document_index.runs(first, stop), return_inverse=True)
+            some = self.dataset.sequences_at(sequences.astype(np.int64))
+        except IndexError as error:
+            raise IndexBuildError(f"the index arrays contradict each other: {error}") from error
+        # Sample i has rows 2 i and 2 i + 1, and its documents follow those of the sample before.
+        before = np.cumsum(stop - first) - (stop - first)
+        ends[::2, 0], ends[1::2, 0] = before, before + (stop - first) - 1
+        arrays = np.arange(0, len(ends), 2, dtype=np.uint32), ends, positions.reshape(-1).astype(np.int32)
+        return GPTIndex(*arrays, some, add_extra_token=self.add_extra_token), sequences

@@ -1,0 +1,107 @@
+"""Names of orders besides Megatron's, and the option `order` of a config and of a run file.
+
+    {"kind": "first_fit"}                                           whole documents, packed
+    {"kind": "view", "documents": "s3://corpus/drop.txt"}           without some documents
+
+An order is a frozen dataclass that implements `OrderOption`, and a row here or a call of `register_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.index.documents import Documents
+from binidx.order.gpt_order import GPTParameters, IndexOptions
+from binidx.order.order_protocols import Order, Source
+from binidx.order.source_order import SourceOrder
+from binidx.registries import Registry
+
+
+class OrderOption:
+    """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing."""
+
+    def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return fields for the names of caches, of an order with an index of its own; none if Megatron's is used.
+
+        Args:
+            options: storage options.
+        """
+        return {}
+
+    def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
+        """Return the sequences of a source of which an index is built.
+
+        Args:
+            source: the sequences of the split.
+            options: storage options.
+        """
+        return source.sequences
+
+    def open_source(self, parameters: GPTParameters, source: Source, options: IndexOptions) -> SourceOrder | None:
+        """Return the order of one source, whose index is loaded or built; None for Megatron's."""
+        return None
+
+    def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:
+        """Return an order over another one, or that one.
+
+        Args:
+            order: the order of a split or of one source of its blend.
+            options: storage options.
+            is_whole: whether it is the order of the split.
+        """
+        return order
+
+
+ORDERS: Registry[type[OrderOption]] = Registry(
+    "binidx.order.order_options:ORDERS",
+    "order",
+    "binidx.orders",
+    "[a-z][a-z0-9_]*",
+    {
+        "best_fit": "binidx.order.document_packing:BestFit",
+        "first_fit": "binidx.order.document_packing:FirstFit",
+        "view": "binidx.order.view:View",
+    },
+)
+
+
+def register_order(name: str, order: type[OrderOption]) -> None:
+    """Let `order={"kind": name, ...}` of a config mean a class, in this process and the workers that it starts.
+
+    Args:
+        name: kind of the order; not a built-in one.
+        order: frozen dataclass that implements `OrderOption`.
+
+    Raises:
+        ConfigError: the name is built in, not valid, or stands for another class.
+    """
+    ORDERS.register(name, order)
+
+
+def parse_order(value: Any) -> OrderOption | None:
+    """Return the order that a config asks for: None, an `OrderOption`, a kind, or {"kind": kind, field: value}.
+
+    Raises:
+        ConfigError: an unknown kind, or fields that it does not have.
+    """
+    if value is None or isinstance(value, OrderOption):
+        return value
+    fields: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(value)
+    kind = str(fields.pop("kind", None))
+    try:
+        return ORDERS[kind](**fields)
+    except KeyError:
+        raise ConfigError(f"order: found kind {kind!r}, needs one of {', '.join(ORDERS.names())}") from None
+    except TypeError as error:
+        raise ConfigError(f"order: {kind}: {error}") from error
+
+
+def format_order(order: OrderOption) -> dict[str, Any]:
+    """Return an order as a run file has it."""
+    kind = next((name for name in ORDERS.names() if ORDERS[name] is type(order)), None)
+    if kind is None or not is_dataclass(order):
+        raise ConfigError(f"order: {type(order).__name__} is not registered; binidx.register_order gives it a name")
+    return {"kind": kind, **asdict(order)}

@@ -1,0 +1,110 @@
+"""Interfaces of orders: which tokens make sample i, as a value. No order reads tokens.
+
+sample 904 of a blend ─ locate ─►  sample 17 of source 2 ─ spans ─►  (2, sequence, first token, number of tokens)
+                      ◄─────────────────────── find ───────────────────────  (2, sequence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.documents import Documents
+
+Numbers = NDArray[np.int64]
+Spans = NDArray[np.int64]
+"""(source, sequence, first token, number of tokens) of each span, shape (n, 4)."""
+
+Bounds = NDArray[np.int64]
+"""Sample i has the spans bounds[i] up to bounds[i + 1], shape (B + 1,)."""
+
+
+class Source(Protocol):
+    """Sequences of one dataset, which an order numbers."""
+
+    @property
+    def name(self) -> str:
+        """Prefix of the dataset, as the user wrote it."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the dataset, as it is opened."""
+
+    @property
+    def dataset(self) -> IndexedDataset:
+        """The stored sequences; opened at the first use if the order reads ranges of its index."""
+
+    @property
+    def sequences(self) -> Documents:
+        """Numbers of the sequences of the split, shape (num_in_split,); a range if they are many and consecutive."""
+
+
+class Order(Protocol):
+    """Samples as spans of stored sequences. Sample numbers are 0 to len - 1.
+
+    Two orders with equal identities begin with the same samples: the longer one continues the shorter one.
+    """
+
+    @property
+    def identity(self) -> Any:
+        """Values that the order depends on, as JSON; states and bakes hash them."""
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The datasets that the first column of `spans` numbers."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of passes over a source that have begun at the end of the order; the largest of all sources."""
+
+    def __len__(self) -> int: ...
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the source of each sample, and its number in that source's own order; each of shape (B,).
+
+        Kinds that draw random numbers for a sample seed them by the number in the source.
+        """
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        """Return the spans of samples, in the order of their tokens, and the bounds of each sample.
+
+        Args:
+            samples: shape (B,).
+        """
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        """Return the samples with at least one token of some sequences, ascending.
+
+        Args:
+            source: number of the source.
+            sequences: numbers in that source, ascending, shape (n,).
+        """
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        """Return the number of complete passes over the source before each sample begins, shape (B,)."""
+
+
+class SpanIndex(Protocol):
+    """Arrays of an index that C translates from sample numbers to spans: whole, mapped or read by ranges."""
+
+    def spans(self, served: Sequence[int] | Numbers) -> tuple[Numbers, Bounds]:
+        """Return (sequence, first token, number of tokens) of spans, shape (n, 3), and the bounds of each sample."""
+
+    def ends(self, served: Sequence[int] | Numbers) -> tuple[Bounds, NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return bounds and sequences of spans; first token in each sample's first sequence, end in its last one."""
+
+
+@runtime_checkable
+class ComposedOrder(Protocol):
+    """Capability of an order whose samples are those of other orders, each of one source."""
+
+    @property
+    def members(self) -> Sequence[Order]:
+        """The order of each source, in the order of `sources`."""
+
+    def list_sources(self) -> NDArray[np.int16]:
+        """Return the source of every sample, shape (len,)."""

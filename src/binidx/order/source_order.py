@@ -1,0 +1,197 @@
+"""Order of one source by an index of spans: the base of the orders that are built for one dataset."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.documents import Documents
+from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
+
+STRETCH = 1 << 22
+"""Number of index elements searched together, so that intermediate results stay small."""
+
+
+@dataclass
+class StoredSource:
+    """Sequences of one split of an opened dataset; implements `Source`.
+
+    Args:
+        name: prefix, as the user wrote it.
+        dataset: the stored sequences.
+        sequences: those of the split, shape (num_in_split,).
+    """
+
+    name: str
+    dataset: IndexedDataset
+    sequences: Documents
+
+    @property
+    def prefix(self) -> str:
+        return self.dataset.path_prefix
+
+
+class SourceOrder(ABC):
+    """Order of one source.
+
+    Args:
+        source: the sequences.
+    """
+
+    array_names: Sequence[str] = ()
+    """Attributes that are arrays of the index."""
+
+    ends_documents = False
+    """True if the last token of each piece has no label: the next piece is of another document."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "index"}  # has addresses of this process
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [self.source]
+
+    @property
+    @abstractmethod
+    def identity(self) -> Any: ...
+
+    @property
+    def index(self) -> SpanIndex | None:
+        """Arrays that C translates to spans; None if the order has its own `spans`."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_epochs(self) -> int: ...
+
+    @abstractmethod
+    def epochs(self, samples: Numbers) -> Numbers: ...
+
+    @abstractmethod
+    def candidates(self, sequences: Numbers) -> Numbers:
+        """Return the samples that may have a token of some sequences, ascending; all that have one are among them."""
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        return np.zeros_like(samples), samples
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        assert self.index is not None, f"{type(self).__name__} has neither an index nor its own spans"
+        spans, bounds = self.index.spans(samples)
+        return with_source(0, spans), bounds
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        samples = self.candidates(sequences)
+        spans, bounds = self.spans(samples)
+        return samples[samples_with_hits(np.isin(spans[:, 1], sequences) & (spans[:, 3] > 0), bounds)]
+
+
+class LazyOrder:
+    """Order of one source that is opened at its first use; threads may use it at once.
+
+    Args:
+        name: prefix of the source, as the user wrote it.
+        prefix: the same, as it is opened.
+        open_order: opens the order. No request is sent before its call.
+    """
+
+    def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
+        self.name, self.prefix, self._open_order = name, prefix, open_order
+        self._opening = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyOrder, (self.name, self.prefix, self._open_order)
+
+    def __repr__(self) -> str:
+        return f"LazyOrder({self.name}, {'open' if self.is_open else 'not open'})"
+
+    @property
+    def is_open(self) -> bool:
+        return "_order" in vars(self)
+
+    @property
+    def order(self) -> SourceOrder:
+        """The opened order."""
+        with self._opening:
+            if not self.is_open:
+                self._order = self._open_order()
+        return self._order
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [self]
+
+    @property
+    def dataset(self) -> IndexedDataset:
+        return self.order.source.dataset
+
+    @property
+    def sequences(self) -> Documents:
+        return self.order.source.sequences
+
+    @property
+    def identity(self) -> Any:
+        return self.order.identity
+
+    @property
+    def index(self) -> SpanIndex | None:
+        return self.order.index
+
+    @property
+    def num_epochs(self) -> int:
+        return self.order.num_epochs
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        return np.zeros_like(samples), samples
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        return self.order.spans(samples)
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        return self.order.find(source, sequences)
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return self.order.epochs(samples)
+
+
+def with_source(source: int, spans: Numbers) -> Spans:
+    """Return spans (sequence, first token, number of tokens), shape (n, 3), with the number of their source."""
+    rows = np.empty((len(spans), 4), np.int64)
+    rows[:, 0], rows[:, 1:] = source, spans
+    return rows
+
+
+def samples_with_hits(hits: NDArray[np.bool_], bounds: Bounds) -> NDArray[np.bool_]:
+    """Return which samples have a span that `hits` marks, shape (B,)."""
+    total = np.concatenate([[0], np.cumsum(hits)])
+    has_hit: NDArray[np.bool_] = total[bounds[1:]] > total[bounds[:-1]]
+    return has_hit
+
+
+def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
+    """Return, in ascending order, the positions at which an index holds one of `values`."""
+    if not len(values):
+        return np.empty(0, np.int64)
+    positions = [first + np.flatnonzero(np.isin(part, values)) for first, part in stretches(index)]
+    return np.concatenate([np.empty(0, np.int64), *positions])
+
+
+def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the parts of `STRETCH` elements of an index, each with the number of its first element."""
+    for first in range(0, len(index), STRETCH):
+        yield first, index[first : first + STRETCH]

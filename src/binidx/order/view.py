@@ -1,0 +1,212 @@
+"""Orders without some documents, or with some alone.
+
+    how="skip"       every sample with a token of a listed document leaves; the others keep their tokens, their relative
+                     order and their seeds
+    how="rebuild"    the documents leave before the index is built: a new order, with a new identity
+
+The list is a text file: on each line the number of a document, or, in a run of several sources, the prefix of the
+source, a tab and the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from binidx.errors import BlendError, ConfigError
+from binidx.index.documents import Documents
+from binidx.order.blended_order import epochs_of_members, list_members, spans_of_members
+from binidx.order.order_options import OrderOption
+from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.storage.open import open_object, read_whole
+
+
+class ViewOrder:
+    """Some samples of another order, in its order.
+
+    Args:
+        inner: the other order.
+        kept: its samples that stay, ascending, shape (num_kept,).
+        fields: fields of the identity besides "order", the identity of `inner`.
+    """
+
+    def __init__(self, inner: Order, kept: Numbers, fields: Mapping[str, Any]) -> None:
+        self.inner, self.kept, self.fields = inner, kept, fields
+
+    @property
+    def identity(self) -> Any:
+        return {**self.fields, "order": self.inner.identity}
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return self.inner.sources
+
+    @property
+    def members(self) -> Sequence[Order]:
+        return list_members(self.inner)
+
+    @property
+    def num_epochs(self) -> int:
+        return self.inner.num_epochs
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def list_sources(self) -> NDArray[np.int16]:
+        if isinstance(self.inner, ComposedOrder):
+            return self.inner.list_sources()[self.kept]
+        return np.zeros(len(self.kept), np.int16)
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        return self.inner.locate(self.kept[samples])
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        return spans_of_members(self, samples)
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        return np.flatnonzero(np.isin(self.kept, self.inner.find(source, sequences)))
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return epochs_of_members(self, samples)
+
+
+@dataclass(frozen=True)
+class View(OrderOption):
+    """Order without the documents of a list, or with these alone.
+
+    Args:
+        documents: URI of the list.
+        how: "skip" or "rebuild"; see this module.
+        keep: True for the listed documents alone: all others leave.
+        over: with "skip", the order from which samples leave: "blend", that of the split; or "source", that of each
+            source, so that the blend draws from the samples that are left.
+        num_samples: with "skip", the least number of samples that must be left; None: one.
+        digest: XXH3 of the list, in hex; None: not compared. A saved run has it.
+
+    Raises:
+        ConfigError: another list, an unknown document, or an option with another value.
+        BlendError: too few samples are left.
+
+    Example:
+        >>> order = binidx.View("s3://corpus/drop.txt")
+        >>> train = binidx.load_dataset("s3://corpus/en", sequence_length=4096, order=order)
+
+    Source: ours.
+    """
+
+    documents: str
+    how: Literal["skip", "rebuild"] = "skip"
+    keep: bool = False
+    over: Literal["blend", "source"] = "blend"
+    num_samples: int | None = None
+    digest: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.how not in ("skip", "rebuild") or self.over not in ("blend", "source"):
+            raise ConfigError(
+                f"order: found how={self.how!r}, over={self.over!r}; needs 'skip' or 'rebuild', 'blend' or 'source'"
+            )
+
+    def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self.how == "skip" or not (self.keep or self.read(options).by_source):
+            return {}
+        return {"view": "rebuild", "documents": self.read(options).digest, "keep": self.keep}
+
+    def pinned(self, options: Mapping[str, Any] | None) -> View:
+        """Return the view with the digest of its list, which is read and compared."""
+        return replace(self, digest=self.read(options).digest)
+
+    def read(self, options: Mapping[str, Any] | None) -> DocumentList:
+        """Return the list; raise ConfigError if it is another one than that of the digest."""
+        listed = DocumentList(
+            self.documents, read_whole(open_object(self.documents, storage_options=options)).tobytes()
+        )
+        if self.digest not in (None, listed.digest):
+            raise ConfigError(f"{self.documents}: another list (found XXH3 {listed.digest}, need {self.digest})")
+        return listed
+
+    def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
+        if self.how == "skip":
+            return source.sequences
+        leaving = self.leaving(source, self.read(options), is_only=True)
+        own = np.asarray(source.sequences, np.int32)
+        return own[~np.isin(own, leaving)] if len(leaving) else source.sequences
+
+    def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:
+        if self.how == "rebuild" or is_whole != (self.over == "blend"):
+            return order
+        listed, gone = self.read(options), [np.empty(0, np.int64)]
+        listed.check_sources([source.name for source in order.sources], is_whole=is_whole)
+        for number, source in enumerate(order.sources):
+            gone.append(order.find(number, self.leaving(source, listed, is_only=len(order.sources) == 1)))
+        if not len(leaving := np.unique(np.concatenate(gone))) and not self.keep:
+            return order
+        kept = np.setdiff1d(np.arange(len(order)), leaving, assume_unique=True)
+        needed = 1 if self.num_samples is None else self.num_samples
+        if len(kept) < needed:
+            raise BlendError(
+                f"{self.documents}: too few samples are left (found {len(kept):,} of {len(order):,}, need {needed:,}); "
+                "raise the number of samples of the split, or list fewer documents"
+            )
+        return ViewOrder(order, kept, {"class": "View", "keep": self.keep, "documents": listed.digest})
+
+    def leaving(self, source: Source, listed: DocumentList, *, is_only: bool) -> Numbers:
+        """Return the sequences of a source whose documents leave, ascending."""
+        bounds = source.dataset.document_indices
+        named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
+        documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
+        ranges = [np.arange(bounds[document], bounds[document + 1]) for document in documents.tolist()]
+        return np.concatenate([np.empty(0, np.int64), *ranges])
+
+
+@dataclass(frozen=True)
+class DocumentList:
+    """Contents of a list of documents.
+
+    Args:
+        uri: of the list, for errors.
+        text: its bytes.
+    """
+
+    uri: str
+    text: bytes
+
+    @property
+    def digest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.text)
+
+    @cached_property
+    def by_source(self) -> Mapping[str | None, list[int]]:
+        """Numbers of documents by the prefix of their source, None where a line has no prefix."""
+        found: dict[str | None, list[int]] = {}
+        for number, line in enumerate(self.text.decode("utf-8", "replace").splitlines(), 1):
+            prefix, tab, document = line.rpartition("\t")
+            if not document.strip().isdecimal():
+                raise ConfigError(f"{self.uri}: line {number}: found {line[:80]!r}, needs [PREFIX TAB] NUMBER")
+            found.setdefault(prefix if tab else None, []).append(int(document))
+        return found
+
+    def check_sources(self, names: Sequence[str], *, is_whole: bool) -> None:
+        """Raise ConfigError if a line names no source of a run, or none where there are several."""
+        unknown = self.by_source.keys() - {*names, None}
+        if is_whole and (unknown or (len(names) > 1 and None in self.by_source)):
+            wrong = sorted(str(name) for name in unknown)[:1] or ["a number alone"]
+            raise ConfigError(f"{self.uri}: found {wrong[0]}, needs the prefix of one of {len(names)} sources")
+
+    def documents_of(self, name: str, count: int, *, is_only: bool) -> Numbers:
+        """Return the listed documents of a source, ascending, each once.
+
+        Raises:
+            ConfigError: the source has fewer documents.
+        """
+        numbers = [*self.by_source.get(name, []), *(self.by_source.get(None, []) if is_only else [])]
+        documents = np.unique(np.array(numbers, np.int64))
+        if len(documents) and documents[-1] >= count:
+            raise ConfigError(f"{self.uri}: {name}: document {documents[-1]}, it has {count}, counted from 0")
+        return documents

@@ -1,0 +1,103 @@
+"""A store, a path in it and the options for it, resolved once where a user names them by a URI.
+
+    location = Location.of("s3://corpus/en", {"anon": True})     a user's URI and options
+    location + ".idx"                                            an object whose name begins so
+    location / "cache"                                           an object below it
+
+Functions below the public ones take a `Location`, never a URI and options.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from binidx.errors import redacted
+from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.registry import join_uri, local_path, open_store, place_of
+
+
+@dataclass(frozen=True, repr=False)
+class Location:
+    """Object, prefix or folder in a store. Two are equal if URI and options are.
+
+    Args:
+        uri: path, file:// or any URI that fsspec opens, as the user wrote it: names in caches and manifests are made
+            of this very text.
+        options: fsspec's own, and `ReadSettings` under the key "binidx".
+
+    Pickles as its arguments. Source: ours.
+    """
+
+    uri: str
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @classmethod
+    def of(cls, where: Where, storage_options: Mapping[str, Any] | None = None) -> Location:
+        """Return the location that a user names, or the given one.
+
+        Args:
+            where: URI or path; or a location, whose own options hold.
+            storage_options: fsspec options for a URI.
+        """
+        return where if isinstance(where, Location) else cls(os.fspath(where), storage_options)
+
+    @cached_property
+    def local_path(self) -> str | None:
+        """Path of a file of this machine; None for objects of other stores.
+
+        Raises:
+            ObjectNotFoundError: the name has a NUL or half of a surrogate pair, which no name of a file can have.
+        """
+        return local_path(self.uri)
+
+    @cached_property
+    def store(self) -> Any:
+        """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
+        return open_store(self.uri, self.options)
+
+    @property
+    def place(self) -> str:
+        """Scheme and host or bucket, such as `s3://bucket`; `file://` for any local file."""
+        return place_of(self.uri)
+
+    @property
+    def name(self) -> str:
+        """Last part of the URI, after its last slash."""
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def settings(self) -> ReadSettings:
+        """Settings of the options, else of the environment as it is now."""
+        return ReadSettings.of(self.options)
+
+    @property
+    def absolute(self) -> str:
+        """The URI, or the absolute path of a local file."""
+        return self.uri if self.local_path is None else os.path.abspath(self.local_path)
+
+    def __add__(self, suffix: str) -> Location:
+        """Return the location whose name goes on with `suffix`."""
+        return Location(self.uri + suffix, self.options)
+
+    def __truediv__(self, name: str) -> Location:
+        """Return the location of a name below this folder."""
+        return Location(join_uri(self.uri, name), self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Location, (self.uri, self.options)
+
+    def __str__(self) -> str:
+        """Return the URI; messages of `BinidxError` remove the secrets in it."""
+        return self.uri
+
+    def __repr__(self) -> str:
+        # Without the options: they hold secrets.
+        return f"Location({redacted(self.uri)})"
+
+
+Where = str | os.PathLike[str] | Location
+"""A URI or path as a user gives it, or a location."""

@@ -1,0 +1,75 @@
+"""Locations: a URI with its options, as the user wrote it, resolved once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from binidx.errors import ObjectNotFoundError
+from binidx.storage.location import Location
+
+SECRET = {"key": "5ec4e7", "binidx": {"deadline_seconds": 7}}
+
+
+def test_a_location_keeps_the_text_and_the_options_of_the_user(tmp_path: Path) -> None:
+    assert (Location.of("s3://b/en", SECRET).uri, Location.of("s3://b/en", SECRET).options) == ("s3://b/en", SECRET)
+    assert Location.of(tmp_path / "en").uri == str(tmp_path / "en")
+    location = Location.of("./en", SECRET)
+    assert Location.of(location) is location
+    assert f"{location}.idx" == "./en.idx"
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("en", "en"),
+        ("file:///data/en", "/data/en"),
+        ("local:///data/en", "/data/en"),
+        ("/data/a::b", "/data/a::b"),
+        ("s3://bucket/en", None),
+        ("simplecache::s3://bucket/en", None),
+    ],
+)
+def test_a_location_has_a_path_if_it_is_on_this_machine(uri: str, path: str | None) -> None:
+    assert Location(uri).local_path == path
+    assert (Location(uri).place == "file://") is (path is not None)
+
+
+def test_what_no_file_can_be_named_is_an_error_when_the_path_is_used() -> None:
+    location = Location("a\0b")
+    with pytest.raises(ObjectNotFoundError, match="not a file name"):
+        location.local_path  # noqa: B018
+
+
+def test_objects_beside_and_below_have_the_same_options() -> None:
+    folder = Location("s3://bucket/cache/", SECRET)
+    assert (folder / "a.npy").uri == "s3://bucket/cache/a.npy"
+    assert (Location("s3://bucket/en", SECRET) + ".bin" + ".zst").uri == "s3://bucket/en.bin.zst"
+    assert (folder / "a.npy").options is (folder + "x").options is SECRET
+    assert folder.settings.deadline_seconds == 7
+
+
+def test_locations_are_equal_by_uri_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Location("s3://b/k", SECRET) == Location("s3://b/k", dict(SECRET)) != Location("s3://b/k")
+    assert len({Location("s3://b/k", SECRET), Location("s3://b/k", dict(SECRET)), Location("s3://b/k")}) == 2
+    assert Location("en").absolute == Location(f"file://{tmp_path}/en").absolute == f"{tmp_path}/en"
+    assert Location("s3://b/../k").absolute == "s3://b/../k"
+
+
+def test_the_store_is_opened_once_and_does_not_come_along_in_a_pickle() -> None:
+    location = Location("memory://bucket/key", SECRET)
+    assert location.store is location.store
+    again = pickle.loads(pickle.dumps(location))
+    assert again == location
+    assert "store" not in vars(again)
+
+
+def test_nothing_shown_of_a_location_has_its_secrets() -> None:
+    location = Location("https://user:5ec4e7@host/en?X-Amz-Signature=5ec4e7", SECRET)
+    assert repr(location) == "Location(https://host/en)"
+    with pytest.raises(ObjectNotFoundError) as caught:
+        raise ObjectNotFoundError(f"{location}: no such object")
+    assert "5ec4e7" not in str(caught.value)
