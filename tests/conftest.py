@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import signal
@@ -134,6 +135,13 @@ def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _unknown_stores() -> None:
     """No store has answered yet: tests give one name to many servers."""
     ANSWERED.clear()
+
+
+@pytest.fixture(autouse=True)
+def _quiet_loggers() -> None:
+    """Warnings are logged and nothing below: a library that an earlier test ran may have lowered a level for good."""
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("binidx").setLevel(logging.NOTSET)
 
 
 @dataclass(frozen=True)
