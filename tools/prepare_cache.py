@@ -28,8 +28,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.megatron_dataset import recorded_name
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import recorded_name
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome

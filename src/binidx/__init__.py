@@ -9,33 +9,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
     from binidx.dataset.baked import BakedDataset as BakedDataset
-    from binidx.dataset.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
     from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
     from binidx.dataset.config import SpecialTokens as SpecialTokens
     from binidx.dataset.config import Split as Split
-    from binidx.dataset.gpt import GPTDataset as GPTDataset
-    from binidx.dataset.kinds.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
-    from binidx.dataset.kinds.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
-    from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset as BestFitGPTDataset
-    from binidx.dataset.kinds.chat import ChatTokenizer as ChatTokenizer
-    from binidx.dataset.kinds.fim import GPTFIMDataset as GPTFIMDataset
-    from binidx.dataset.kinds.fim import GPTFIMDatasetConfig as GPTFIMDatasetConfig
-    from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
-    from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
-    from binidx.dataset.kinds.mock import MockGPTDataset as MockGPTDataset
-    from binidx.dataset.kinds.multimodal import MockMultimodalDataset as MockMultimodalDataset
-    from binidx.dataset.kinds.multimodal import MultimodalDataset as MultimodalDataset
-    from binidx.dataset.kinds.multimodal import MultimodalDatasetConfig as MultimodalDatasetConfig
-    from binidx.dataset.kinds.sft import SFTDataset as SFTDataset
-    from binidx.dataset.kinds.sft import SFTDatasetConfig as SFTDatasetConfig
-    from binidx.dataset.kinds.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
-    from binidx.dataset.kinds.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
-    from binidx.dataset.kinds.varlen import VarlenDataset as VarlenDataset
-    from binidx.dataset.kinds.varlen import VarlenGPTDataset as VarlenGPTDataset
-    from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
+    from binidx.dataset.megatron.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
+    from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset as BestFitGPTDataset
+    from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
+    from binidx.dataset.megatron.fim import GPTFIMDataset as GPTFIMDataset
+    from binidx.dataset.megatron.fim import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+    from binidx.dataset.megatron.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
+    from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
+    from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
+    from binidx.dataset.megatron.multimodal import MockMultimodalDataset as MockMultimodalDataset
+    from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDataset
+    from binidx.dataset.megatron.multimodal import MultimodalDatasetConfig as MultimodalDatasetConfig
+    from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
+    from binidx.dataset.megatron.sft import SFTDatasetConfig as SFTDatasetConfig
+    from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
+    from binidx.dataset.megatron.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
+    from binidx.dataset.megatron.varlen import VarlenDataset as VarlenDataset
+    from binidx.dataset.megatron.varlen import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
     from binidx.dataset.staged.staged_blend import Stage as Stage
@@ -75,21 +75,21 @@ if TYPE_CHECKING:
 
 NAMES = {
     "dataset.baked": ["BakedDataset"],
-    "dataset.blended": ["BlendedDataset"],
+    "dataset.megatron.blended": ["BlendedDataset"],
     "dataset.builder": ["BlendedMegatronDatasetBuilder"],
     "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "SpecialTokens", "Split"],
-    "dataset.gpt": ["GPTDataset"],
-    "dataset.kinds.bert": ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"],
-    "dataset.kinds.best_fit_gpt": ["BestFitGPTDataset"],
-    "dataset.kinds.chat": ["ChatTokenizer"],
-    "dataset.kinds.fim": ["GPTFIMDataset", "GPTFIMDatasetConfig"],
-    "dataset.kinds.masked_sentences": ["MaskedWordPieceDataset", "MaskedWordPieceDatasetConfig"],
-    "dataset.kinds.mock": ["MockGPTDataset"],
-    "dataset.kinds.multimodal": ["MockMultimodalDataset", "MultimodalDataset", "MultimodalDatasetConfig"],
-    "dataset.kinds.sft": ["SFTDataset", "SFTDatasetConfig"],
-    "dataset.kinds.t5": ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"],
-    "dataset.kinds.varlen": ["VarlenDataset", "VarlenGPTDataset"],
-    "dataset.megatron_dataset": ["MegatronDataset"],
+    "dataset.megatron.gpt": ["GPTDataset"],
+    "dataset.megatron.bert": ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"],
+    "dataset.megatron.best_fit_gpt": ["BestFitGPTDataset"],
+    "dataset.assemble.chat": ["ChatTokenizer"],
+    "dataset.megatron.fim": ["GPTFIMDataset", "GPTFIMDatasetConfig"],
+    "dataset.megatron.masked_sentences": ["MaskedWordPieceDataset", "MaskedWordPieceDatasetConfig"],
+    "dataset.megatron.mock": ["MockGPTDataset"],
+    "dataset.megatron.multimodal": ["MockMultimodalDataset", "MultimodalDataset", "MultimodalDatasetConfig"],
+    "dataset.megatron.sft": ["SFTDataset", "SFTDatasetConfig"],
+    "dataset.megatron.t5": ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"],
+    "dataset.megatron.varlen": ["VarlenDataset", "VarlenGPTDataset"],
+    "dataset.megatron.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
     "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],
     "dataset.torch_bridge": ["find_topology"],

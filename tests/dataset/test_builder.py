@@ -15,7 +15,7 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset import builder
-from binidx.dataset.blended import samples_per_dataset
+from binidx.dataset.megatron.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
 from binidx.order import gpt_order

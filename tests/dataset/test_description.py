@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from binidx.dataset.megatron_dataset import describe, digest
+from binidx.dataset.megatron.megatron_dataset import describe, digest
 from binidx.errors import ConfigError
 
 

@@ -39,7 +39,7 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed

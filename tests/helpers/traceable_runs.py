@@ -11,7 +11,7 @@ from helpers.gpt_data import Tokenizer
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 

@@ -14,7 +14,6 @@ from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
 from binidx.dataset.blend_arguments import Blend, is_sequence_of
-from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import (
     BlendedMegatronDatasetConfig,
     Split,
@@ -24,7 +23,8 @@ from binidx.dataset.config import (
     split_indices,
     split_range,
 )
-from binidx.dataset.megatron_dataset import MegatronDataset, wrap_order
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, wrap_order
 from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError

@@ -39,8 +39,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, find_token, recorded_name
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.indexed_dataset import IndexedDataset

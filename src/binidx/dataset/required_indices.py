@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from binidx.dataset.blended import ARRAYS, BlendedDataset, blend_identifiers, fill_blend_index
 from binidx.dataset.builder import Sizes, plan_distributions
 from binidx.dataset.config import (
     Bookends,
@@ -25,8 +24,9 @@ from binidx.dataset.config import (
     normalize,
     split_range,
 )
-from binidx.dataset.gpt import GPTDataset, gpt_parameters, index_options
-from binidx.dataset.megatron_dataset import describe, digest, recorded_name
+from binidx.dataset.megatron.blended import ARRAYS, BlendedDataset, blend_identifiers, fill_blend_index
+from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_options
+from binidx.dataset.megatron.megatron_dataset import describe, digest, recorded_name
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles

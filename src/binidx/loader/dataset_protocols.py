@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
-from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.interfaces import RangeReader

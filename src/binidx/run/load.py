@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.document_sample import count_tokens

@@ -23,8 +23,8 @@ from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.megatron_dataset import wrap_order
+from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.megatron_dataset import wrap_order
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError, StorageError
 from binidx.format.bin_file import strip_bin_suffix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
-from binidx.dataset.kinds import bert
+from binidx.dataset.megatron import bert
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from binidx.dataset import blended
+from binidx.dataset.megatron import blended
 
 
 class BlendedDataset(blended.BlendedDataset, Dataset[Any]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
-from binidx.dataset.kinds import fim
+from binidx.dataset.megatron import fim
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,11 @@ from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.low_level import adapt
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset import config as configs
-from binidx.dataset import gpt
-from binidx.dataset.gpt import open_low_level_dataset
-from binidx.dataset.kinds import mock
-from binidx.dataset.kinds.mock import ComputedDataset
-from binidx.dataset.kinds.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
-from binidx.dataset.megatron_dataset import with_context
+from binidx.dataset.megatron import gpt, mock
+from binidx.dataset.megatron.gpt import open_low_level_dataset
+from binidx.dataset.megatron.megatron_dataset import with_context
+from binidx.dataset.megatron.mock import ComputedDataset
+from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.kinds.mock import ComputedDataset
+from binidx.dataset.megatron.mock import ComputedDataset
 from binidx.format.indexed_dataset import IndexedDataset
 
 

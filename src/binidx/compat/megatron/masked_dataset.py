@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.kinds import masked_sentences
-from binidx.dataset.megatron_dataset import open_tokens, with_context
+from binidx.dataset.megatron import masked_sentences
+from binidx.dataset.megatron.megatron_dataset import open_tokens, with_context
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from binidx.dataset import megatron_dataset
+from binidx.dataset.megatron import megatron_dataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.format.indexed_dataset import Span
 

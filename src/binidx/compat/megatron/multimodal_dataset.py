@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig, MockGPTDataset
-from binidx.dataset.kinds import multimodal
+from binidx.dataset.megatron import multimodal
 
 
 @dataclass

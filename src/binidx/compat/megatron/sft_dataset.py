@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.assemble.chat import IGNORE
 from binidx.dataset.config import padding_multiple
-from binidx.dataset.kinds import sft
-from binidx.dataset.kinds.chat import IGNORE
-from binidx.dataset.kinds.sft import SFTLowLevelDataset as SFTLowLevelDataset
+from binidx.dataset.megatron import sft
+from binidx.dataset.megatron.sft import SFTLowLevelDataset as SFTLowLevelDataset
 
 IGNORE_INDEX = IGNORE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
-from binidx.dataset.kinds import t5
+from binidx.dataset.megatron import t5
 
 
 @dataclass

@@ -24,9 +24,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset, row_blocks
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.megatron_dataset import recorded_name
+from binidx.dataset.megatron.blended import BlendedDataset, row_blocks
+from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext

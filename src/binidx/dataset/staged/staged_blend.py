@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
-from binidx.dataset.blended import BlendedDataset, row_blocks, samples_per_dataset
 from binidx.dataset.builder import WHOLE, context_argument, sizes_per_dataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
+from binidx.dataset.megatron.blended import BlendedDataset, row_blocks, samples_per_dataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, describe, digest
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter

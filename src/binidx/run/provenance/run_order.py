@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron_dataset import MegatronDataset, digest
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, digest
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError
 from binidx.order.blended_order import BlendedOrder

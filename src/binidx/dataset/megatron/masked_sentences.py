@@ -13,9 +13,9 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.masking import CONTINUES, Masking, Vocabulary, random_state
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
-from binidx.dataset.kinds.masking import CONTINUES, Masking, Vocabulary, random_state
-from binidx.dataset.megatron_dataset import MegatronDataset, open_tokens, recorded_name, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, recorded_name, with_context
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.array_writer import ArrayWriter

@@ -13,7 +13,7 @@ from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.dataset.kinds.mock import MockGPTDataset, MockGPTLowLevelDataset
+from binidx.dataset.megatron.mock import MockGPTDataset, MockGPTLowLevelDataset
 from binidx.errors import ConfigError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import binidx
-from binidx.dataset.kinds.chat import ChatTokenizer
-from binidx.dataset.kinds.sft import SFTDataset
+from binidx.dataset.assemble.chat import ChatTokenizer
+from binidx.dataset.megatron.sft import SFTDataset
 from binidx.errors import ConfigError
 
 TURNS = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

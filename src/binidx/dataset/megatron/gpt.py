@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron_dataset import (
+from binidx.dataset.megatron.megatron_dataset import (
     HookedOrder,
     MegatronDataset,
     OneByOne,

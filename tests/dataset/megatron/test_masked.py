@@ -27,8 +27,8 @@ from helpers.masked_datasets import (
 )
 
 import binidx
-from binidx.dataset.kinds import masked_sentences
-from binidx.dataset.kinds.masking import CONTINUES, SPECIAL, Masking, Vocabulary, Words, random_state
+from binidx.dataset.assemble.masking import CONTINUES, SPECIAL, Masking, Vocabulary, Words, random_state
+from binidx.dataset.megatron import masked_sentences
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 
 KINDS = pytest.mark.parametrize("kind", [BERT, T5], ids=["bert", "t5"])

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.kinds.mock import MockGPTDataset
-from binidx.dataset.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.mock import MockGPTDataset
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span

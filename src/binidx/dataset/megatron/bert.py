@@ -10,8 +10,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
-from binidx.dataset.kinds.masking import concatenate_tokens
+from binidx.dataset.assemble.masking import concatenate_tokens
+from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
 from binidx.errors import ConfigError
 
 SPECIALS = 3

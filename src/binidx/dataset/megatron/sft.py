@@ -23,10 +23,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.chat import IGNORE, Conversation, parse_row, split_conversations
 from binidx.dataset.config import GPTDatasetConfig, padding_multiple
-from binidx.dataset.kinds.chat import IGNORE, Conversation, parse_row, split_conversations
-from binidx.dataset.kinds.json_lines import JsonLines
-from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name, required, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, find_token, recorded_name, required, with_context
+from binidx.dataset.tokens.json_lines import JsonLines
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import Span

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
-from binidx.dataset.kinds.masking import MaskedSpan, concatenate_tokens
+from binidx.dataset.assemble.masking import MaskedSpan, concatenate_tokens
+from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
 from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.order.gpt_order import GPTParameters

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.kinds.sft import SFTDataset, SFTDatasetConfig
+from binidx.dataset.megatron.sft import SFTDataset, SFTDatasetConfig
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

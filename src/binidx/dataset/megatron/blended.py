@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, index_array, recorded_name
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, describe, digest, index_array, recorded_name
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted

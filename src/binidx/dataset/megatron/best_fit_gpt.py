@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.megatron_dataset import index_array
+from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.megatron_dataset import index_array
 from binidx.errors import IndexBuildError
 from binidx.index.packing import ARRAYS
 from binidx.order.document_packing import PACKINGS, PackedOrder, load_or_build_packed_index

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.chat import IGNORE, add_system_message
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
-from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.kinds.chat import IGNORE, add_system_message
-from binidx.dataset.kinds.sft import SFTDataset, append_eod, round_up
+from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.sft import SFTDataset, append_eod, round_up
 from binidx.dataset.token_dataset import SourceTokens
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError

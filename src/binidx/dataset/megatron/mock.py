@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from binidx.dataset.kinds.chat import add_system_message, parse_row, split_conversations
+from binidx.dataset.assemble.chat import add_system_message, parse_row, split_conversations
 from binidx.errors import FormatError
 
 

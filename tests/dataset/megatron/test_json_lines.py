@@ -14,8 +14,8 @@ from helpers.chats import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.dataset.kinds import json_lines
-from binidx.dataset.kinds.json_lines import JsonLines, find_lines
+from binidx.dataset.megatron import json_lines
+from binidx.dataset.tokens.json_lines import JsonLines, find_lines
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.storage.codecs.segments import SegmentWriter
 from binidx.storage.location import Location

@@ -1,0 +1,1 @@
+"""Sequences that are not in a `.bin`/`.idx` pair: rows of text files, and computed tokens."""
