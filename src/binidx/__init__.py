@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from binidx.dataset.assemble.bert_sentences import (
+        BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig,
+    )
     from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
+    from binidx.dataset.assemble.chat_rows import SFTDatasetConfig as SFTDatasetConfig
+    from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+    from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
+    from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
+    from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
+    from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
     from binidx.dataset.baked import BakedDataset as BakedDataset
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
@@ -17,24 +26,18 @@ if TYPE_CHECKING:
     from binidx.dataset.config import SpecialTokens as SpecialTokens
     from binidx.dataset.config import Split as Split
     from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
-    from binidx.dataset.megatron.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
     from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset as BestFitGPTDataset
     from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.megatron.fim import GPTFIMDataset as GPTFIMDataset
-    from binidx.dataset.megatron.fim import GPTFIMDatasetConfig as GPTFIMDatasetConfig
     from binidx.dataset.megatron.gpt import GPTDataset as GPTDataset
     from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
-    from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
     from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
     from binidx.dataset.megatron.multimodal import MockMultimodalDataset as MockMultimodalDataset
     from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDataset
-    from binidx.dataset.megatron.multimodal import MultimodalDatasetConfig as MultimodalDatasetConfig
     from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
-    from binidx.dataset.megatron.sft import SFTDatasetConfig as SFTDatasetConfig
+    from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
     from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
-    from binidx.dataset.megatron.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
-    from binidx.dataset.megatron.varlen import VarlenDataset as VarlenDataset
     from binidx.dataset.megatron.varlen import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
@@ -74,21 +77,27 @@ if TYPE_CHECKING:
     from binidx.storage.stores.registry import register_store as register_store
 
 NAMES = {
+    "dataset.assemble.bert_sentences": ["BERTMaskedWordPieceDatasetConfig"],
+    "dataset.assemble.t5_sentences": ["T5MaskedWordPieceDatasetConfig"],
+    "dataset.assemble.fill_in_middle": ["GPTFIMDatasetConfig"],
+    "dataset.assemble.masking": ["MaskedWordPieceDatasetConfig"],
+    "dataset.assemble.text_and_images": ["MultimodalDatasetConfig", "image_bytes"],
+    "dataset.assemble.chat_rows": ["SFTDatasetConfig"],
     "dataset.baked": ["BakedDataset"],
     "dataset.megatron.blended": ["BlendedDataset"],
     "dataset.builder": ["BlendedMegatronDatasetBuilder"],
     "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "SpecialTokens", "Split"],
     "dataset.megatron.gpt": ["GPTDataset"],
-    "dataset.megatron.bert": ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"],
+    "dataset.megatron.bert": ["BERTMaskedWordPieceDataset"],
     "dataset.megatron.best_fit_gpt": ["BestFitGPTDataset"],
     "dataset.assemble.chat": ["ChatTokenizer"],
-    "dataset.megatron.fim": ["GPTFIMDataset", "GPTFIMDatasetConfig"],
-    "dataset.megatron.masked_sentences": ["MaskedWordPieceDataset", "MaskedWordPieceDatasetConfig"],
+    "dataset.megatron.fim": ["GPTFIMDataset"],
+    "dataset.megatron.masked_sentences": ["MaskedWordPieceDataset"],
     "dataset.megatron.mock": ["MockGPTDataset"],
-    "dataset.megatron.multimodal": ["MockMultimodalDataset", "MultimodalDataset", "MultimodalDatasetConfig"],
-    "dataset.megatron.sft": ["SFTDataset", "SFTDatasetConfig"],
-    "dataset.megatron.t5": ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"],
-    "dataset.megatron.varlen": ["VarlenDataset", "VarlenGPTDataset"],
+    "dataset.megatron.multimodal": ["MockMultimodalDataset", "MultimodalDataset"],
+    "dataset.megatron.sft": ["SFTDataset", "VarlenDataset"],
+    "dataset.megatron.t5": ["T5MaskedWordPieceDataset"],
+    "dataset.megatron.varlen": ["VarlenGPTDataset"],
     "dataset.megatron.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
     "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from binidx.dataset.megatron.megatron_dataset import describe, digest
 from binidx.errors import ConfigError
+from binidx.index.cache.names import describe, digest
 
 
 class Described:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.megatron.megatron_dataset import choose_pad_token
+from binidx.dataset.special_tokens import choose_pad_token
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted

@@ -24,7 +24,7 @@ from binidx.dataset.config import (
     split_range,
 )
 from binidx.dataset.megatron.blended import BlendedDataset
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, wrap_order
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
@@ -154,7 +154,7 @@ class BlendedMegatronDatasetBuilder:
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
             for dataset in built:
                 if dataset is not None and not isinstance(dataset, list):
-                    dataset._view = wrap_order(dataset, is_whole=True) or dataset._view
+                    dataset.apply_order_option(is_whole=True)
             datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
             compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built

@@ -14,8 +14,6 @@ from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from binidx.dataset.builder import Sizes, plan_distributions
 from binidx.dataset.config import (
     Bookends,
@@ -24,12 +22,19 @@ from binidx.dataset.config import (
     normalize,
     split_range,
 )
-from binidx.dataset.megatron.blended import ARRAYS, BlendedDataset, blend_identifiers, fill_blend_index
+from binidx.dataset.megatron.blended import (
+    ARRAYS,
+    BlendedDataset,
+    blend_identifiers,
+    build_blend_arrays,
+    fill_blend_index,
+)
 from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_options
-from binidx.dataset.megatron.megatron_dataset import describe, digest, recorded_name
+from binidx.index.blend import BlendIndex
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles
+from binidx.index.cache.names import describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRequest
 from binidx.order.order_protocols import Order
@@ -135,14 +140,10 @@ class RequiredBlend:
         size = self.num_samples if self.shares is not None or self.size is None else min(self.size, sum(lengths))
         shares = list(weights) if size is None else normalize(list(weights))
 
-        def build(writer: ArrayWriter) -> None:
-            count = sum(lengths) if size is None else size
-            with (
-                writer.array("dataset_index", (count,), np.int16) as ids,
-                writer.array("dataset_sample_index", (count,), np.int64) as samples,
-            ):
-                fill_blend_index(shares, size, (ids, samples), config.num_dataset_builder_threads)
+        def fill(_: ArrayWriter, arrays: BlendIndex) -> None:
+            fill_blend_index(shares, size, arrays, config.num_dataset_builder_threads)
 
+        build = partial(build_blend_arrays, weights=shares, size=size, fill=fill)
         if files := self.files(config, lengths):
             cache = IndexCache(files)
             description = describe(self._identifiers(config, shares, size))

@@ -6,8 +6,10 @@ mapped `.bin`  ─────────────────────�
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,9 +40,8 @@ class SourceRows(NamedTuple):
     numbers: Sequence[int | None]
     rows: Sequence[int]
 
-    @property
-    def served(self) -> Sequence[int]:
-        """Numbers of the samples whose tokens are read, 0 for the padding sample."""
+    def served(self) -> list[int]:
+        """Return the numbers of the samples whose tokens are read, 0 for the padding sample."""
         return [number or 0 for number in self.numbers]
 
 
@@ -66,6 +67,26 @@ class Assemble(Protocol):
 
     def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
         """Return the samples of one source, in the order of `tokens.of.numbers`."""
+
+
+class SampleAssemble(ABC):
+    """Assemble function that makes one sample at a time."""
+
+    @abstractmethod
+    def make(self, number: int | None, spans: Numbers, pieces: Sequence[NDArray[Any]]) -> dict[str, Any]:
+        """Return a sample.
+
+        Args:
+            number: of the sample in the source's own order; None is the padding sample: sample 0 without loss.
+            spans: (sequence, first token, number of tokens) of each piece, shape (n, 3).
+            pieces: tokens of each span, 1-D, of the stored dtype.
+        """
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        samples = zip(tokens.of.numbers, pairwise(tokens.bounds.tolist()), strict=True)
+        return [
+            self.make(number, tokens.spans[first:stop], tokens.pieces[first:stop]) for number, (first, stop) in samples
+        ]
 
 
 @runtime_checkable
@@ -104,7 +125,8 @@ class TokenDataset:
         if self.row_assemble is None:
             return self.__getitems__([idx])[0]
         # Written without a batch axis: taking the sample out of a batch of one costs a quarter more.
-        self._fill(rows := GPTRows(self.row_assemble.recipe, None), self._divide([idx]))
+        rows = GPTRows(self.row_assemble.recipe, None)
+        self._fill(rows, self._divide([idx]) if self.is_composed else [SourceRows(0, [idx], [0])])
         return self.row_assemble.finish_one(rows)
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
@@ -116,11 +138,20 @@ class TokenDataset:
         Returns:
             The samples in the order of `idxs`.
         """
-        parts = self._divide(idxs)
+        return self._make_samples(self._divide(idxs), len(idxs))
+
+    def read_with_sources(self, idxs: Sequence[int]) -> tuple[Numbers, Sequence[Sample]]:
+        """Return the source of each sample of a composed order, shape (B,), and the samples."""
+        parts, sources = self._divide(idxs), np.empty(len(idxs), np.int64)
+        for part in parts:
+            sources[part.rows] = part.source
+        return sources, self._make_samples(parts, len(idxs))
+
+    def _make_samples(self, parts: Sequence[SourceRows], num_rows: int) -> Sequence[Sample]:
         if self.row_assemble is not None:
-            self._fill(rows := GPTRows(self.row_assemble.recipe, len(idxs)), parts)
+            self._fill(rows := GPTRows(self.row_assemble.recipe, num_rows), parts)
             return self.row_assemble.finish(rows)
-        batch: list[Sample] = [{}] * len(idxs)
+        batch: list[Sample] = [{}] * num_rows
         for tokens in self._read(parts):
             for row, sample in zip(tokens.of.rows, self.assembles[tokens.of.source](tokens), strict=True):
                 batch[row] = sample
@@ -154,15 +185,16 @@ class TokenDataset:
         """Return the samples of each source in a batch."""
         if not self.is_composed:
             return [SourceRows(0, idxs, range(len(idxs)))]
-        source, number = self.order.locate(np.asarray(idxs, np.int64))
-        rows = [(each, np.flatnonzero(source == each)) for each in np.unique(source).tolist()]
-        return [SourceRows(each, number[here].tolist(), here.tolist()) for each, here in rows]
+        sources, numbers = self.order.locate(np.asarray(idxs, np.int64))
+        places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
+        return [SourceRows(source, numbers[here].tolist(), here.tolist()) for source, here in places.items()]
 
     def _fill(self, rows: Rows, parts: Sequence[SourceRows]) -> None:
         """Write the samples of a batch to their rows; tokens that are not mapped are read in one vectored read."""
         unmapped = [part for part in parts if not self._fill_from_map(rows, part)]
-        for tokens in self._read(unmapped):
-            fill_from_tokens(rows, tokens)
+        if unmapped:
+            for tokens in self._read(unmapped):
+                fill_from_tokens(rows, tokens)
         for _, numbers, places in parts:
             if None in numbers and isinstance(rows, GPTRows):
                 padding = [place for number, place in zip(numbers, places, strict=True) if number is None]
@@ -173,26 +205,36 @@ class TokenDataset:
         dataset = self.tokens[part.source]
         if (reader := dataset.mapped_reader) is None:
             return False
-        member = self.members[part.source]
+        member, served = self.members[part.source], part.served()
         index = member.index if isinstance(member, SourceOrder) else None
         try:
             if isinstance(index, GPTIndex):
-                return reader.read_into(lambda about: rows.read(index, about, part.served, part.rows))
-            spans, bounds = self._spans(part)
+                return reader.read_into(lambda about: rows.read(index, about, served, part.rows))
+            spans, bounds = self._spans(part.source, served)
             return reader.read_into(lambda about: rows.read_spans(dataset.sequences, about, spans, bounds, part.rows))
         except IndexBuildError:
             for tokens in self._read([part]):  # step by step: its errors name the sample or span
                 fill_from_tokens(rows, tokens)
             raise
 
-    def _spans(self, part: SourceRows) -> tuple[Numbers, Bounds]:
+    def _spans(self, source: int, numbers: Sequence[int]) -> tuple[Numbers, Bounds]:
         """Return (sequence, first token, number of tokens) of spans, shape (n, 3), and the bounds of each sample."""
-        spans, bounds = self.members[part.source].spans(np.asarray(part.served, np.int64))
+        spans, bounds = self.members[source].spans(np.asarray(numbers, np.int64))
         return np.ascontiguousarray(spans[:, 1:]), bounds
+
+    def _resolve(self, part: SourceRows) -> SourceRows:
+        """Return samples whose negative numbers count from the end; raise IndexError for one that does not exist."""
+        size = len(self.members[part.source])
+        for number in part.numbers:
+            if number is not None and not -size <= number < size:
+                prefix = self.tokens[part.source].path_prefix
+                raise IndexError(f"{prefix}: sample {number}, it has {size} in this split")
+        return part._replace(numbers=[None if number is None else number % size for number in part.numbers])
 
     def _read(self, parts: Sequence[SourceRows]) -> list[SourceTokens]:
         """Return the tokens of samples, read at once for all sources."""
-        located = [self._spans(part) for part in parts]
+        parts = [self._resolve(part) for part in parts]
+        located = [self._spans(part.source, part.served()) for part in parts]
         datasets = [self.tokens[part.source] for part in parts]
         pieces = read_spans([(dataset, spans) for dataset, (spans, _) in zip(datasets, located, strict=True)])
         return [

@@ -33,6 +33,8 @@ class BlendedOrder:
     Source: Megatron Core, `BlendedDataset`.
     """
 
+    array_names = ("dataset_index", "dataset_sample_index")
+
     proof = ""
     """Description of the checks that the order has passed; of a blend in stages."""
 

@@ -71,11 +71,6 @@ class PackedOrder(SourceOrder):
         self.parameters = parameters
         self.set_arrays(arrays)
 
-    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Replace some of the arrays."""
-        vars(self).pop("index", None)
-        vars(self).update(arrays)
-
     @cached_property
     def index(self) -> PieceIndex:
         return PieceIndex(*(vars(self)[name] for name in ARRAYS))

@@ -24,7 +24,7 @@ from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
@@ -121,7 +121,7 @@ class IndexOptions:
     cache_small: bool = False
     trust: bool = False
     threads: int = 1
-    context: BuildContext = field(default=BuildContext(), repr=False)
+    context: BuildContext = field(default=DEFAULT_CONTEXT, repr=False)
     digests: dict[str, str] = field(default_factory=dict, repr=False)
 
     def cache(self, **options: Any) -> IndexCache:
@@ -161,11 +161,6 @@ class GPTOrder(SourceOrder):
         super().__init__(source)
         self.parameters, self.given_plan = parameters, plan
         self.set_arrays(arrays)
-
-    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Replace some of the arrays, as scripts of Megatron do with the attributes of a dataset."""
-        vars(self).pop("index", None)
-        vars(self).update(arrays)
 
     @cached_property
     def index(self) -> SpanIndex:
@@ -220,7 +215,7 @@ def count_epochs(parameters: GPTParameters, source: Source, options: IndexOption
     Raises:
         IndexBuildError: no number of epochs holds the samples.
     """
-    context, threads = (options.context, options.threads) if options else (BuildContext(), 1)
+    context, threads = (options.context, options.threads) if options else (DEFAULT_CONTEXT, 1)
     with context.threads(threads) as num_threads:
         tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, source.sequences, threads=num_threads)
     return parameters.plan(tokens_per_epoch)

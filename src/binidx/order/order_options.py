@@ -23,6 +23,14 @@ from binidx.registries import Registry
 class OrderOption:
     """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing."""
 
+    def pinned(self, options: Mapping[str, Any] | None) -> OrderOption:
+        """Return the option as a run file keeps it: with a digest of each object that it reads.
+
+        Args:
+            options: storage options.
+        """
+        return self
+
     def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return fields for the names of caches, of an order with an index of its own; none if Megatron's is used.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,11 @@ class SourceOrder(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "index"}  # has addresses of this process
+
+    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Replace some of the arrays, as scripts of Megatron do with the attributes of a dataset."""
+        vars(self).pop("index", None)
+        vars(self).update(arrays)
 
     @property
     def sources(self) -> Sequence[Source]:

@@ -24,7 +24,6 @@ from typing import Any, get_type_hints
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.megatron_dataset import wrap_order
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError, StorageError
 from binidx.format.bin_file import strip_bin_suffix
@@ -34,7 +33,6 @@ from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.order.order_options import format_order
-from binidx.order.view import View
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule, Rampup
 from binidx.storage.location import Location
@@ -179,7 +177,7 @@ class Run:
             if self.stages is not None:
                 context = BuildContext(on_outcome=on_outcome)
                 train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
-                train._view = wrap_order(train, is_whole=True)
+                train.apply_order_option(is_whole=True)
                 built = [train, *built[1:]]
             vars(self)["_built"] = built
         found: Built = vars(self)["_built"]
@@ -282,9 +280,7 @@ def format_run(run: Run) -> bytes:
     saved = [each.name for each in fields(written) if each.init and each.name not in UNSAVED]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
-        config["order"] = format_order(
-            order if not isinstance(order, View) else order.pinned(run.config.storage_options)
-        )
+        config["order"] = format_order(order.pinned(run.config.storage_options))
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }

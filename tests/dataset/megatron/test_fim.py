@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.megatron.fim import FIMTransform, GPTFIMDataset, GPTFIMDatasetConfig, seed_sample
+from binidx.dataset.assemble.fill_in_middle import FIMTransform, GPTFIMDatasetConfig, seed_sample
+from binidx.dataset.megatron.fim import GPTFIMDataset
 from binidx.errors import ConfigError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

@@ -14,7 +14,7 @@ from helpers.chats import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.dataset.megatron import json_lines
+from binidx.dataset.tokens import json_lines
 from binidx.dataset.tokens.json_lines import JsonLines, find_lines
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.storage.codecs.segments import SegmentWriter

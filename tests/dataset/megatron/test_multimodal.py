@@ -14,7 +14,8 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset.megatron.multimodal import build_serving_order, image_bytes
+from binidx.dataset.assemble.text_and_images import image_bytes
+from binidx.dataset.megatron.multimodal import build_serving_order
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 
 S = 16

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.megatron.sft import SFTDataset, SFTDatasetConfig
+from binidx.dataset.assemble.chat_rows import SFTDatasetConfig
+from binidx.dataset.megatron.sft import SFTDataset
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 
@@ -74,7 +75,7 @@ def test_samples_are_the_rows_of_their_split_over_and_over(tmp_path: Path) -> No
     same(valid[5], packed_as_megatron(rows[29], Speaker(), 64, 1))
     same(pickle.loads(pickle.dumps(train))[7], packed_as_megatron(rows[7], Speaker(), 64, 1))
     assert not train[None]["loss_mask"].any()
-    with pytest.raises(IndexError, match=r"chat.jsonl, train split: sample 100, it has 100"):
+    with pytest.raises(IndexError, match=r"chat.jsonl: sample 100, it has 100 in this split"):
         train[100]
 
 

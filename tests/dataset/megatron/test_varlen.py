@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.megatron.varlen import VarlenDataset
+from binidx.dataset.megatron.sft import VarlenDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

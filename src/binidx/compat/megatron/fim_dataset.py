@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
+from binidx.dataset.assemble import fill_in_middle
 from binidx.dataset.megatron import fim
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class GPTFIMDatasetConfig(GPTDatasetConfig, fim.GPTFIMDatasetConfig):
+class GPTFIMDatasetConfig(GPTDatasetConfig, fill_in_middle.GPTFIMDatasetConfig):
     """binidx's config with Megatron's defaults."""
 
 

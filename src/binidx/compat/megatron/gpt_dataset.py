@@ -26,6 +26,7 @@ from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import load_or_build_gpt_index
+from binidx.order.source_order import SourceOrder
 
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
@@ -64,9 +65,9 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     masks_and_position_ids_are_cached = False
     cached_attention_mask = cached_loss_mask = cached_position_ids = None
 
-    def _load_index(self) -> None:
+    def _open_order(self) -> SourceOrder:
         self.dataset = adapt(self.dataset)
-        super()._load_index()
+        return super()._open_order()
 
     @cached_property
     def masks_and_position_ids_are_cacheable(self) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.assemble import masking as options
 from binidx.dataset.megatron import masked_sentences
 from binidx.dataset.megatron.megatron_dataset import open_tokens, with_context
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 
 
 @dataclass
-class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked_sentences.MaskedWordPieceDatasetConfig):
+class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, options.MaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 
 
@@ -24,7 +25,7 @@ class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDa
     @with_context
     def build_low_level_dataset(
         dataset_path: str | None,
-        config: masked_sentences.MaskedWordPieceDatasetConfig,
+        config: options.MaskedWordPieceDatasetConfig,
         context: BuildContext = DEFAULT_CONTEXT,
     ) -> IndexedDataset:
         return open_tokens(IndexedDataset, dataset_path, config, context)

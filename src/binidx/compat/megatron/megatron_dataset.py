@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from binidx.dataset.megatron import megatron_dataset
-from binidx.dataset.torch_bridge import Sample
-from binidx.format.indexed_dataset import Span
 
 
 class MegatronDataset(megatron_dataset.MegatronDataset, Dataset[Any]):
@@ -23,9 +19,3 @@ class MegatronDataset(megatron_dataset.MegatronDataset, Dataset[Any]):
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: Any) -> Any:
         raise NotImplementedError
-
-    def spans(self, idx: int | None) -> list[Span]:
-        raise NotImplementedError(f"{type(self).__name__}: has neither __getitem__ nor spans and assemble")
-
-    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        raise NotImplementedError(f"{type(self).__name__}: has neither __getitem__ nor spans and assemble")

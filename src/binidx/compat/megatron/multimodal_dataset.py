@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from binidx.dataset.assemble import text_and_images
 from binidx.dataset.megatron import multimodal
 
 
 @dataclass
-class MultimodalDatasetConfig(GPTDatasetConfig, multimodal.MultimodalDatasetConfig):
+class MultimodalDatasetConfig(GPTDatasetConfig, text_and_images.MultimodalDatasetConfig):
     """binidx's config with Megatron's defaults."""
 
 

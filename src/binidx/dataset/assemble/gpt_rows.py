@@ -106,18 +106,16 @@ class GPTAssemble:
         rows.loss_mask[[row for row, number in enumerate(numbers) if number is None]] = 0.0
         return self.finish(rows)
 
-    def assemble_one(self, pieces: Sequence[NDArray[Any]], dtype: np.dtype[Any], *, is_padding: bool = False) -> Sample:
+    def assemble_one(self, text: NDArray[Any], *, is_padding: bool = False) -> Sample:
         """Return one sample of tokens in memory.
 
         Args:
-            pieces: tokens of each span, of `dtype` or a wider one.
-            dtype: the stored dtype.
+            text: its tokens, one piece.
             is_padding: whether the sample has no loss.
         """
-        dtype = np.result_type(dtype, *pieces)
-        stored = [np.ascontiguousarray(piece, dtype) for piece in pieces]
-        rows, bounds = GPTRows(self.recipe, None), np.array([0, len(stored)], np.int64)
-        rows.fill(stored, bounds, [0], dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
+        rows, bounds = GPTRows(self.recipe, None), np.array([0, 1], np.int64)
+        code = DType.code_from_dtype(text.dtype)
+        rows.fill([text], bounds, [0], dtype_code=code, item_bytes=text.itemsize)
         if is_padding:
             rows.loss_mask[:] = 0.0
         return self.finish_one(rows)

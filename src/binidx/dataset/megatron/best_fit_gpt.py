@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import index_array
-from binidx.errors import IndexBuildError
+from binidx.errors import ConfigError, IndexBuildError
 from binidx.index.packing import ARRAYS
 from binidx.order.document_packing import PACKINGS, PackedOrder, load_or_build_packed_index
+from binidx.order.order_options import OrderOption
 
 
 class BestFitGPTDataset(GPTDataset):
@@ -61,6 +62,9 @@ class BestFitGPTDataset(GPTDataset):
         return order.fill
 
     def _open_order(self) -> PackedOrder:
+        option = self.config.order
+        if option is not None and type(option).open_source is not OrderOption.open_source:
+            raise ConfigError(f"order: {type(self).__name__} packs documents by itself; use GPTDataset")
         try:
             arrays = load_or_build_packed_index(
                 PACKINGS[self.PACKING], self._parameters, self._source, self._index_options

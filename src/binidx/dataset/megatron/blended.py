@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, describe, digest, index_array, recorded_name
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, OrderedDataset, index_array
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted
 from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.names import recorded_name
 from binidx.order.blended_order import BlendedOrder
-from binidx.order.order_protocols import Order
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 
@@ -32,7 +32,7 @@ SHOWN = 3
 """Datasets that a `repr` names."""
 
 
-class BlendedDataset:
+class BlendedDataset(OrderedDataset):
     """Samples of several datasets, each drawn from the dataset that is furthest behind its weight.
 
     A sample is the dataset's own, with `dataset_id` (int16) before its other keys.
@@ -64,8 +64,6 @@ class BlendedDataset:
 
     RECORDED_NAME: ClassVar[str] = "BlendedDataset"
 
-    index_names = ARRAYS
-    _view: Order | None = None
     dataset_index, dataset_sample_index = map(index_array, ARRAYS)
 
     def __init__(
@@ -75,7 +73,7 @@ class BlendedDataset:
         size: int | None,
         config: BlendedMegatronDatasetConfig,
         *,
-        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         check_blendable(datasets, weights, size)
         self.datasets = list(datasets)
@@ -89,48 +87,24 @@ class BlendedDataset:
     def _open(self, context: BuildContext) -> None:
         """Load or build the index arrays."""
         self.build_context, self.unique_identifiers = context, self._identifiers()
-        self.index_digests: dict[str, str] = {}
-        self._order = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
+        self.index_digests = {}
+        self._order = self._served = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
         fields = {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
         return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_samples", "build_context")}
-
-    @cached_property
-    def unique_description(self) -> str:
-        """JSON text of the identifiers."""
-        return describe(self.unique_identifiers)
-
-    @cached_property
-    def unique_description_hash(self) -> str:
-        """md5 of that text, in hex."""
-        return digest(self.unique_description)
-
     @property
-    def order(self) -> Order:
-        """Order of the samples: the tokens of each, as a value."""
-        return self._order if self._view is None else self._view
-
-    @property
-    def order_identity(self) -> Any:
-        """Identity of the order, without the size: a longer blend begins with the shorter one."""
-        return self.order.identity
+    def parts(self) -> Sequence[MegatronDataset]:
+        return self.datasets
 
     @cached_property
     def _samples(self) -> TokenDataset | None:
         """Reader of samples; None if a class of the user reads them by itself."""
         if self.datasets[0].reads_by_itself:
             return None
-        datasets = self.datasets
-        return TokenDataset(
-            self.order, [each.dataset for each in datasets], [each.assemble_function for each in datasets]
-        )
-
-    def __len__(self) -> int:
-        return len(self.order)
+        assembles = [dataset.assemble_function for dataset in self.datasets]
+        return TokenDataset(self._served, [dataset.dataset for dataset in self.datasets], assembles)
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
@@ -140,16 +114,19 @@ class BlendedDataset:
         return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"
 
     def __getitem__(self, idx: int) -> Sample:
-        if self._view is not None:
+        if self._served is not self._order:
             return self.__getitems__([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
         """Return the samples of a batch; the tokens of all datasets are read at once."""
-        numbers = np.asarray(idxs, np.int64)
-        ids = self.dataset_index[numbers] if self._view is None else self._view.locate(numbers)[0].astype(np.int16)
-        samples = self._read_by_dataset(ids, idxs) if self._samples is None else self._samples.__getitems__(idxs)
+        if self._samples is None:
+            ids = self.dataset_index[np.asarray(idxs, np.int64)]
+            samples = self._read_by_dataset(ids, idxs)
+        else:
+            sources, samples = self._samples.read_with_sources(idxs)
+            ids = sources.astype(np.int16)
         if isinstance(samples, Samples):
             return Samples(len(ids), samples.columns, samples.shared, {"dataset_id": ids})
         return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
@@ -212,16 +189,11 @@ class BlendedDataset:
         return IndexCache(files, trusted=trusted, context=self.build_context, digests=self.index_digests)
 
     def _build(self, writer: ArrayWriter) -> None:
-        size = sum(map(int, self.weights)) if self.size is None else self.size
-        with (
-            writer.array("dataset_index", (size,), np.int16) as ids,
-            writer.array("dataset_sample_index", (size,), np.int64) as samples,
-        ):
-            self._fill(writer, ids, samples)
+        build_blend_arrays(writer, self.weights, self.size, self._fill)
 
-    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
         """Fill the two index arrays: the dataset of each row, and the number of its sample in that dataset."""
-        fill_blend_index(self.weights, self.size, (ids, samples), self.config.num_dataset_builder_threads)
+        fill_blend_index(self.weights, self.size, arrays, self.config.num_dataset_builder_threads)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)
@@ -244,6 +216,27 @@ def blend_identifiers(
     return OrderedDict(
         [("class", name), ("datasets", datasets), ("split", split.name), ("weights", weights), ("size", size)]
     )
+
+
+def build_blend_arrays(
+    writer: ArrayWriter,
+    weights: Sequence[float],
+    size: int | None,
+    fill: Callable[[ArrayWriter, BlendIndex], None],
+) -> None:
+    """Build the two index arrays of a blend, each straight into its file.
+
+    Args:
+        weights: numbers of samples of the datasets if `size` is None.
+        size: number of samples; None is all of them.
+        fill: fills dataset_index and dataset_sample_index.
+    """
+    shape = (sum(map(int, weights)) if size is None else size,)
+    with (
+        writer.array(ARRAYS[0], shape, np.int16) as ids,
+        writer.array(ARRAYS[1], shape, np.int64) as samples,
+    ):
+        fill(writer, (ids, samples))
 
 
 def fill_blend_index(weights: Sequence[float], size: int | None, out: BlendIndex, threads: int) -> None:

@@ -13,28 +13,18 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.megatron_dataset import (
-    HookedOrder,
-    MegatronDataset,
-    OneByOne,
-    digest,
-    index_array,
-    open_tokens,
-    recorded_name,
-    with_context,
-    wrap_order,
-)
-from binidx.dataset.torch_bridge import Sample
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
+from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
-from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.names import digest, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTParameters, IndexOptions, count_epochs, load_or_build_gpt_index
-from binidx.order.order_protocols import Order
-from binidx.order.source_order import StoredSource
+from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
 
@@ -94,6 +84,8 @@ class GPTDataset(MegatronDataset):
     takes_a_range = True
     """True if `indexed_indices` may be a range: see `split_range`."""
 
+    takes_order_options = True
+
     def __init__(
         self,
         indexed_dataset: IndexedDataset,
@@ -103,7 +95,7 @@ class GPTDataset(MegatronDataset):
         index_split: Split,
         config: GPTDatasetConfig,
         *,
-        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         if config.order is not None:
             source = StoredSource(str(config.as_written(dataset_path)), indexed_dataset, indexed_indices)
@@ -111,14 +103,13 @@ class GPTDataset(MegatronDataset):
         super().__init__(
             indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
         )
-        self._order: Any = self._open_order()
-        self._view = wrap_order(self, is_whole=False)
 
-    def _open_order(self) -> Any:
-        """Return the order of the samples, whose index is loaded or built."""
+    def _open_order(self) -> SourceOrder:
         option = self.config.order
-        if option and (order := option.open_source(self._parameters, self._source, self._index_options)):
-            return order
+        if option:
+            order: SourceOrder | None = option.open_source(self._parameters, self._source, self._index_options)
+            if order is not None:
+                return order
         arrays = self._load_or_build()
         return GPTOrder(self._parameters, self._source, arrays, self._plan)
 
@@ -200,18 +191,6 @@ class GPTDataset(MegatronDataset):
         epochs: int = self._order.num_epochs
         return epochs
 
-    @property
-    def order(self) -> Order:
-        """Order of the samples: a `GPTOrder`, unless a subclass has its own `spans`."""
-        if self._view is not None:
-            return self._view
-        order: Order = self._order if type(self).spans is GPTDataset.spans else HookedOrder(self)
-        return order
-
-    @property
-    def order_identity(self) -> Any:
-        return (self._view or self._order).identity
-
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
         """Return the number of elements that splits divide.
@@ -245,44 +224,8 @@ class GPTDataset(MegatronDataset):
         """
         return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
-    def __len__(self) -> int:
-        return len(self._view or self._order)
-
-    # Samples
-
-    @property
-    def assemble_function(self) -> Any:
-        if type(self).assemble is not GPTDataset.assemble:
-            return OneByOne(self)
+    def _make_assemble(self) -> Assemble:
         return GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
-
-    def spans(self, idx: int | None) -> list[Span]:
-        """Return (sequence, first token, number of tokens) of each piece of a sample.
-
-        Args:
-            idx: position in serving order; None is the padding sample, which has the tokens of sample 0.
-
-        Returns:
-            The pieces in the order of the stream, one for each sequence that the sample touches.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
-        spans, _ = (self._view or self._order).spans(np.array([idx or 0]))
-        return [(sequence, first, count) for _, sequence, first, count in spans.tolist()]
-
-    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the sample of the given tokens: padded to S, with labels, masks and positions.
-
-        Args:
-            idx: as for `spans`; the padding sample (None) has no loss.
-            sequences: tokens of each span, 1-D, of the stored dtype or a wider one.
-
-        Returns:
-            The tensors of one sample, as the class describes them.
-        """
-        assemble = GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
-        return assemble.assemble_one(sequences, np.dtype(self.dataset.index.dtype), is_padding=idx is None)
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return only the tokens of samples, a seventh of their bytes, for trainers that shift labels themselves.

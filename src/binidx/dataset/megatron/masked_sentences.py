@@ -1,114 +1,35 @@
-"""Samples of whole sentences with some of their tokens masked: the base of the BERT and T5 datasets."""
+"""Megatron's base class of samples of whole sentences with some of their tokens masked."""
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.masking import CONTINUES, Masking, Vocabulary, random_state
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, recorded_name, with_context
-from binidx.errors import ConfigError, IndexBuildError
-from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.dataset.assemble.masking import CONTINUES, MASKING, MaskedPredictions, MaskedWordPieceDatasetConfig
+from binidx.dataset.config import Split
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
+from binidx.errors import IndexBuildError
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import describe_documents, get_origin
+from binidx.index.cache.names import recorded_name
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
+from binidx.order.sequences import SentenceOrder
 from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
 
 SMALL = 2**15
 """Number of sentences, and of requested samples, up to which an index is built faster than a cache of it is opened."""
-
-logger = logging.getLogger(__name__)
-MaskedPredictions = tuple[list[int], list[int], list[int], list[int], list[tuple[list[int], list[int]]]]
-
-
-@dataclass
-class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
-    """Config of masked samples: `BlendedMegatronDatasetConfig` and options of the masking, all required.
-
-    Args:
-        masking_probability: fraction of the tokens that are masked, above 0 and below 1.
-        short_sequence_probability: fraction of the samples with a target length below `sequence_length`, 0 to 1.
-        masking_max_ngram: number of words of the longest masked n-gram, at least 1.
-        masking_do_full_word: mask whole words; False masks pieces.
-        masking_do_permutation: also shuffle as many other tokens among themselves.
-        masking_use_longer_ngrams: draw long n-grams more often than short ones.
-        masking_use_geometric_distribution: draw n as SpanBERT does; excludes `masking_do_permutation`.
-
-    The other arguments are those of `BlendedMegatronDatasetConfig`. The tokenizer is a WordPiece tokenizer with
-    `inv_vocab` (id -> piece, where "##" begins a piece that continues a word), `cls`, `sep`, `mask`, `pad`.
-
-    Raises:
-        ConfigError: an option is missing, out of bounds, or excluded by another.
-
-    Source: Megatron Core, `MaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
-    """
-
-    masking_probability: float | None = None
-    short_sequence_probability: float | None = None
-    masking_max_ngram: int | None = None
-    masking_do_full_word: bool | None = None
-    masking_do_permutation: bool | None = None
-    masking_use_longer_ngrams: bool | None = None
-    masking_use_geometric_distribution: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_given(self, "tokenizer", *MASKING)
-        check_option("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
-        check_option("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
-        check_option("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
-        if self.masking_use_geometric_distribution and self.masking_do_permutation:
-            raise ConfigError(
-                "masking_use_geometric_distribution: excludes masking_do_permutation; give one or the other"
-            )
-        if self.masking_use_geometric_distribution and self.masking_use_longer_ngrams:
-            logger.warning("masking_use_longer_ngrams: no effect with masking_use_geometric_distribution")
-
-    @cached_property
-    def masking(self) -> Masking:
-        """The masking options in the form that `kinds.masking` takes."""
-        options: list[Any] = [getattr(self, name) for name in MASKING if name != "short_sequence_probability"]
-        return Masking(*options)
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the tokenizer, shared by all datasets of this config."""
-        return Vocabulary(self.tokenizer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Each worker builds its own: 20 ms for 250,000 tokens, instead of 2 MB to send.
-        return {name: value for name, value in vars(self).items() if name not in ("masking", "vocabulary")}
-
-
-MASKING = [*MaskedWordPieceDatasetConfig.__annotations__]
-"""Fields that are part of a dataset's identity, in the order that is hashed."""
-
-
-def check_given(config: Any, *names: str) -> None:
-    """Raise ConfigError if one of these fields is None."""
-    for name in names:
-        if getattr(config, name) is None:
-            raise ConfigError(f"{name}: must be given for {type(config).__name__}")
-
-
-def check_option(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
-    """Raise ConfigError unless `holds(value)`; the message has `needed`, the text of the bounds."""
-    if not holds(value):
-        raise ConfigError(f"{name}: found {value}, needs {needed}")
 
 
 class MaskedWordPieceDataset(MegatronDataset):
@@ -116,8 +37,8 @@ class MaskedWordPieceDataset(MegatronDataset):
 
         sample i  ─ sample_index ─►  sentences first .. end - 1, and their target length  ─ .bin ─►  tokens
 
-    A subclass sets `sample_index` by `_build_sample_index` in `_load_index` or its `__init__`, makes samples in
-    `assemble`, and returns the replacement of a masked token from `_get_token_mask`. Splits divide documents.
+    A subclass sets `sample_index` by `_build_sample_index` in its `__init__`, makes samples in `assemble`, and returns
+    the replacement of a masked token from `_get_token_mask`. Splits divide documents.
 
     Args:
         indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
@@ -139,9 +60,8 @@ class MaskedWordPieceDataset(MegatronDataset):
     from call to call; `num_samples` None is one epoch, as documented there (it raises TypeError).
     """
 
-    index_names = ARRAYS
     config: MaskedWordPieceDatasetConfig
-    sample_index: NDArray[Any]
+    sample_index = index_array("sample_index")
 
     def __init__(
         self,
@@ -152,11 +72,14 @@ class MaskedWordPieceDataset(MegatronDataset):
         index_split: Split,
         config: MaskedWordPieceDatasetConfig,
         *,
-        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         super().__init__(
             indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
         )
+
+    def _open_order(self) -> SentenceOrder:
+        return SentenceOrder(self._source, self.sample_identifiers)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -195,10 +118,6 @@ class MaskedWordPieceDataset(MegatronDataset):
     @staticmethod
     def _key_config_attributes() -> list[str]:
         return [*MegatronDataset._key_config_attributes(), *MASKING]
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.sample_index)
 
     # Index
 
@@ -285,26 +204,7 @@ class MaskedWordPieceDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        first, end, _ = self.sample_index[self._position(idx)].tolist()
-        return first, end
-
-    def spans(self, idx: int | None) -> list[Span]:
-        """Return the spans of whole sentences of a sample.
-
-        Args:
-            idx: number of the sample; None is sample 0.
-
-        Returns:
-            (sequence, 0, its length in tokens) of each sentence.
-        """
-        first, end = self.find_sequences(idx)
-        lengths = self.dataset.sequence_lengths[first:end].tolist()
-        return [(sentence, 0, length) for sentence, length in zip(range(first, end), lengths, strict=True)]
-
-    def _begin_sample(self, idx: int | None) -> tuple[int, RandomState]:
-        """Return the target length of a sample in tokens, and its random state, a function of seed and number."""
-        number = self._position(idx)
-        return int(self.sample_index[number, 2]), random_state((self.config.random_seed + number) % 2**32)
+        return self._find_run(idx)
 
     def _create_masked_lm_predictions(
         self, token_ids: Sequence[int] | NDArray[Any], target_sequence_length: int, numpy_random_state: RandomState

@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, ClassVar, TypeVar, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
-from binidx.dataset.token_dataset import SourceTokens, TokenDataset
+from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split
+from binidx.dataset.special_tokens import choose_pad_token
+from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
-from binidx.index.cache.index_cache import BuildContext
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.names import describe, digest, recorded_name
+from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
 
-NO_PAD = -1
-"""Pad id of tokenizers without one; no stored token has it."""
-
 Config = TypeVar("Config")
 LowLevel = TypeVar("LowLevel")
-
-
-def describe(identifiers: OrderedDict[str, Any]) -> str:
-    """Return the text that Megatron hashes for the names of index caches."""
-    compact = json.dumps(identifiers, default=_identify)
-    try:
-        # The text of json.dumps(indent=4), in C: of a blend of 1,000 prefixes in 40 ms instead of 130.
-        return msgspec.json.format(compact, indent=4)
-    except msgspec.DecodeError:  # of NaN, which JSON has not
-        return json.dumps(identifiers, indent=4, default=_identify)
-
-
-def _identify(thing: Any) -> Any:
-    try:
-        return thing.unique_identifiers
-    except AttributeError:
-        raise ConfigError(
-            f"{type(thing).__name__}: has no unique_identifiers, which the names of index caches need; "
-            "give the tokenizer an OrderedDict of that name"
-        ) from None
-
-
-def digest(description: str) -> str:
-    """Return the md5, in hex, with which Megatron begins the names of index caches."""
-    return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
-
-
-def recorded_name(kind: type) -> str:
-    """Return the name of a class in index caches, orders and loader states.
-
-    Classes of this library fix that name as `RECORDED_NAME`, so that renaming a class loses no cache. A user's subclass
-    has its own name, as in Megatron Core.
-    """
-    return str(vars(kind).get("RECORDED_NAME", kind.__name__))
 
 
 def with_context(
@@ -99,7 +61,98 @@ def index_array(name: str) -> Any:
     )
 
 
-class MegatronDataset(ABC):
+class OrderedDataset(ABC):
+    """Samples of an order: what a dataset and a blend of datasets have in common.
+
+    Attributes:
+        config: options of the run.
+        unique_identifiers: class, data and options, in the order that Megatron hashes.
+        build_context: options of the build of the index.
+        index_digests: XXH3 of each array of the index, by name.
+    """
+
+    config: Any
+    unique_identifiers: OrderedDict[str, Any]
+    build_context: BuildContext
+    index_digests: dict[str, str]
+
+    _order: Any
+    """Order that was built, with the arrays of its index."""
+
+    _served: Order
+    """Order of the samples: that order, or one over it."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in UNPICKLED}
+
+    @cached_property
+    def unique_description(self) -> str:
+        """JSON text of the identifiers."""
+        return describe(self.unique_identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """md5 of that text, in hex."""
+        return digest(self.unique_description)
+
+    @property
+    def order(self) -> Order:
+        """Order of the samples: the tokens of each, as a value."""
+        return self._served
+
+    @property
+    def order_identity(self) -> Any:
+        """Identity of the samples and their order, in JSON values.
+
+        Equal for copies of the data in other places, and for numbers of samples that share one order.
+        """
+        return self._served.identity
+
+    @property
+    def index_names(self) -> Sequence[str]:
+        """Attributes that are arrays of the index."""
+        names: Sequence[str] = self._order.array_names
+        return names
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[MegatronDataset]:
+        """The dataset of each source."""
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def apply_order_option(self, *, is_whole: bool) -> None:
+        """Serve the order over this one that the config's option `order` requests, if it requests one.
+
+        Args:
+            is_whole: whether the dataset is that of a split; else one source of a blend.
+
+        Raises:
+            ConfigError: methods of the user make the samples, which take no order.
+        """
+        option = get_order_option(self.config)
+        if option is None:
+            return
+        order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
+        if order is self._served:
+            return
+        if any(part.reads_by_itself for part in self.parts):
+            raise ConfigError(f"order: {type(self.parts[0]).__name__} reads samples by itself, which takes no order")
+        vars(self).pop("_samples", None)
+        self._served = order
+
+
+UNPICKLED = ("_samples", "_assemble", "build_context")
+"""Attributes that are made again, or belong to this process."""
+
+
+def get_order_option(config: BlendedMegatronDatasetConfig) -> OrderOption | None:
+    """Return the option `order` of a config; None if it is not set, or the kind of dataset has no such option."""
+    return config.order if isinstance(config, GPTDatasetConfig) else None
+
+
+class MegatronDataset(OrderedDataset):
     """Samples of one split of one low-level dataset.
 
     A kind of dataset implements two pure methods: `spans` returns the spans of tokens of a sample, `assemble` makes the
@@ -141,7 +194,8 @@ class MegatronDataset(ABC):
     samples_differ: ClassVar[bool] = False
     """Megatron 0.16.1 and main make different samples of this kind; `megatron_samples` selects a version."""
 
-    _view: Order | None = None
+    takes_order_options: ClassVar[bool] = False
+    """The option `order` of the config may replace the index of this kind."""
 
     def __init__(
         self,
@@ -152,7 +206,7 @@ class MegatronDataset(ABC):
         index_split: Split,
         config: BlendedMegatronDatasetConfig,
         *,
-        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         self.dataset = dataset
         self.dataset_path = dataset_path
@@ -162,50 +216,54 @@ class MegatronDataset(ABC):
         self.config = config
         self.unique_identifiers = self._identifiers()
         self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
-        self.build_context = context
-        self.index_digests: dict[str, str] = {}
-        self._load_index()
+        self.build_context, self.index_digests = context, {}
+        option = get_order_option(config)
+        if option and not self.takes_order_options and option.index_fields(config.storage_options):
+            raise ConfigError(f"order: {type(self).__name__} has an order of its own; leave it, or skip documents")
+        self.serve(self._open_order())
+        self.apply_order_option(is_whole=False)
 
-    def _load_index(self) -> None:  # noqa: B027 (optional)
-        """Load or build the index of samples; called at the end of construction. Does nothing by default."""
+    def _open_order(self) -> SourceOrder | None:
+        """Return the order of the samples, whose index is loaded or built; None if `spans` is the order."""
+        return None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_samples", "build_context")}
-
-    @cached_property
-    def unique_description(self) -> str:
-        """JSON text of the identifiers."""
-        return describe(self.unique_identifiers)
-
-    @cached_property
-    def unique_description_hash(self) -> str:
-        """md5 of that text, in hex."""
-        return digest(self.unique_description)
-
-    @cached_property
-    def _order(self) -> Any:
-        return HookedOrder(self)
+    def serve(self, order: SourceOrder | None) -> None:
+        """Serve an order, unless the class has its own `spans`."""
+        self._order = HookedOrder(self, None) if order is None else order
+        self._source_order = HookedOrder(self, order) if self._has_own_spans else self._order
+        self._served = self._source_order
 
     @property
-    def order(self) -> Order:
-        """Order of the samples: the tokens of each, as a value."""
-        order: Order = self._order
-        return order
+    def _has_own_spans(self) -> bool:
+        return type(self).spans is not MegatronDataset.spans
+
+    @cached_property
+    def _source(self) -> StoredSource:
+        """The sequences of the split."""
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.indices)
 
     @property
-    def index_names(self) -> Sequence[str]:
-        """Attributes that are arrays of the index."""
-        return self._order.array_names  # type: ignore[no-any-return]
+    def parts(self) -> Sequence[MegatronDataset]:
+        return [self]
+
+    @cached_property
+    def _assemble(self) -> Assemble:
+        """Function that makes the samples of a batch."""
+        return self._make_assemble()
+
+    def _make_assemble(self) -> Assemble:
+        """Return the function that makes the samples of a batch, unless the class has its own `assemble`."""
+        raise NotImplementedError(f"{type(self).__name__}: has neither __getitem__ nor spans and assemble")
+
+    @property
+    def assemble_function(self) -> Assemble:
+        """Function that makes the samples of a batch; it calls a user's `assemble` if there is one."""
+        return self._assemble if type(self).assemble is MegatronDataset.assemble else HookedAssemble(self)
 
     @cached_property
     def _samples(self) -> TokenDataset:
         """Reader of samples, made at the first use. A subclass's hooks are looked up here, not at each read."""
-        return TokenDataset(self.order, [self.dataset], [self.assemble_function])
-
-    @property
-    def assemble_function(self) -> Any:
-        """Function that makes the samples of a batch (`Assemble`)."""
-        return OneByOne(self)
+        return TokenDataset(self._served, [self.dataset], [self.assemble_function])
 
     @property
     def reads_by_itself(self) -> bool:
@@ -247,14 +305,9 @@ class MegatronDataset(ABC):
         )
 
     @property
-    def order_identity(self) -> Any:
-        """Identity of the samples and their order, in JSON values.
-
-        Equal for copies of the data in other places, and for numbers of samples that share one order. By default the
-        text that Megatron hashes.
-        """
-        version = self._sample_version
-        return describe(OrderedDict({**self.unique_identifiers, **version})) if version else self.unique_description
+    def sample_identifiers(self) -> OrderedDict[str, Any]:
+        """The identifiers, and the version of Megatron whose samples are served if versions differ."""
+        return OrderedDict({**self.unique_identifiers, **self._sample_version})
 
     @property
     def _sample_version(self) -> dict[str, str]:
@@ -291,10 +344,6 @@ class MegatronDataset(ABC):
             The stored data, which the constructor takes as `dataset`.
         """
 
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
     def spans(self, idx: int | None) -> list[Span]:
         """Return the spans of a sample's tokens, without reading any.
 
@@ -303,30 +352,48 @@ class MegatronDataset(ABC):
 
         Returns:
             (sequence, first token, number of tokens) of each span, in order.
-        """
 
-    @abstractmethod
+        Raises:
+            IndexError: there is no such sample.
+        """
+        # A user's method calls this one for the samples of the order below it.
+        order = self._order if self._has_own_spans else self._served
+        spans, _ = order.spans(np.array([self._position(idx, len(order))]))
+        return [(sequence, first, count) for _, sequence, first, count in spans.tolist()]
+
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """Return the sample made of the given tokens, without reading.
 
         Args:
-            idx: as for `spans`.
-            sequences: the tokens of each span, 1-D, of the stored dtype.
+            idx: number of the sample in the dataset's own order, of which a view leaves some out; None as for `spans`.
+            sequences: the tokens of each span, 1-D, of the stored dtype or a wider one.
 
         Returns:
-            Tensors or NumPy scalars by name.
+            Tensors or NumPy scalars by name, as the class describes them.
         """
+        dtype = np.result_type(self.dataset.index.dtype, *sequences)
+        pieces = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
+        number = self._position(idx, len(self._source_order))
+        spans, _ = self._source_order.spans(np.array([number]))
+        rows = SourceRows(0, [None if idx is None else number], [0])
+        return self._assemble(SourceTokens(rows, spans[:, 1:], np.array([0, len(pieces)]), pieces))[0]
 
-    def _position(self, idx: int | None) -> int:
-        """Return the position of a sample in serving order; a negative `idx` counts from the end, None is sample 0.
+    def _position(self, idx: int | None, size: int) -> int:
+        """Return the number of a sample of `size` samples; a negative `idx` counts from the end, None is sample 0.
 
         Raises:
             IndexError: there is no such sample.
         """
         number = 0 if idx is None else int(idx)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
-        return number % len(self)
+        if not -size <= number < size:
+            raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {size}")
+        return number % size
+
+    def _find_run(self, idx: int | None) -> tuple[int, int]:
+        """Return the first sequence of a sample, and the one after its last, by an order of runs of sequences."""
+        numbers = np.array([self._position(idx, len(self._order))])
+        (first,), (stop,) = self._order.runs(numbers)
+        return int(first), int(stop)
 
     def __repr__(self) -> str:
         path = redacted(self.dataset_path or "made-up tokens")
@@ -355,41 +422,28 @@ class MegatronDataset(ABC):
         return [] if reader is None else [reader]
 
 
-def wrap_order(dataset: Any, *, is_whole: bool) -> Order | None:
-    """Return the order over a dataset's own that its config asks for; None if it asks for none.
+class HookedOrder(SourceOrder):
+    """Order of a dataset whose class implements `spans`.
 
     Args:
-        dataset: a GPT dataset or a blend.
-        is_whole: whether the dataset is that of a split; else one source of a blend.
-
-    Raises:
-        ConfigError: methods of the user make the samples, which take no order.
+        dataset: calls its `spans` for each sample.
+        own: the order that the dataset would have without; None: there is none.
     """
-    option = getattr(dataset.config, "order", None)  # other kinds have no such option
-    if option is None:
-        return None
-    order: Order = option.wrap(dataset.order, dataset.config.storage_options, is_whole=is_whole)
-    if order is dataset.order:
-        return None
-    parts = dataset.datasets if hasattr(dataset, "datasets") else [dataset]
-    if any(part.reads_by_itself for part in parts):
-        raise ConfigError(f"order: {type(parts[0]).__name__} reads samples by itself, which takes no order")
-    return order
 
-
-class HookedOrder(SourceOrder):
-    """Order of a dataset whose class implements `spans`."""
-
-    def __init__(self, dataset: MegatronDataset) -> None:
+    def __init__(self, dataset: MegatronDataset, own: SourceOrder | None) -> None:
         super().__init__(StoredSource(str(dataset.dataset_path), dataset.dataset, dataset.indices))
-        self.hooks = dataset
+        self.hooks, self.own = dataset, own
 
     @property
     def identity(self) -> Any:
-        return self.hooks.order_identity
+        return describe(self.hooks.sample_identifiers) if self.own is None else self.own.identity
 
     def __len__(self) -> int:
-        return len(self.hooks)
+        if type(self.hooks).__len__ is not OrderedDataset.__len__:
+            return len(self.hooks)
+        if self.own is None:
+            raise NotImplementedError(f"{type(self.hooks).__name__}: has no __len__")
+        return len(self.own)
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
         spans = [self.hooks.spans(sample) for sample in samples.tolist()]
@@ -401,24 +455,27 @@ class HookedOrder(SourceOrder):
 
     @property
     def num_epochs(self) -> int:
-        return int(self.epochs(np.empty(0, np.int64)).max(initial=0)) + 1
+        return self._has_epochs.num_epochs
 
     def epochs(self, samples: Numbers) -> Numbers:
-        raise ConfigError(f"order: {type(self.hooks).__name__} has no epochs; needs GPT datasets or a blend of them")
+        return self._has_epochs.epochs(samples)
+
+    @property
+    def _has_epochs(self) -> SourceOrder:
+        if self.own is None:
+            kind = type(self.hooks).__name__
+            raise ConfigError(f"order: {kind} has no epochs; needs GPT datasets or a blend of them")
+        return self.own
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class HookedAssemble(SampleAssemble):
     """Assemble function that calls `assemble` of a dataset for each sample."""
 
     dataset: MegatronDataset
 
-    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
-        bounds = tokens.bounds.tolist()
-        return [
-            self.dataset.assemble(number, tokens.pieces[first:stop])
-            for number, (first, stop) in zip(tokens.of.numbers, pairwise(bounds), strict=True)
-        ]
+    def make(self, number: int | None, spans: Numbers, pieces: Sequence[NDArray[Any]]) -> dict[str, Any]:
+        return self.dataset.assemble(number, pieces)
 
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
@@ -433,39 +490,3 @@ def required(dataset_path: str | None) -> str:
             "for made-up tokens build MockGPTDataset"
         )
     return dataset_path
-
-
-def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
-    """Return the pad id; -1 if there is none, or if it is also another special token and that is not allowed.
-
-    Source: Megatron Core, with its two warnings.
-    """
-    pad = find_token(tokenizer, "pad")
-    if pad is None or pad not in _special_tokens(tokenizer):
-        return NO_PAD if pad is None else pad
-    if allow_ambiguous:
-        warnings.warn(f"pad id {pad} is also another special token, and all of them are masked", stacklevel=2)
-        return pad
-    warnings.warn(
-        f"pad id {pad} is also another special token: pad tokens in the data are not masked; give the tokenizer "
-        "a pad id of its own, or set allow_ambiguous_pad_tokens",
-        stacklevel=2,
-    )
-    return NO_PAD
-
-
-def find_token(tokenizer: Any, name: str) -> int | None:
-    """Return the id of a special token such as "pad" or "eod"; None if the tokenizer has none."""
-    try:
-        token: int | None = getattr(tokenizer, name)
-    except Exception:  # tokenizers without the token raise errors of any class
-        return None
-    return token
-
-
-def _special_tokens(tokenizer: Any) -> list[Any]:
-    try:
-        tokens = [token for name, token in tokenizer.special_tokens_dict.items() if name != "pad_token"]
-    except (AttributeError, IndexError, ValueError):
-        tokens = []
-    return tokens or [find_token(tokenizer, "eos"), find_token(tokenizer, "eod")]

@@ -1,76 +1,24 @@
-"""Samples of text and images: each is a document of a multimodal `.bin`/`.idx`, whose sequences have modes.
-
-    sequences of a document     text 0   image 1   text 0   image 1        mode
-    text                        ──────             ──────                  concatenated, S tokens
-    images                               ▲                  ▲              as stored, with the number of tokens before
-
-Megatron Core writes such files (`preprocess_mmdata.py`) and has a config and made-up samples for them, but no dataset.
-"""
+"""Shell of samples of text and images, and made-up ones: `assemble.text_and_images`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
-from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.assemble.text_and_images import TEXT, MultimodalAssemble, MultimodalDatasetConfig
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
 from binidx.dataset.megatron.mock import MockGPTDataset
+from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Sample, as_tensor
-from binidx.errors import ConfigError, FormatError, IndexBuildError
-from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.errors import IndexBuildError
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.documents import new_array
 from binidx.native.permutations import RandomState
-
-TEXT = 0
-"""Mode of text; all others are images, or whatever the user stores."""
-
-
-def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample without a change.
-
-    Args:
-        sample: a sample.
-
-    Returns:
-        The same object.
-    """
-    return sample
-
-
-@dataclass
-class MultimodalDatasetConfig(GPTDatasetConfig):
-    """Config of multimodal samples: `GPTDatasetConfig` and options of the images.
-
-    Args:
-        image_h: height of the model's images in pixels, for `preprocess_func` and `MockMultimodalDataset`. Required.
-        image_w: width of these images in pixels. Required.
-        preprocess_func: converts each sample into the model's input. With spawned workers it must pickle: a function of
-            a module, or `functools.partial` of one.
-
-    The other arguments are those of `GPTDatasetConfig`.
-
-    Raises:
-        ConfigError: `image_h` or `image_w` is missing.
-
-    Source: Megatron Core, `MultimodalDatasetConfig`. Difference: errors instead of assertions.
-    """
-
-    image_h: int | None = None
-    image_w: int | None = None
-    preprocess_func: Callable[[dict[str, Any]], dict[str, Any]] = unchanged
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("image_h", "image_w"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}: must be given for a multimodal dataset")
+from binidx.order.sequences import DocumentOrder
 
 
 class MockMultimodalDataset(MockGPTDataset):
@@ -139,17 +87,21 @@ class MultimodalDataset(MegatronDataset):
     config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
 
-    def _load_index(self) -> None:
+    document_index = index_array("document_index")
+
+    def _open_order(self) -> DocumentOrder:
         bounds = self.dataset.document_indices
         documents = self.indices[bounds[self.indices] < bounds[self.indices + 1]]
         try:
-            self.document_index = build_serving_order(documents, self.num_samples, self.config.random_seed)
+            order = build_serving_order(documents, self.num_samples, self.config.random_seed)
         except IndexBuildError as error:
             raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
+        capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
+        return DocumentOrder(self._source, self.sample_identifiers, order, len(documents), capacity, TEXT)
 
-    @cached_property
-    def _assemble_text(self) -> GPTAssemble:
-        return GPTAssemble.of(self.config, self._pad_token_id)
+    def _make_assemble(self) -> Assemble:
+        rows = GPTAssemble.of(self.config, self._pad_token_id)
+        return MultimodalAssemble(rows, self.dataset, self.config.preprocess_func)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -180,10 +132,6 @@ class MultimodalDataset(MegatronDataset):
         """
         return open_tokens(IndexedDataset, dataset_path, config, context, multimodal=True)
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.document_index)
-
     def find_sequences(self, idx: int | None) -> tuple[int, int]:
         """Return (start, stop) of the sequences of a sample's document.
 
@@ -196,49 +144,7 @@ class MultimodalDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        document = self.document_index[self._position(idx)]
-        first, end = self.dataset.document_indices[document : document + 2].tolist()
-        return first, end
-
-    def spans(self, idx: int | None) -> list[Span]:
-        """Return the spans of whole images and of the text that fits.
-
-        Args:
-            idx: number of the sample; None is sample 0.
-
-        Returns:
-            (sequence, 0, number of its tokens) of each sequence of the document.
-        """
-        first, end = self.find_sequences(idx)
-        lengths = self.dataset.sequence_lengths[first:end].astype(np.int64)
-        is_text = self.dataset.sequence_modes[first:end] == TEXT
-        capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        before = np.cumsum(np.where(is_text, lengths, 0)) - np.where(is_text, lengths, 0)
-        counts = np.where(is_text, np.clip(capacity - before, 0, lengths), lengths)
-        return [(sequence, 0, count) for sequence, count in zip(range(first, end), counts.tolist(), strict=True)]
-
-    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """Return the GPT sample of the text, and the images, converted by `preprocess_func`.
-
-        Args:
-            idx: number of the sample; None is sample 0 without loss.
-            sequences: the contents of its spans.
-
-        Returns:
-            The result of `preprocess_func` for the dict described at the class.
-        """
-        first, end = self.find_sequences(idx)
-        modes = self.dataset.sequence_modes[first:end]
-        lengths = np.where(modes == TEXT, self.dataset.sequence_lengths[first:end], 0)
-        text = [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode == TEXT]
-        joined = np.concatenate([np.empty(0, self.dataset.index.dtype), *text])
-        sample: dict[str, Any] = {
-            **self._assemble_text.assemble_one([joined], joined.dtype, is_padding=idx is None),
-            "images": [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode != TEXT],
-            "image_modes": as_tensor(modes[modes != TEXT].astype(np.int64)),
-            "image_positions": as_tensor(np.cumsum(lengths, dtype=np.int64)[modes != TEXT]),
-        }
-        return self.config.preprocess_func(sample)
+        return self._find_run(idx)
 
 
 def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:
@@ -264,23 +170,3 @@ def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, s
         rng.shuffle(epoch)
         order[first : first + len(epoch)] = epoch[: count - first]
     return order
-
-
-def image_bytes(item: NDArray[Any]) -> bytes:
-    """Return the image file in an item: bytes stored as uint8, or as int32 by Megatron's `preprocess_mmdata.py`.
-
-        int32    number of padding bytes at the end, 0 to 3; then the file and the padding, four bytes a number
-
-    Args:
-        item: one of `images` of a sample, shape (n,).
-
-    Raises:
-        FormatError: the item has neither of these two forms.
-    """
-    if item.dtype == np.uint8:
-        return item.tobytes()
-    if item.dtype != np.int32 or not len(item) or not 0 <= item[0] <= min(3, 4 * (len(item) - 1)):
-        start = f"of {item[0]} first" if len(item) else "without tokens"
-        raise FormatError(f"image: {item.dtype} {start}, needs uint8, or int32 that begin with 0 to 3 bytes of padding")
-    content = item[1:].tobytes()
-    return content[: len(content) - int(item[0])]

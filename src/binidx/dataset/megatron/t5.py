@@ -1,57 +1,21 @@
-"""T5 samples: sentences with n-grams replaced by sentinels, and these n-grams as targets; attention masks for T5."""
+"""Megatron's constructor of T5 samples (`assemble.t5_sentences`), and its attention masks for T5."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.random import RandomState
-from numpy.typing import NDArray
 
-from binidx.dataset.assemble.masking import MaskedSpan, concatenate_tokens
-from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
+from binidx.dataset.assemble.t5_sentences import SPECIALS, T5Assemble, T5MaskedWordPieceDatasetConfig
+from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset
+from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError
-
-SPECIALS = 2
-"""Number of tokens that Megatron Core reserves for a bos and an eos."""
-
-
-@dataclass
-class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
-    """Config of T5 samples: `MaskedWordPieceDatasetConfig` and one more option.
-
-    Args:
-        sequence_length_decoder: number of tokens of the decoder's text. Required.
-
-    The other arguments are those of `MaskedWordPieceDatasetConfig`; `sequence_length` is at least 4 tokens. The
-    tokenizer also has `bos`, `eos`, and `additional_special_tokens_ids`: sentinels, as many as a sample has n-grams.
-
-    Attributes:
-        sequence_length_encoder: `sequence_length`.
-
-    Raises:
-        ConfigError: `sequence_length_decoder` or sentinels are missing, or `sequence_length` is too small.
-
-    Source: Megatron Core, `T5MaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
-    """
-
-    sequence_length_encoder: int | None = field(init=False, default=None)
-    sequence_length_decoder: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.sequence_length_encoder = self.sequence_length
-        check_given(self, "sequence_length_decoder")
-        if self.sequence_length < SPECIALS + 2:
-            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for T5")
-        if not len(self.tokenizer.additional_special_tokens_ids):
-            raise ConfigError("tokenizer: found no additional_special_tokens_ids, T5 needs them as sentinels")
+from binidx.order.sequences import SentenceOrder
 
 
 def config_attention_mask(
@@ -133,77 +97,22 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     config_class = T5MaskedWordPieceDatasetConfig
     config_attention_mask = staticmethod(config_attention_mask)
 
-    def _load_index(self) -> None:
-        self.sample_index = self._build_sample_index(self.config.sequence_length - SPECIALS, 1)
+    def _open_order(self) -> SentenceOrder:
+        index = self._build_sample_index(self.config.sequence_length - SPECIALS, 1)
+        order = super()._open_order()
+        order.set_arrays({"sample_index": index})
+        return order
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
         return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]
 
-    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """Return the sample made of the given sentences.
-
-        Args:
-            idx: number of the sample; None is sample 0 without loss.
-            sequences: its sentences, each shape (num_tokens,).
-
-        Returns:
-            The dict described at the class.
-
-        Raises:
-            ConfigError: more n-grams than sentinels, or more tokens than the decoder has.
-        """
-        tokens = concatenate_tokens(sequences)
-        target, rng = self._begin_sample(idx)
-        text, _, _, _, spans = self._create_masked_lm_predictions(tokens[:target], target, rng)
-        encoder, decoder = self._divide(text, spans)
-        sample = self._pad(encoder, decoder)
-        if idx is None:
-            sample["loss_mask"][:] = 0
-        return {**sample, "truncated": int(len(tokens) > target)}
-
-    def _divide(self, text: list[int], spans: Sequence[MaskedSpan]) -> tuple[list[int], list[int]]:
-        """Return the text with sentinels instead of n-grams, and the n-grams, each after its sentinel."""
-        sentinels = self.config.tokenizer.additional_special_tokens_ids
-        if len(spans) > len(sentinels):
-            raise ConfigError(
-                f"tokenizer: {len(sentinels)} additional_special_tokens_ids, a sample has {len(spans)} n-grams; add "
-                "some, lower masking_probability, or allow longer n-grams"
-            )
-        encoder, decoder, start = [], [], 0
-        for sentinel, (positions, tokens) in zip(sentinels, spans, strict=False):
-            encoder += [*text[start : positions[0]], sentinel]
-            decoder += [sentinel, *tokens]
-            start = positions[-1] + 1
-        return encoder + text[start:], decoder
-
-    def _pad(self, encoder: list[int], decoder: list[int]) -> dict[str, NDArray[Any]]:
-        pad, length, tokenizer = self._pad_token_id, self.config.sequence_length_decoder or 0, self.config.tokenizer
-        if len(decoder) + 1 > length:
-            raise ConfigError(
-                f"sequence_length_decoder: found {length}, a sample needs {len(decoder) + 1}; "
-                "or lower masking_probability"
-            )
-        text_enc, enc_mask = pad_tokens(encoder, self.config.sequence_length, pad)
-        text_dec, dec_mask = pad_tokens([tokenizer.bos, *decoder], length, pad)
-        labels = np.full(length, -1, np.int64)
-        labels[: len(decoder) + 1] = [*decoder, tokenizer.eos]
-        labels[labels == pad] = 0
-        loss_mask = (np.arange(length) <= len(decoder)).astype(np.int64)
-        sample = {"text_enc": text_enc, "text_dec": text_dec, "labels": labels, "loss_mask": loss_mask}
-        return {**sample, "enc_mask": enc_mask, "dec_mask": dec_mask}
+    def _make_assemble(self) -> Assemble:
+        return T5Assemble(self.config, self._pad_token_id, self._order, self._create_masked_lm_predictions)
 
     def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
         mask: int = self.config.tokenizer.mask
         return mask
-
-
-def pad_tokens(tokens: Sequence[int], length: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens, filled up to `length`, and their mask: both 0 in the filling and where a token is `pad`."""
-    row = np.full(length, pad, np.int64)
-    row[: len(tokens)] = tokens
-    mask = (row != pad).astype(np.int64)
-    return row * mask, mask
 
 
 Masks: TypeAlias = "tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]"

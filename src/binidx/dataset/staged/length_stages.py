@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import BlendedDataset, row_blocks
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
+from binidx.index.blend import BlendIndex
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import BuildContext
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import get_origin
+from binidx.index.cache.names import recorded_name
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
@@ -48,7 +49,7 @@ AT_ONCE = 1 << 18
 SOURCE_BITS = 48
 """Number of bits for a sample number below the number of its source, in one int64."""
 
-LENGTH_ATTRIBUTES = ("_samples", "_parameters", "unique_description", "unique_description_hash")
+LENGTH_ATTRIBUTES = ("_samples", "_assemble", "_parameters", "unique_description", "unique_description_hash")
 """Computed attributes of a dataset that depend on its sequence length."""
 
 
@@ -147,7 +148,7 @@ class LengthStagedDataset(BlendedDataset):
         self._first_of = {length: number * len(sources) for number, length in enumerate(cut)}
         self.weights = [1 / len(self.datasets)] * len(self.datasets)
         self.size = sum(stage.num_samples for stage in self.stages)
-        self._open(BuildContext())
+        self._open(DEFAULT_CONTEXT)
         self.check()
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
@@ -166,7 +167,8 @@ class LengthStagedDataset(BlendedDataset):
         order = json.dumps(self.windows.order_identity, sort_keys=True, default=str)
         return {"windows": xxhash.xxh3_128_hexdigest(order.encode())}
 
-    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
+        ids, samples = arrays
         for each in self._groups():
             source, number = _locate_windows(self.windows, each.window)
             ids[each.rows] = self._first_of[each.stage.sequence_length] + source
@@ -224,12 +226,11 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
     for name in LENGTH_ATTRIBUTES:
         vars(cut).pop(name, None)
     cut.config = replace(config, sequence_length=sequence_length)
-    cut.index_digests, cut.build_context = {}, BuildContext()  # a copy has neither
+    cut.index_digests, cut.build_context = {}, DEFAULT_CONTEXT  # a copy has neither
     cut.unique_identifiers = OrderedDict([*windows.unique_identifiers.items(), ("cut_to", sequence_length)])
     document_index = {"document_index": windows.document_index}
-    cut._order = GPTOrder(
-        cut._parameters, windows._source, {**document_index, **_load_or_build_cut(cut, windows)}, windows._plan
-    )
+    arrays = {**document_index, **_load_or_build_cut(cut, windows)}
+    cut.serve(GPTOrder(cut._parameters, windows._source, arrays, windows._plan))
     return cut
 
 

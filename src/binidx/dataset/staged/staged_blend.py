@@ -38,12 +38,13 @@ from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.builder import WHOLE, context_argument, sizes_per_dataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
 from binidx.dataset.megatron.blended import BlendedDataset, row_blocks, samples_per_dataset
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, describe, digest
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import BuildContext, IndexCache
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.names import describe, digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.storage.location import Location
 
@@ -248,7 +249,7 @@ class StagedBlendedDataset(BlendedDataset):
         config: BlendedMegatronDatasetConfig,
         split: Split = Split.train,
         *,
-        context: BuildContext = BuildContext(),  # noqa: B008 (frozen)
+        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         if not stages:
             raise ConfigError("stages: found none, need at least one")
@@ -299,7 +300,8 @@ class StagedBlendedDataset(BlendedDataset):
         cache = IndexCache(files, context=context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
-    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
+        ids, samples = arrays
         for stage, seam in zip(self.stages, self.seams, strict=True):
             with stage._drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
                 for rows in row_blocks(0, stage.num_samples, AT_ONCE):
