@@ -32,8 +32,7 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
-from binidx.index.cache.index_files import MANIFEST, NpyLayout
-from binidx.index.cache.names import recorded_name
+from binidx.index.cache.index_files import MANIFEST, NpyLayout, recorded_name
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import available_cores

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.index.cache.names import describe, digest
+from binidx.index.cache.index_files import describe, digest
 
 
 class Described:

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
-from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.special_tokens import choose_pad_token
+from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from inspect import get_annotations, signature
 from math import ceil
 from typing import Any, SupportsIndex, TypeVar
@@ -271,7 +271,13 @@ class BlendedMegatronDatasetBuilder:
 
 def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:
     """Return the argument `context` of a constructor or function; none if it is a user's, with Megatron's arguments."""
-    return {"context": context} if "context" in signature(function).parameters else {}
+    return {"context": context} if takes_context(function) else {}
+
+
+@lru_cache
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Return whether a constructor or function has an argument `context`."""
+    return "context" in signature(function).parameters
 
 
 def open_low_level_datasets(

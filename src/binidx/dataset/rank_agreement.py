@@ -39,17 +39,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.special_tokens import find_token
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.build_lock import Checks
 from binidx.index.cache.index_cache import library_version
-from binidx.index.cache.index_files import hash_npy
+from binidx.index.cache.index_files import hash_npy, recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
-from binidx.index.cache.names import recorded_name
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.registry import local_path

@@ -33,8 +33,7 @@ from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_option
 from binidx.index.blend import BlendIndex
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.names import describe, digest, recorded_name
+from binidx.index.cache.index_files import IndexFiles, describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRequest
 from binidx.order.order_protocols import Order

@@ -152,7 +152,7 @@ class TokenDataset:
             self._fill(rows := GPTRows(self.row_assemble.recipe, num_rows), parts)
             return self.row_assemble.finish(rows)
         batch: list[Sample] = [{}] * num_rows
-        for tokens in self._read(parts):
+        for tokens in self._read([self._resolve(part) for part in parts]):
             for row, sample in zip(tokens.of.rows, self.assembles[tokens.of.source](tokens), strict=True):
                 batch[row] = sample
         return batch
@@ -233,7 +233,6 @@ class TokenDataset:
 
     def _read(self, parts: Sequence[SourceRows]) -> list[SourceTokens]:
         """Return the tokens of samples, read at once for all sources."""
-        parts = [self._resolve(part) for part in parts]
         located = [self._spans(part.source, part.served()) for part in parts]
         datasets = [self.tokens[part.source] for part in parts]
         pieces = read_spans([(dataset, spans) for dataset, (spans, _) in zip(datasets, located, strict=True)])

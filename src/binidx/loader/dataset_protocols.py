@@ -13,7 +13,7 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.names import recorded_name
+from binidx.index.cache.index_files import recorded_name
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.index.cache.index_files import describe
 from binidx.index.cache.manifest import describe_documents
-from binidx.index.cache.names import describe
 from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
 from binidx.order.source_order import SourceOrder, find_positions, stretches
 

@@ -123,12 +123,14 @@ class View(OrderOption):
         return replace(self, digest=self.read(options).digest)
 
     def read(self, options: Mapping[str, Any] | None) -> DocumentList:
-        """Return the list; raise ConfigError if it is another one than that of the digest."""
-        listed = DocumentList(
-            self.documents, read_whole(open_object(self.documents, storage_options=options)).tobytes()
-        )
-        if self.digest not in (None, listed.digest):
-            raise ConfigError(f"{self.documents}: another list (found XXH3 {listed.digest}, need {self.digest})")
+        """Return the list, which is read once; raise ConfigError if it is another one than that of the digest."""
+        if "_listed" not in vars(self):
+            text = read_whole(open_object(self.documents, storage_options=options)).tobytes()
+            listed = DocumentList(self.documents, text)
+            if self.digest not in (None, listed.digest):
+                raise ConfigError(f"{self.documents}: another list (found XXH3 {listed.digest}, need {self.digest})")
+            object.__setattr__(self, "_listed", listed)
+        listed = vars(self)["_listed"]
         return listed
 
     def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
@@ -177,7 +179,7 @@ class DocumentList:
     uri: str
     text: bytes
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.text)
 

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.chat import IGNORE, Conversation, add_system_message, parse_row, split_conversations
-from binidx.dataset.config import GPTDatasetConfig, padding_multiple
-from binidx.dataset.special_tokens import find_token
+from binidx.dataset.config import GPTDatasetConfig, find_token, padding_multiple
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.dataset.tokens.json_lines import JsonLines
 from binidx.dataset.torch_bridge import Sample, as_tensor

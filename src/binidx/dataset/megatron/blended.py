@@ -19,8 +19,7 @@ from binidx.errors import BlendError, ConfigError, redacted
 from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
-from binidx.index.cache.index_files import Arrays, IndexFiles
-from binidx.index.cache.names import recorded_name
+from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location

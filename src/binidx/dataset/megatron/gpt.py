@@ -18,8 +18,7 @@ from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import Arrays, IndexFiles
-from binidx.index.cache.names import digest, recorded_name
+from binidx.index.cache.index_files import Arrays, IndexFiles, digest, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS

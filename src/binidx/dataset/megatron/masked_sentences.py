@@ -18,9 +18,8 @@ from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
-from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
 from binidx.index.cache.manifest import describe_documents, get_origin
-from binidx.index.cache.names import recorded_name
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments

@@ -13,14 +13,13 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split
-from binidx.dataset.special_tokens import choose_pad_token
+from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split, choose_pad_token
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.names import describe, digest, recorded_name
+from binidx.index.cache.index_files import describe, digest, recorded_name
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source

@@ -11,7 +11,7 @@ from binidx.dataset.megatron.megatron_dataset import MegatronDataset, required, 
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.names import recorded_name
+from binidx.index.cache.index_files import recorded_name
 from binidx.order.sequences import RowOrder
 
 

@@ -30,9 +30,8 @@ from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT
-from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_files import Arrays, recorded_name
 from binidx.index.cache.manifest import get_origin
-from binidx.index.cache.names import recorded_name
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order

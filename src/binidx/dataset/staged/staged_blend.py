@@ -43,8 +43,7 @@ from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
-from binidx.index.cache.index_files import Arrays, IndexFiles
-from binidx.index.cache.names import describe, digest
+from binidx.index.cache.index_files import Arrays, IndexFiles, describe, digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.storage.location import Location
 

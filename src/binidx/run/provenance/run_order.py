@@ -28,7 +28,7 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError
-from binidx.index.cache.names import digest
+from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.view import ViewOrder
