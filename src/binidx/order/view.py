@@ -130,8 +130,8 @@ class View(OrderOption):
             if self.digest not in (None, listed.digest):
                 raise ConfigError(f"{self.documents}: another list (found XXH3 {listed.digest}, need {self.digest})")
             object.__setattr__(self, "_listed", listed)
-        listed = vars(self)["_listed"]
-        return listed
+        cached: DocumentList = vars(self)["_listed"]
+        return cached
 
     def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
         if self.how == "skip":
