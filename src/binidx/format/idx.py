@@ -24,6 +24,7 @@ Source: Megatron Core, indexed_dataset.py, which checks magic, version and the l
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from enum import Enum
@@ -74,10 +75,14 @@ class DType(Enum):
         Raises:
             FormatError: the type has no code, where Megatron raises KeyError.
         """
-        name = np.dtype(value).name
-        if name not in cls.__members__:
-            raise FormatError(f"dtype: {name}, needed one of {', '.join(cls.__members__)}")
-        return int(cls[name].value)
+        return cls._code_of(np.dtype(value))
+
+    @classmethod
+    @functools.lru_cache  # the name of a dtype takes 6 us
+    def _code_of(cls, dtype: np.dtype[Any]) -> int:
+        if dtype.name not in cls.__members__:
+            raise FormatError(f"dtype: {dtype.name}, needed one of {', '.join(cls.__members__)}")
+        return int(cls[dtype.name].value)
 
     @classmethod
     def dtype_from_code(cls, value: int) -> type[np.number[Any]]:

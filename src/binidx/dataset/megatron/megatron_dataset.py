@@ -142,6 +142,8 @@ class OrderedDataset(ABC):
         self._served = order
 
 
+NO_SPANS = np.empty((0, 3), np.int64)
+
 UNPICKLED = ("_samples", "_assemble", "build_context")
 """Attributes that are made again, or belong to this process."""
 
@@ -372,10 +374,11 @@ class MegatronDataset(OrderedDataset):
         """
         dtype = np.result_type(self.dataset.index.dtype, *sequences)
         pieces = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
-        number = self._position(idx, len(self._source_order))
-        spans, _ = self._source_order.spans(np.array([number]))
+        number, spans = self._position(idx, len(self._source_order)), NO_SPANS
+        if isinstance(self._assemble, SampleAssemble):  # functions of batches need the pieces alone
+            spans = self._source_order.spans(np.array([number]))[0][:, 1:]
         rows = SourceRows(0, [None if idx is None else number], [0])
-        return self._assemble(SourceTokens(rows, spans[:, 1:], np.array([0, len(pieces)]), pieces))[0]
+        return self._assemble(SourceTokens(rows, spans, np.array([0, len(pieces)]), pieces))[0]
 
     def _position(self, idx: int | None, size: int) -> int:
         """Return the number of a sample of `size` samples; a negative `idx` counts from the end, None is sample 0.
