@@ -24,8 +24,7 @@ from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.order.blended_order import spans_of_members
-from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
+from binidx.order.baked_order import BakedOrder
 from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import StoredSource
 from binidx.storage.interfaces import RangeReader
@@ -82,49 +81,6 @@ def part_prefix(directory: str, part: range) -> str:
     return join_uri(directory, f"{part.start:012d}")
 
 
-class BakedOrder:
-    """Order of a bake: position i of the run is a sequence of a part.
-
-    Args:
-        baked: the description.
-        members: the order of each part.
-    """
-
-    def __init__(self, baked: Baked, members: Sequence[SequenceOrder]) -> None:
-        self.baked, self.members = baked, members
-
-    @property
-    def identity(self) -> Any:
-        return {"class": "BakedOrder", "fingerprint": self.baked.fingerprint}
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [member.source for member in self.members]
-
-    @property
-    def num_epochs(self) -> int:
-        return 1
-
-    def __len__(self) -> int:
-        return self.baked.stop
-
-    def list_sources(self) -> NDArray[np.int16]:
-        return self.locate(np.arange(len(self)))[0].astype(np.int16)
-
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        part, number = np.divmod(samples - self.baked.first, self.baked.samples_per_part)
-        return part, number
-
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return spans_of_members(self, samples)
-
-    def find(self, source: int, sequences: Numbers) -> Numbers:
-        return self.baked.first + source * self.baked.samples_per_part + sequences
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return np.zeros_like(samples)
-
-
 class BakedDataset:
     """Dataset of a run that `binidx bake` has stored in the order of its steps.
 
@@ -157,7 +113,8 @@ class BakedDataset:
         self._check_config(uri)
         self.parts = OPENS.map(self._open, self.baked.parts())
         members = [SequenceOrder(StoredSource(part.path_prefix, part, range(len(part)))) for part in self.parts]
-        self.order = BakedOrder(self.baked, members)
+        positions = range(self.baked.first, self.baked.stop)
+        self.order = BakedOrder(self.baked.fingerprint, positions, self.baked.samples_per_part, members)
         self.dataset_ids = self._dataset_ids() if self.baked.blended else None
 
     def __len__(self) -> int:

@@ -94,6 +94,26 @@ class BlendedOrder:
         return epochs_of_members(self, samples)
 
 
+class LengthStagedOrder(BlendedOrder):
+    """Samples cut from the windows of an order.
+
+    Args:
+        windows: the order of the windows.
+        members, arrays: as of `BlendedOrder`; the members are the sources cut to each length.
+        fields: fields of the identity besides "windows".
+    """
+
+    def __init__(
+        self, windows: Order, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]
+    ) -> None:
+        super().__init__(members, arrays, fields)
+        self.windows = windows
+
+    @property
+    def identity(self) -> Any:
+        return {**self.fields, "windows": self.windows.identity}
+
+
 def list_members(order: Order) -> Sequence[Order]:
     """Return the order of each source: the members of a composed order, or the order itself."""
     return order.members if isinstance(order, ComposedOrder) else [order]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -35,9 +35,8 @@ from binidx.index.cache.manifest import get_origin
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
-from binidx.order.blended_order import BlendedOrder
+from binidx.order.blended_order import BlendedOrder, LengthStagedOrder
 from binidx.order.gpt_order import GPTOrder
-from binidx.order.order_protocols import Order
 
 MIXED_WINDOWS = 1024
 """Default number of windows whose parts are interleaved."""
@@ -88,26 +87,6 @@ class WindowGroups:
     parts: int
     window: NDArray[np.int64]
     part: NDArray[np.int64]
-
-
-class LengthStagedOrder(BlendedOrder):
-    """Samples cut from the windows of an order.
-
-    Args:
-        windows: the order of the windows.
-        members, arrays: as of `BlendedOrder`; the members are the sources cut to each length.
-        fields: fields of the identity besides "windows".
-    """
-
-    def __init__(
-        self, windows: Order, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> None:
-        super().__init__(members, arrays, fields)
-        self.windows = windows
-
-    @property
-    def identity(self) -> Any:
-        return {**self.fields, "windows": self.windows.identity}
 
 
 class LengthStagedDataset(BlendedDataset):
