@@ -77,6 +77,12 @@ def read_baked(file: Location) -> Baked:
     return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
 
 
+def check_bakeable(config: GPTDatasetConfig) -> None:
+    """Raise ConfigError for samples that depend on the bounds of documents: a bake stores each as one sequence."""
+    if config.inter_document_masking:
+        raise ConfigError("inter_document_masking: found True, a baked run has no bounds of documents; train unbaked")
+
+
 def part_prefix(directory: str, part: range) -> str:
     return join_uri(directory, f"{part.start:012d}")
 
@@ -139,7 +145,8 @@ class BakedDataset:
                 f"{self.directory}: positions {list(idxs)} not stored (found {self.baked.first} to {self.baked.stop})"
             )
         samples = self._samples.__getitems__(positions.tolist())
-        if self.dataset_ids is None or not isinstance(samples, Samples):
+        assert isinstance(samples, Samples)  # as GPTAssemble makes them
+        if self.dataset_ids is None:
             return samples
         ids = {"dataset_id": self.dataset_ids[positions - self.baked.first]}
         return Samples(len(positions), samples.columns, samples.shared, ids)
@@ -166,6 +173,7 @@ class BakedDataset:
         return self.baked.fingerprint
 
     def _check_config(self, uri: str) -> None:
+        check_bakeable(self.config)
         needed = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
         found = (self.baked.sequence_length, self.baked.add_extra_token)
         if needed != found:

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations, signature
+from itertools import chain
 from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
@@ -25,6 +26,7 @@ from binidx.dataset.config import (
 )
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import get_order_option
 from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
@@ -88,6 +90,7 @@ class BlendedMegatronDatasetBuilder:
         config: options of the run.
         splits: the splits to build; the others are None.
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
+        other_prefixes: other prefixes of the run, which lists of documents may name.
 
     Raises:
         ConfigError: sizes, config and kind do not fit.
@@ -112,6 +115,7 @@ class BlendedMegatronDatasetBuilder:
         *,
         splits: Collection[Split] = tuple(Split),
         opened: Mapping[str, Any] | None = None,
+        other_prefixes: Collection[str] = (),
     ) -> None:
         self.cls = cls
         self.splits = splits
@@ -121,7 +125,7 @@ class BlendedMegatronDatasetBuilder:
         check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self.opened = {} if opened is None else opened
+        self.opened, self.other_prefixes = {} if opened is None else opened, other_prefixes
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -150,14 +154,22 @@ class BlendedMegatronDatasetBuilder:
             ObjectNotFoundError: a file is missing.
             PeerError: another rank failed, or has another order or other data: `dataset.rank_agreement`.
         """
+        if (option := get_order_option(self.config)) is not None:
+            option.check_sources(self._list_sources(), self.config.storage_options)
         with agree_on_outcome() as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
-            for dataset in built:
-                if dataset is not None and not isinstance(dataset, list):
+            for dataset in chain.from_iterable(each if isinstance(each, list) else [each] for each in built):
+                if dataset is not None:
                     dataset.apply_order_option(is_whole=True)
             datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
             compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
+
+    def _list_sources(self) -> set[str]:
+        """Return the prefixes of all splits, and those that the caller builds besides, as the user wrote them."""
+        blends = [self.config.blend, *(self.config.blend_per_split or ())]
+        prefixes = {prefix for blend in blends if blend for prefix in blend[0]}
+        return {str(self.config.as_written(prefix)) for prefix in prefixes | {*self.other_prefixes}}
 
     def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
@@ -402,9 +414,5 @@ def sizes_per_dataset(
     """
     if weights is None:
         return [[None] * len(Split)] * num_datasets
-    return divide_sizes(normalize(list(weights)), sizes, surplus)
-
-
-def divide_sizes(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """Return `sizes_per_dataset` for weights whose sum is 1."""
+    shares = normalize(list(weights))
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]

@@ -42,6 +42,7 @@ import xxhash
 from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
@@ -404,7 +405,7 @@ def identify_arrays(dataset: Any) -> Any:
     if isinstance(dataset, list):
         return [identify_arrays(each) for each in dataset]
     found: dict[str, Any] = {}
-    if isinstance(dataset, BlendedDataset | MegatronDataset):
+    if isinstance(dataset, OrderedDataset):
         for name in dataset.index_names:
             if name not in dataset.index_digests:
                 dataset.index_digests[name] = hash_npy(getattr(dataset, name))
@@ -417,10 +418,10 @@ def identify_arrays(dataset: Any) -> Any:
 def _list_parts(datasets: Sequence[Any]) -> Iterator[MegatronDataset]:
     """Yield the datasets of which some datasets, lists of datasets and blends are made."""
     for dataset in datasets:
-        if isinstance(dataset, BlendedDataset | list):
-            yield from _list_parts(dataset if isinstance(dataset, list) else dataset.datasets)
-        elif isinstance(dataset, MegatronDataset):
-            yield dataset
+        if isinstance(dataset, list):
+            yield from _list_parts(dataset)
+        elif isinstance(dataset, OrderedDataset):
+            yield from dataset.parts
 
 
 def identify_data(datasets: list[Any]) -> dict[str, Any]:

@@ -35,9 +35,8 @@ from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles, describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
-from binidx.order.gpt_order import GPTParameters, GPTRequest
+from binidx.order.gpt_order import GPTParameters, GPTRequest, LazyOrder
 from binidx.order.order_protocols import Order
-from binidx.order.source_order import LazyOrder
 from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
 
@@ -78,7 +77,7 @@ class RequiredIndex:
         name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
         cached = index_options(self.files(config), describe(self.identifiers(config)), config)
         request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
-        return LazyOrder(name, self.prefix, request.open)
+        return LazyOrder(request)
 
 
 @dataclass(frozen=True)
@@ -103,20 +102,23 @@ class RequiredBlend:
             return None
         return sum(ceil(self.size * share) for share in self.shares)
 
+    def _measure(self, lengths: Sequence[int]) -> tuple[list[float], int | None]:
+        """Return weights and size of the blend of datasets of these lengths, which count only without shares."""
+        if self.shares is not None:
+            weights, size = list(self.shares), self.num_samples
+        else:
+            weights, size = [*lengths], None if self.size is None else min(self.size, sum(lengths))
+        return weights if size is None else normalize(weights), size
+
     def files(self, config: GPTDatasetConfig, lengths: Sequence[int] | None = None) -> IndexFiles | None:
         """Return the cache files of the blend; None if it is not cached, or their name depends on lengths not given.
 
         Args:
             lengths: number of samples of each member, for a blend without weights.
         """
-        weights = lengths if self.shares is None else self.shares
-        if config.path_to_cache is None or weights is None:
+        if config.path_to_cache is None or (self.shares is None and lengths is None):
             return None
-        size = self.num_samples
-        if self.shares is None and self.size is not None:
-            size = min(self.size, int(sum(weights)))
-        shares = list(weights) if size is None else normalize(list(weights))
-        md5 = digest(describe(self._identifiers(config, shares, size)))
+        md5 = digest(describe(self._identifiers(config, *self._measure(lengths or ()))))
         directory = Location(config.path_to_cache, config.storage_options)
         return IndexFiles(directory, f"{md5}-{BLEND}-{self.split.name}")
 
@@ -135,9 +137,7 @@ class RequiredBlend:
         """Return the order, with ranges of its arrays if they are cached; else they are built."""
         members = [member.order(config) for member in self.members]
         lengths = OPENS.map(len, members) if self.shares is None else []
-        weights: Sequence[float] = lengths if self.shares is None else self.shares
-        size = self.num_samples if self.shares is not None or self.size is None else min(self.size, sum(lengths))
-        shares = list(weights) if size is None else normalize(list(weights))
+        shares, size = self._measure(lengths)
 
         def fill(_: ArrayWriter, arrays: BlendIndex) -> None:
             fill_blend_index(shares, size, arrays, config.num_dataset_builder_threads)

@@ -185,9 +185,13 @@ class TokenDataset:
         """Return the samples of each source in a batch."""
         if not self.is_composed:
             return [SourceRows(0, idxs, range(len(idxs)))]
-        sources, numbers = self.order.locate(np.asarray(idxs, np.int64))
-        places = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
-        return [SourceRows(source, numbers[here].tolist(), here.tolist()) for source, here in places.items()]
+        sources, numbers = self.order.locate(np.array([idx or 0 for idx in idxs], np.int64))
+        places = {source: np.flatnonzero(sources == source).tolist() for source in np.unique(sources).tolist()}
+        located = numbers.tolist()
+        return [
+            SourceRows(source, [None if idxs[row] is None else located[row] for row in rows], rows)
+            for source, rows in places.items()
+        ]
 
     def _fill(self, rows: Rows, parts: Sequence[SourceRows]) -> None:
         """Write the samples of a batch to their rows; tokens that are not mapped are read in one vectored read."""

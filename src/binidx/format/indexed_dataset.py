@@ -86,6 +86,9 @@ class IndexedDataset:
     _opened: Mapping[str, Mapping[str, Any]]
     _marks: Mapping[str, VersionMark] = MappingProxyType({})
     _opening: Any
+    is_stored: ClassVar[bool] = True
+    """False if the tokens are computed, so that no cache can be proven to belong to them."""
+
     _pickled: ClassVar[tuple[str, ...]] = (
         "path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import recorded_name
@@ -130,14 +131,14 @@ def is_full_validation(dataset: Any) -> bool:
 
 def identify_order(dataset: Any) -> Any:
     """Return all values that the samples and their order depend on; for a user's own dataset, its class and length."""
-    if isinstance(dataset, BlendedDataset | MegatronDataset):
+    if isinstance(dataset, OrderedDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
 
 
 def find_megatron_samples(dataset: Any) -> str | None:
     """Return `megatron_samples` of the config of a dataset or blend; None if its samples do not depend on it."""
-    kinds = [part for part in _parts(dataset) if isinstance(part, MegatronDataset) and part.samples_differ]
+    kinds = [part for part in _parts(dataset) if part.samples_differ]
     return kinds[0].config.megatron_samples if kinds else None
 
 
@@ -148,7 +149,7 @@ def get_stored_order(dataset: Any) -> str | None:
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
     """Return `IndexedDataset.token_digests` of each low-level dataset of a dataset or blend, in its order."""
-    low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
+    low_level = [part.dataset for part in _parts(dataset)]
     return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
 
 
@@ -176,5 +177,5 @@ def _sample_methods(kind: type) -> dict[str, Any]:
     return {name: vars(base)[name] for base in reversed(kind.__mro__) for name in names if name in vars(base)}
 
 
-def _parts(dataset: Any) -> Sequence[Any]:
-    return dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
+def _parts(dataset: Any) -> Sequence[MegatronDataset]:
+    return dataset.parts if isinstance(dataset, OrderedDataset) else []

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
-from binidx.order.source_order import LazyOrder, stretches
+from binidx.order.source_order import join_ranges, stretches
 from binidx.storage.threads import OPENS
 
 Result = TypeVar("Result")
@@ -164,7 +165,7 @@ def gather_columns(
         for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
     )
     for here, (own_rows, bounds, own_spans) in zip(places.values(), parts, strict=True):
-        target = np.repeat(whole[here] - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
+        target = join_ranges(whole[here], whole[here] + np.diff(bounds))
         for column, own in zip(rows, own_rows, strict=True):
             column[here] = own
         for column, own in zip(spans, own_spans, strict=True):

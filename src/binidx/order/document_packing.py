@@ -22,7 +22,7 @@ from binidx.native.permutations import RandomState
 from binidx.order.gpt_order import SMALL, GPTParameters, IndexOptions
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Bounds, Numbers, Source
-from binidx.order.source_order import SourceOrder, find_positions
+from binidx.order.source_order import SourceOrder, find_positions, join_ranges
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class PieceIndex:
         samples = self.shuffle_index[np.asarray(served, np.int64)].astype(np.int64)
         starts, stops = self.bounds[samples], self.bounds[samples + 1]
         bounds = np.concatenate([[0], np.cumsum(stops - starts)])
-        positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], stops - starts)
-        return self.pieces[positions].astype(np.int64), bounds
+        return self.pieces[join_ranges(starts, stops)].astype(np.int64), bounds
 
     def ends(self, served: Sequence[int] | Numbers) -> tuple[Bounds, Numbers, Numbers, Numbers]:
         spans, bounds = self.spans(served)
@@ -132,7 +131,7 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
             extra=int(parameters.add_extra_token),
         )
 
-    if len(source.sequences) <= SMALL and not options.cache_small:
+    if not source.dataset.is_stored or (len(source.sequences) <= SMALL and not options.cache_small):
         fill(writer := ArrayWriter())
         return writer.arrays
     fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}

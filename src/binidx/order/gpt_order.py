@@ -11,6 +11,7 @@ The index is loaded from its cache, built, or read by ranges:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -33,8 +34,8 @@ from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
 from binidx.native.gpt_samples import GPTIndex
 from binidx.native.permutations import RandomState
-from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex
-from binidx.order.source_order import SourceOrder, StoredSource, find_positions
+from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
+from binidx.order.source_order import SourceOrder, StoredSource, find_positions, join_ranges
 from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.stores.identity import same_object
 
@@ -183,6 +184,11 @@ class GPTOrder(SourceOrder):
         return {**fixed, **changing, "data": self.source.dataset.identity, **self.parameters.versions}
 
     @property
+    def num_tokens(self) -> int:
+        """Number of tokens in all epochs."""
+        return self.plan.num_tokens
+
+    @property
     def num_epochs(self) -> int:
         """Number of epochs in `document_index`."""
         return len(self.document_index) // max(len(self.source.sequences), 1)
@@ -198,8 +204,7 @@ class GPTOrder(SourceOrder):
         starts, kind = self.sample_index[:, 0], self.sample_index.dtype
         first = np.maximum(starts.searchsorted((positions - 1).astype(kind), side="right") - 1, 0)
         last = np.minimum(starts.searchsorted(positions.astype(kind), side="right"), len(self.sample_index) - 1)
-        rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
-        return find_positions(self.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
+        return find_positions(self.shuffle_index, np.unique(join_ranges(first, last)))
 
     def epochs(self, samples: Numbers) -> Numbers:
         if self.num_epochs <= 1:
@@ -222,12 +227,11 @@ def count_epochs(parameters: GPTParameters, source: Source, options: IndexOption
 
 
 def load_or_build_gpt_index(
-    parameters: GPTParameters, source: Source, plan: EpochPlan, options: IndexOptions, *, keep: bool = True
+    parameters: GPTParameters, source: Source, plan: EpochPlan, options: IndexOptions
 ) -> Arrays:
-    """Load the arrays from the cache, or build them. A small index is not cached by default: it is built faster.
+    """Load the arrays from the cache, or build them.
 
-    Args:
-        keep: False builds the arrays in memory.
+    The index of computed tokens is not cached, and a small one by default not, as it is built faster.
     """
 
     def build(writer: ArrayWriter) -> None:
@@ -247,7 +251,7 @@ def load_or_build_gpt_index(
         length, extra = parameters.sequence_length, parameters.add_extra_token
         check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
 
-    if keep:
+    if source.dataset.is_stored:
         fingerprint = parameters.fingerprint(source.sequences)
         cache = options.cache(
             origin=get_origin(source.dataset),
@@ -317,6 +321,71 @@ class GPTRequest:
             return False
         opened.append(StoredSource(self.name, dataset, documents))
         return True
+
+
+class LazyOrder:
+    """Order of one source that is opened at its first use; threads may use it at once.
+
+    Args:
+        request: the order. No request is sent before its `open` is called.
+    """
+
+    def __init__(self, request: GPTRequest) -> None:
+        self.request, self.name, self.prefix = request, request.name, request.prefix
+        self._opening = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyOrder, (self.request,)
+
+    def __repr__(self) -> str:
+        return f"LazyOrder({self.name})"
+
+    @property
+    def order(self) -> SourceOrder:
+        """The opened order."""
+        with self._opening:
+            if "_order" not in vars(self):
+                self._order = self.request.open()
+        return self._order
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [self]
+
+    @property
+    def dataset(self) -> IndexedDataset:
+        return self.order.source.dataset
+
+    @property
+    def sequences(self) -> Documents:
+        return self.order.source.sequences
+
+    @property
+    def identity(self) -> Any:
+        return self.order.identity
+
+    @property
+    def index(self) -> SpanIndex | None:
+        return self.order.index
+
+    @property
+    def num_epochs(self) -> int:
+        return self.order.num_epochs
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        return np.zeros_like(samples), samples
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        return self.order.spans(samples)
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        return self.order.find(source, sequences)
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return self.order.epochs(samples)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ An order is a frozen dataclass that implements `OrderOption`, and a row here or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -22,6 +22,23 @@ from binidx.registries import Registry
 
 class OrderOption:
     """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The URIs of all objects that the option reads."""
+        return []
+
+    def with_paths(self, names: Mapping[str, str]) -> OrderOption:
+        """Return the option with other URIs: `names` has the new one of each old one."""
+        return self
+
+    def check_sources(self, names: Collection[str], options: Mapping[str, Any] | None) -> None:
+        """Raise ConfigError if the option names a source that a run does not have.
+
+        Args:
+            names: prefixes of all sources of the run, as the user wrote them.
+            options: storage options.
+        """
 
     def pinned(self, options: Mapping[str, Any] | None) -> OrderOption:
         """Return the option as a run file keeps it: with a digest of each object that it reads.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from binidx.index.cache.index_files import describe
 from binidx.index.cache.manifest import describe_documents
 from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
-from binidx.order.source_order import SourceOrder, find_positions, stretches
+from binidx.order.source_order import SourceOrder, find_positions, join_ranges, stretches
 
 
 class RunsOrder(SourceOrder):
@@ -41,7 +40,7 @@ class RunsOrder(SourceOrder):
         first, stop = self.runs(samples)
         bounds = np.concatenate([[0], np.cumsum(stop - first)])
         spans = np.zeros((int(bounds[-1]), 4), np.int64)
-        spans[:, 1] = np.arange(len(spans)) + np.repeat(first - bounds[:-1], stop - first)
+        spans[:, 1] = join_ranges(first, stop)
         spans[:, 3] = self.count_tokens(spans[:, 1], bounds)
         return spans, bounds
 
@@ -90,6 +89,7 @@ class RowOrder(RunsOrder):
     ) -> None:
         super().__init__(source)
         self.num_samples, self.seed, self.kind, self.versions = num_samples, seed, kind, versions
+        self._last_shuffle: tuple[int, NDArray[np.int64] | None] = -1, None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class RowOrder(RunsOrder):
         if self.seed is not None:
             for number in np.unique(epoch).tolist():
                 here = epoch == number
-                position[here] = shuffle_rows(self.rows_per_epoch, self.seed, number)[position[here]]
+                position[here] = self._shuffled(number)[position[here]]
         rows = np.asarray(self.source.sequences)[position].astype(np.int64)
         return rows, rows + 1
 
@@ -125,10 +125,7 @@ class RowOrder(RunsOrder):
         rows = np.flatnonzero(np.isin(np.asarray(self.source.sequences), sequences))
         served = [np.empty(0, np.int64)]
         for epoch in range(self.num_epochs):
-            if self.seed is None:
-                positions = rows
-            else:
-                positions = np.flatnonzero(np.isin(shuffle_rows(self.rows_per_epoch, self.seed, epoch), rows))
+            positions = rows if self.seed is None else np.flatnonzero(np.isin(self._shuffled(epoch), rows))
             served.append(epoch * self.rows_per_epoch + positions)
         samples = np.concatenate(served)
         return samples[samples < len(self)]
@@ -136,13 +133,17 @@ class RowOrder(RunsOrder):
     def epochs(self, samples: Numbers) -> Numbers:
         return samples // max(1, self.rows_per_epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_last_shuffle": (-1, None)}
 
-@lru_cache(maxsize=4)
-def shuffle_rows(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the order of the rows in an epoch, shape (num_rows,), read-only."""
-    order = np.random.RandomState([seed, epoch]).permutation(num_rows)
-    order.flags.writeable = False
-    return order
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of the rows in an epoch, shape (rows_per_epoch,); that of the last epoch is kept."""
+        last, rows = self._last_shuffle
+        if last != epoch or rows is None:
+            assert self.seed is not None
+            rows = np.random.RandomState([self.seed, epoch]).permutation(self.rows_per_epoch)
+            self._last_shuffle = epoch, rows
+        return rows
 
 
 class SentenceOrder(RunsOrder):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,82 +102,19 @@ class SourceOrder(ABC):
         return samples[samples_with_hits(np.isin(spans[:, 1], sequences) & (spans[:, 3] > 0), bounds)]
 
 
-class LazyOrder:
-    """Order of one source that is opened at its first use; threads may use it at once.
-
-    Args:
-        name: prefix of the source, as the user wrote it.
-        prefix: the same, as it is opened.
-        open_order: opens the order. No request is sent before its call.
-    """
-
-    def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
-        self.name, self.prefix, self._open_order = name, prefix, open_order
-        self._opening = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LazyOrder, (self.name, self.prefix, self._open_order)
-
-    def __repr__(self) -> str:
-        return f"LazyOrder({self.name}, {'open' if self.is_open else 'not open'})"
-
-    @property
-    def is_open(self) -> bool:
-        return "_order" in vars(self)
-
-    @property
-    def order(self) -> SourceOrder:
-        """The opened order."""
-        with self._opening:
-            if not self.is_open:
-                self._order = self._open_order()
-        return self._order
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [self]
-
-    @property
-    def dataset(self) -> IndexedDataset:
-        return self.order.source.dataset
-
-    @property
-    def sequences(self) -> Documents:
-        return self.order.source.sequences
-
-    @property
-    def identity(self) -> Any:
-        return self.order.identity
-
-    @property
-    def index(self) -> SpanIndex | None:
-        return self.order.index
-
-    @property
-    def num_epochs(self) -> int:
-        return self.order.num_epochs
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        return np.zeros_like(samples), samples
-
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return self.order.spans(samples)
-
-    def find(self, source: int, sequences: Numbers) -> Numbers:
-        return self.order.find(source, sequences)
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return self.order.epochs(samples)
-
-
 def with_source(source: int, spans: Numbers) -> Spans:
     """Return spans (sequence, first token, number of tokens), shape (n, 3), with the number of their source."""
     rows = np.empty((len(spans), 4), np.int64)
     rows[:, 0], rows[:, 1:] = source, spans
     return rows
+
+
+def join_ranges(starts: Numbers, stops: Numbers) -> Numbers:
+    """Return the numbers from each start to before its stop, one range after the other."""
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    numbers: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    return numbers
 
 
 def samples_with_hits(hits: NDArray[np.bool_], bounds: Bounds) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ source, a tab and the number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from binidx.index.documents import Documents
 from binidx.order.blended_order import epochs_of_members, list_members, spans_of_members
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.order.source_order import join_ranges
 from binidx.storage.open import open_object, read_whole
 
 
@@ -133,6 +134,16 @@ class View(OrderOption):
         cached: DocumentList = vars(self)["_listed"]
         return cached
 
+    @property
+    def paths(self) -> Sequence[str]:
+        return [self.documents]
+
+    def with_paths(self, names: Mapping[str, str]) -> View:
+        return replace(self, documents=names.get(self.documents, self.documents))
+
+    def check_sources(self, names: Collection[str], options: Mapping[str, Any] | None) -> None:
+        self.read(options).check_sources(names)
+
     def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
         if self.how == "skip":
             return source.sequences
@@ -144,7 +155,6 @@ class View(OrderOption):
         if self.how == "rebuild" or is_whole != (self.over == "blend"):
             return order
         listed, gone = self.read(options), [np.empty(0, np.int64)]
-        listed.check_sources([source.name for source in order.sources], is_whole=is_whole)
         for number, source in enumerate(order.sources):
             gone.append(order.find(number, self.leaving(source, listed, is_only=len(order.sources) == 1)))
         if not len(leaving := np.unique(np.concatenate(gone))) and not self.keep:
@@ -163,8 +173,7 @@ class View(OrderOption):
         bounds = source.dataset.document_indices
         named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
         documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
-        ranges = [np.arange(bounds[document], bounds[document + 1]) for document in documents.tolist()]
-        return np.concatenate([np.empty(0, np.int64), *ranges])
+        return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -194,10 +203,10 @@ class DocumentList:
             found.setdefault(prefix if tab else None, []).append(int(document))
         return found
 
-    def check_sources(self, names: Sequence[str], *, is_whole: bool) -> None:
+    def check_sources(self, names: Collection[str]) -> None:
         """Raise ConfigError if a line names no source of a run, or none where there are several."""
         unknown = self.by_source.keys() - {*names, None}
-        if is_whole and (unknown or (len(names) > 1 and None in self.by_source)):
+        if unknown or (len(names) > 1 and None in self.by_source):
             wrong = sorted(str(name) for name in unknown)[:1] or ["a number alone"]
             raise ConfigError(f"{self.uri}: found {wrong[0]}, needs the prefix of one of {len(names)} sources")
 

@@ -177,7 +177,6 @@ class Run:
             if self.stages is not None:
                 context = BuildContext(on_outcome=on_outcome)
                 train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
-                train.apply_order_option(is_whole=True)
                 built = [train, *built[1:]]
             vars(self)["_built"] = built
         found: Built = vars(self)["_built"]
@@ -231,11 +230,11 @@ class Run:
 
     @property
     def paths(self) -> list[str]:
-        """The path of the caches, if there is one, and the prefixes of all blends."""
-        config = self.config
+        """The path of the caches, if there is one, the objects that the order reads, and the prefixes of all blends."""
+        config, order = self.config, self.config.order
         blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in self.stages or ())]
         prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
-        return [*filter(None, [config.path_to_cache]), *prefixes]
+        return [*filter(None, [config.path_to_cache]), *(order.paths if order else ()), *prefixes]
 
     def _open_relative_paths(self) -> None:
         """Replace relative paths by those below `directory`, and keep them as `written_paths` of the config."""
@@ -253,7 +252,8 @@ class Run:
         object.__setattr__(self, "directory", directory if written or relative else None)
 
     def _builder(self) -> BlendedMegatronDatasetBuilder:
-        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
+        stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
+        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config, other_prefixes=stages)
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # and not what was built
@@ -321,8 +321,8 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
 
     config, stages, cache = run.config, run.stages, run.config.path_to_cache
     blends = config.blend_per_split and [rename(each) for each in config.blend_per_split]
-    cache = cache and names.get(cache, cache)
-    config = replace(config, blend=rename(config.blend), blend_per_split=blends, path_to_cache=cache)
+    cache, order = cache and names.get(cache, cache), config.order and config.order.with_paths(names)
+    config = replace(config, blend=rename(config.blend), blend_per_split=blends, path_to_cache=cache, order=order)
     return config, stages and [replace(each, blend=rename(each.blend)) for each in stages]
 
 

@@ -23,7 +23,7 @@ GPT: dict[str, Any] = {"random_seed": 3, "sequence_length": S, "split": "1,0,0",
 
 
 def build(kind: Any, config: Any, num_samples: int | None) -> Any:
-    return binidx.BlendedMegatronDatasetBuilder(kind, [num_samples, None, None], lambda: True, config).build()[0]
+    return binidx.BlendedMegatronDatasetBuilder(kind, [num_samples, 0, 0], lambda: True, config).build()[0]
 
 
 def chats(where: Path, kind: Any = binidx.SFTDataset, num_samples: int = 75, **options: Any) -> Any:
@@ -124,7 +124,8 @@ def test_methods_of_a_user_may_call_those_that_they_replace(tmp_path: Path) -> N
         builder.finalize(f"{tmp_path}/en.idx")
     config = binidx.GPTDatasetConfig(**GPT, blend=([f"{tmp_path}/en"], None))
     plain, changed = (build(kind, config, 30) for kind in (binidx.GPTDataset, Reversed))
-    check_order(changed.order)
+    with pytest.raises(ConfigError, match="order: Reversed has no epochs"):
+        changed.order.epochs(np.arange(3))
     assert changed.order_identity["class"] == "Reversed"
     for number in range(len(plain)):
         spans = plain.spans(number)
@@ -136,3 +137,135 @@ def test_methods_of_a_user_may_call_those_that_they_replace(tmp_path: Path) -> N
     assert not changed[None]["loss_mask"].any()
     changed.shuffle_index = changed.shuffle_index[::-1].copy()
     assert changed.spans(0) == plain.spans(len(plain) - 1)[::-1]
+
+
+def write_documents(prefix: str, count: int = 40, tokens: int = 11) -> str:
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.int32) as builder:
+        for document in range(count):
+            builder.add_document(np.arange(tokens) + 100 * document + 50, [tokens])
+        builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def documents_of(dataset: Any) -> set[int]:
+    return {int(token) // 100 for sample in dataset for token in sample["tokens"]}
+
+
+def test_a_subclass_may_ask_for_the_length_and_not_hide_that_of_a_view(tmp_path: Path) -> None:
+    class Shorter(binidx.GPTDataset):
+        def spans(self, idx: int | None) -> Any:
+            return super().spans(idx)
+
+        def __len__(self) -> int:
+            return super().__len__() - 1
+
+    prefix = write_documents(f"{tmp_path}/en")
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None))
+    plain = build(binidx.GPTDataset, config, 30)
+    assert len(build(Shorter, config, 30)) == len(plain) - 1
+    (tmp_path / "list.txt").write_text("3\n")
+    viewed = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{tmp_path}/list.txt"))
+    with pytest.raises(ConfigError, match="order: Shorter reads or counts samples by itself, which takes no order"):
+        build(Shorter, viewed, 30)
+
+
+def test_a_blend_with_its_own_getitem_is_read_by_it(tmp_path: Path) -> None:
+    class Marked(binidx.BlendedDataset):
+        def __getitem__(self, idx: int) -> Any:
+            return {**super().__getitem__(idx), "number": torch.tensor(idx)}
+
+    prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
+    blend = build(binidx.GPTDataset, binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5])), 30)
+    marked = Marked(blend.datasets, [0.5, 0.5], len(blend), blend.config)
+    loader = binidx.build_pretraining_data_loader(marked, 0, 4)
+    assert loader is not None
+    assert next(iter(loader))["number"].tolist() == [0, 1, 2, 3]
+
+
+def test_tokens_alone_are_refused_where_a_subclass_reads_samples(tmp_path: Path) -> None:
+    class Doubled(binidx.GPTDataset):
+        def __getitem__(self, idx: int | None) -> Any:
+            return {name: 2 * column for name, column in super().__getitem__(idx).items()}
+
+    config = binidx.GPTDatasetConfig(**GPT, blend=([write_documents(f"{tmp_path}/en")], None))
+    with pytest.raises(ConfigError, match="Doubled: cannot serve tokens alone"):
+        build(Doubled, config, 30).read_tokens([0])
+
+
+@pytest.mark.parametrize("order", ["first_fit", "best_fit"])
+def test_packed_documents_of_other_kinds(order: str, tmp_path: Path) -> None:
+    prefix = write_documents(f"{tmp_path}/en")
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=order)
+    with pytest.raises(ConfigError, match="inter_document_masking: found False"):
+        build(binidx.VarlenGPTDataset, config, 10)
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=order, inter_document_masking=True)
+    sample = build(binidx.VarlenGPTDataset, config, 10)[0]
+    lengths = sample["original_seq_len"].numpy(), sample["padded_seq_len"].numpy()
+    ends = (np.cumsum(lengths[1]) - lengths[1] + lengths[0] - 1)[:-1]
+    assert len(ends) >= 1
+    assert not sample["loss_mask"][ends].any()
+    words = dict.fromkeys(("prefix", "middle", "suffix", "pad", "eod"), "x")
+    fim = binidx.GPTFIMDatasetConfig(
+        **GPT, blend=([prefix], None), order=order, fim_rate=0.5, fim_spm_rate=0.5, fim_extra_tokens=words
+    )
+    with pytest.raises(ConfigError, match="order: GPTFIMDataset moves text across the documents of a packed sample"):
+        build(binidx.GPTFIMDataset, fim, 10)
+    packed = build(binidx.GPTDataset, config, 10)
+    assert packed.num_tokens == 40 * 11
+    assert pickle.loads(pickle.dumps(packed)).num_tokens == packed.num_tokens
+
+
+def test_the_padding_sample_and_sequences_of_a_view(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("3\n11\n")
+    viewed = chats(tmp_path, order=binidx.View(f"{tmp_path}/list.txt"))
+    inner = chats(tmp_path)
+    kept = [number for number in range(len(inner)) if inner.find_row(number) not in (3, 11)]
+    assert [viewed.find_row(number) for number in range(len(viewed))] == [inner.find_row(number) for number in kept]
+    padding = viewed[None]
+    assert not padding["loss_mask"].any()
+    np.testing.assert_array_equal(padding["tokens"], viewed[0]["tokens"])
+
+
+@pytest.mark.parametrize("over", ["blend", "source"])
+@pytest.mark.parametrize("how", ["skip", "rebuild"])
+def test_a_list_must_name_sources_of_the_run(how: Any, over: Any, tmp_path: Path) -> None:
+    prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
+    for line, needed in (("3", "a number alone"), (f"{tmp_path}/fr\t3", f"{tmp_path}/fr")):
+        (tmp_path / "list.txt").write_text(f"{line}\n")
+        order = binidx.View(f"{tmp_path}/list.txt", how=how, over=over)
+        with pytest.raises(ConfigError, match=f"list.txt: found {needed}, needs the prefix of one of 2 sources"):
+            build(binidx.GPTDataset, binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5]), order=order), 30)
+    split = {name: value for name, value in GPT.items() if name != "split"}
+    (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t3\n")
+    order = binidx.View(f"{tmp_path}/list.txt", how=how, over=over)
+    built = []
+    for option in (order, None):
+        config = binidx.GPTDatasetConfig(
+            **split, blend_per_split=[([prefixes[0]], None), ([prefixes[1]], None), None], order=option
+        )
+        builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [90, 90, None], lambda: True, config)
+        built.append(builder.build())
+    (train, valid, _), (_, plain, _) = built
+    assert 3 not in documents_of(train)
+    assert 3 in documents_of(valid)
+    assert documents_of(valid) == documents_of(plain)
+
+
+def test_a_view_holds_in_lists_of_validation_sets_in_stages_and_in_lengths(tmp_path: Path) -> None:
+    prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
+    (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t3\n{prefixes[1]}\t3\n")
+    order = binidx.View(f"{tmp_path}/list.txt")
+    split = {name: value for name, value in GPT.items() if name != "split"}
+    lists = binidx.GPTDatasetConfig(
+        **split, blend_per_split=[None, (prefixes, None), None], multiple_validation_sets=True, order=order
+    )
+    builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [0, None, 0], lambda: True, lists)
+    sets: Any = builder.build()[1]
+    config = binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5]), order=order)
+    stages = [binidx.Stage((prefixes, [0.5, 0.5]), 20), binidx.Stage(([prefixes[0]], None), 8)]
+    staged = binidx.StagedBlendedDataset(binidx.GPTDataset, stages, config)
+    windows = build(binidx.GPTDataset, config, 20)
+    lengths = binidx.LengthStagedDataset(windows, [binidx.LengthStage(S // 2, 10), binidx.LengthStage(S, 5)])
+    for dataset in (*sets, staged, lengths):
+        assert len(documents_of(dataset)) > 3
+        assert 3 not in documents_of(dataset)

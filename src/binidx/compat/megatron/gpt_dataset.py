@@ -19,7 +19,6 @@ from binidx.dataset import config as configs
 from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
 from binidx.dataset.megatron.megatron_dataset import with_context
-from binidx.dataset.megatron.mock import ComputedDataset
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
@@ -90,9 +89,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return document_index, sample_index and shuffle_index; they are cached only if the tokens are in a file."""
-        keep = not isinstance(self.dataset, ComputedDataset)
-        parts = self._parameters, self._source, self._plan, self._index_options
-        arrays = load_or_build_gpt_index(*parts, keep=keep)
+        arrays = load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options)
         document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)
         return document_index, sample_index, shuffle_index
 
@@ -133,5 +130,3 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
 class MockGPTDataset(mock.MockGPTDataset, GPTDataset):
     """binidx's dataset under Megatron's name."""
-
-    _load_or_build = GPTDataset._load_or_build

@@ -62,11 +62,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return vocabulary.sorted_ids if self.config.megatron_samples == "main" else vocabulary.ids
 
     def _open_order(self) -> SentenceOrder:
-        min_sentences = 2 if self.config.classification_head else 1
-        index = self._build_sample_index(self.config.sequence_length - SPECIALS, min_sentences)
-        order = super()._open_order()
-        order.set_arrays({"sample_index": index})
-        return order
+        return self._open_built_order(SPECIALS, 2 if self.config.classification_head else 1)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

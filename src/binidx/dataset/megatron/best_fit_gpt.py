@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.megatron_dataset import index_array
+from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.index.packing import ARRAYS
 from binidx.order.document_packing import PACKINGS, PackedOrder, load_or_build_packed_index
@@ -48,12 +48,6 @@ class BestFitGPTDataset(GPTDataset):
     PACKING: ClassVar[str] = "best_fit"
 
     pieces, bounds, shuffle_index = map(index_array, ARRAYS)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of one epoch, each counted once."""
-        order: PackedOrder = self._order
-        return order.num_tokens
 
     @property
     def fill(self) -> float:

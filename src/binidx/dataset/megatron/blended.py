@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, OrderedDataset, index_array
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset, index_array
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted

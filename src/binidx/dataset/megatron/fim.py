@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar
 
 from binidx.dataset.assemble.fill_in_middle import FIMAssemble, FIMTransform, GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.token_dataset import Assemble
-from binidx.order.gpt_order import GPTParameters
+from binidx.errors import ConfigError
+from binidx.order.source_order import SourceOrder
 
 
 class GPTFIMDataset(GPTDataset):
@@ -38,10 +37,12 @@ class GPTFIMDataset(GPTDataset):
     config_class = GPTFIMDatasetConfig
     samples_differ = True
 
-    @cached_property
-    def _parameters(self) -> GPTParameters:
-        return replace(super()._parameters, versions=self._sample_version)
+    def _open_order(self) -> SourceOrder:
+        order = super()._open_order()
+        if order.ends_documents:
+            raise ConfigError("order: GPTFIMDataset moves text across the documents of a packed sample; leave it")
+        return order
 
     def _make_assemble(self) -> Assemble:
-        rows = GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
+        rows = GPTAssemble.of(self.config, self._pad_token_id)
         return FIMAssemble(rows, FIMTransform(self.config), self.config.random_seed)

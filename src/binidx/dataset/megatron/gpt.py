@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
@@ -120,7 +121,7 @@ class GPTDataset(MegatronDataset):
     @cached_property
     def _parameters(self) -> GPTParameters:
         """Options of the order, besides the data."""
-        return gpt_parameters(type(self), self.num_samples, self.index_split, self.config)
+        return gpt_parameters(type(self), self.num_samples, self.index_split, self.config, **self._sample_version)
 
     @cached_property
     def _source(self) -> StoredSource:
@@ -181,8 +182,10 @@ class GPTDataset(MegatronDataset):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in all epochs of the split."""
-        return self._plan.num_tokens
+        """Number of tokens in all epochs of the split; of packed documents, in one epoch."""
+        is_built = "_order" in vars(self)  # hooks that build the index may ask
+        tokens: int = self._order.num_tokens if is_built else self._plan.num_tokens
+        return tokens
 
     @property
     def num_epochs(self) -> int:
@@ -246,6 +249,8 @@ class GPTDataset(MegatronDataset):
 
         Source: ours.
         """
+        if self.reads_by_itself:
+            raise ConfigError(f"{type(self).__name__}: cannot serve tokens alone (only GPT datasets can)")
         return self._samples.read_text(idxs)
 
 

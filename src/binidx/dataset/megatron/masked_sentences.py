@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.masking import CONTINUES, MASKING, MaskedPredictions, MaskedWordPieceDatasetConfig
 from binidx.dataset.config import Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.array_writer import ArrayWriter
@@ -24,6 +25,7 @@ from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
 from binidx.order.sequences import SentenceOrder
+from binidx.order.source_order import StoredSource
 from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
 
@@ -77,8 +79,21 @@ class MaskedWordPieceDataset(MegatronDataset):
             indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
         )
 
+    @cached_property
+    def _source(self) -> StoredSource:
+        bounds = self._bounds()
+        sentences = range(int(bounds[0]), int(bounds[-1]))
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, sentences)
+
     def _open_order(self) -> SentenceOrder:
         return SentenceOrder(self._source, self.sample_identifiers)
+
+    def _open_built_order(self, reserved_tokens: int, min_sentences: int) -> SentenceOrder:
+        """Return the order of samples of `sequence_length` tokens, some of which are reserved, with its index."""
+        order = MaskedWordPieceDataset._open_order(self)
+        index = self._build_sample_index(self.config.sequence_length - reserved_tokens, min_sentences)
+        order.set_arrays({"sample_index": index})
+        return order
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -190,20 +205,6 @@ class MaskedWordPieceDataset(MegatronDataset):
         check_sample_index(arrays["sample_index"], int(bounds[0]), int(bounds[-1]), self.config.sequence_length)
 
     # Samples
-
-    def find_sequences(self, idx: int | None) -> tuple[int, int]:
-        """Return (start, stop) of the sentences of a sample.
-
-        Args:
-            idx: number of the sample; a negative one counts from the end, None is sample 0.
-
-        Returns:
-            Numbers of stored sequences.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
-        return self._find_run(idx)
 
     def _create_masked_lm_predictions(
         self, token_ids: Sequence[int] | NDArray[Any], target_sequence_length: int, numpy_random_state: RandomState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,22 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split, choose_pad_token
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pad_token
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import describe, digest, recorded_name
-from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
+from binidx.index.cache.index_files import describe, recorded_name
+from binidx.order.order_protocols import Bounds, Numbers, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
 
 Config = TypeVar("Config")
 LowLevel = TypeVar("LowLevel")
+
+NO_SPANS = np.empty((0, 3), np.int64)
 
 
 def with_context(
@@ -51,106 +53,6 @@ def open_tokens(
     """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own."""
     options |= {"storage_options": config.storage_options, "listed": context.listed}
     return kind(required(dataset_path), mmap=config.mmap_bin_files, **options)
-
-
-def index_array(name: str) -> Any:
-    """Return a property of a dataset: an array of its order, which can be assigned."""
-    return property(
-        lambda dataset: getattr(dataset._order, name), lambda dataset, array: dataset._order.set_arrays({name: array})
-    )
-
-
-class OrderedDataset(ABC):
-    """Samples of an order: what a dataset and a blend of datasets have in common.
-
-    Attributes:
-        config: options of the run.
-        unique_identifiers: class, data and options, in the order that Megatron hashes.
-        build_context: options of the build of the index.
-        index_digests: XXH3 of each array of the index, by name.
-    """
-
-    config: Any
-    unique_identifiers: OrderedDict[str, Any]
-    build_context: BuildContext
-    index_digests: dict[str, str]
-
-    _order: Any
-    """Order that was built, with the arrays of its index."""
-
-    _served: Order
-    """Order of the samples: that order, or one over it."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in UNPICKLED}
-
-    @cached_property
-    def unique_description(self) -> str:
-        """JSON text of the identifiers."""
-        return describe(self.unique_identifiers)
-
-    @cached_property
-    def unique_description_hash(self) -> str:
-        """md5 of that text, in hex."""
-        return digest(self.unique_description)
-
-    @property
-    def order(self) -> Order:
-        """Order of the samples: the tokens of each, as a value."""
-        return self._served
-
-    @property
-    def order_identity(self) -> Any:
-        """Identity of the samples and their order, in JSON values.
-
-        Equal for copies of the data in other places, and for numbers of samples that share one order.
-        """
-        return self._served.identity
-
-    @property
-    def index_names(self) -> Sequence[str]:
-        """Attributes that are arrays of the index."""
-        names: Sequence[str] = self._order.array_names
-        return names
-
-    @property
-    @abstractmethod
-    def parts(self) -> Sequence[MegatronDataset]:
-        """The dataset of each source."""
-
-    def __len__(self) -> int:
-        return len(self._served)
-
-    def apply_order_option(self, *, is_whole: bool) -> None:
-        """Serve the order over this one that the config's option `order` requests, if it requests one.
-
-        Args:
-            is_whole: whether the dataset is that of a split; else one source of a blend.
-
-        Raises:
-            ConfigError: methods of the user make the samples, which take no order.
-        """
-        option = get_order_option(self.config)
-        if option is None:
-            return
-        order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
-        if order is self._served:
-            return
-        if any(part.reads_by_itself for part in self.parts):
-            raise ConfigError(f"order: {type(self.parts[0]).__name__} reads samples by itself, which takes no order")
-        vars(self).pop("_samples", None)
-        self._served = order
-
-
-NO_SPANS = np.empty((0, 3), np.int64)
-
-UNPICKLED = ("_samples", "_assemble", "build_context")
-"""Attributes that are made again, or belong to this process."""
-
-
-def get_order_option(config: BlendedMegatronDatasetConfig) -> OrderOption | None:
-    """Return the option `order` of a config; None if it is not set, or the kind of dataset has no such option."""
-    return config.order if isinstance(config, GPTDatasetConfig) else None
 
 
 class MegatronDataset(OrderedDataset):
@@ -231,8 +133,7 @@ class MegatronDataset(OrderedDataset):
     def serve(self, order: SourceOrder | None) -> None:
         """Serve an order, unless the class has its own `spans`."""
         self._order = HookedOrder(self, None) if order is None else order
-        self._source_order = HookedOrder(self, order) if self._has_own_spans else self._order
-        self._served = self._source_order
+        self._served = HookedOrder(self, order) if self._has_own_spans else self._order
 
     @property
     def _has_own_spans(self) -> bool:
@@ -246,6 +147,10 @@ class MegatronDataset(OrderedDataset):
     @property
     def parts(self) -> Sequence[MegatronDataset]:
         return [self]
+
+    def __len__(self) -> int:
+        served = self._served
+        return len(served.own) if isinstance(served, HookedOrder) and served.own is not None else len(served)
 
     @cached_property
     def _assemble(self) -> Assemble:
@@ -271,11 +176,10 @@ class MegatronDataset(OrderedDataset):
         """True if a class of the user reads samples in its own way, so that a blend calls its methods."""
         return type(self).__getitems__ is not MegatronDataset.__getitems__
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # torch's DataLoader prefers __getitems__: without this it would bypass a subclass's own __getitem__.
-        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
-            cls.__getitems__ = _one_by_one  # type: ignore[method-assign]
+    @property
+    def counts_by_itself(self) -> bool:
+        """True if a class of the user has its own `__len__`."""
+        return type(self).__len__ is not MegatronDataset.__len__
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return self.identify(self.dataset_path, self.num_samples, self.index_split, self.config)
@@ -357,6 +261,8 @@ class MegatronDataset(OrderedDataset):
         Raises:
             IndexError: there is no such sample.
         """
+        if isinstance(self._order, HookedOrder):
+            raise NotImplementedError(f"{type(self).__name__}: has neither __getitem__ nor spans and assemble")
         # A user's method calls this one for the samples of the order below it.
         order = self._order if self._has_own_spans else self._served
         spans, _ = order.spans(np.array([self._position(idx, len(order))]))
@@ -374,9 +280,12 @@ class MegatronDataset(OrderedDataset):
         """
         dtype = np.result_type(self.dataset.index.dtype, *sequences)
         pieces = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
-        number, spans = self._position(idx, len(self._source_order)), NO_SPANS
+        number, spans = 0 if idx is None else int(idx), NO_SPANS
         if isinstance(self._assemble, SampleAssemble):  # functions of batches need the pieces alone
-            spans = self._source_order.spans(np.array([number]))[0][:, 1:]
+            number = self._position(idx, len(self._order))
+            spans = self._order.spans(np.array([number]))[0][:, 1:]
+        elif number < 0:
+            number += len(self._order)
         rows = SourceRows(0, [None if idx is None else number], [0])
         return self._assemble(SourceTokens(rows, spans, np.array([0, len(pieces)]), pieces))[0]
 
@@ -391,10 +300,20 @@ class MegatronDataset(OrderedDataset):
             raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {size}")
         return number % size
 
-    def _find_run(self, idx: int | None) -> tuple[int, int]:
-        """Return the first sequence of a sample, and the one after its last, by an order of runs of sequences."""
-        numbers = np.array([self._position(idx, len(self._order))])
-        (first,), (stop,) = self._order.runs(numbers)
+    def find_sequences(self, idx: int | None) -> tuple[int, int]:
+        """Return (start, stop) of the sequences of a sample, for kinds whose samples are runs of sequences.
+
+        Args:
+            idx: number of the sample; a negative one counts from the end, None is sample 0.
+
+        Returns:
+            Numbers of stored sequences.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        _, number = self._served.locate(np.array([self._position(idx, len(self))]))
+        (first,), (stop,) = self._order.runs(number)
         return int(first), int(stop)
 
     def __repr__(self) -> str:
@@ -433,7 +352,7 @@ class HookedOrder(SourceOrder):
     """
 
     def __init__(self, dataset: MegatronDataset, own: SourceOrder | None) -> None:
-        super().__init__(StoredSource(str(dataset.dataset_path), dataset.dataset, dataset.indices))
+        super().__init__(dataset._source)
         self.hooks, self.own = dataset, own
 
     @property
@@ -441,7 +360,7 @@ class HookedOrder(SourceOrder):
         return describe(self.hooks.sample_identifiers) if self.own is None else self.own.identity
 
     def __len__(self) -> int:
-        if type(self.hooks).__len__ is not OrderedDataset.__len__:
+        if self.hooks.counts_by_itself:
             return len(self.hooks)
         if self.own is None:
             raise NotImplementedError(f"{type(self.hooks).__name__}: has no __len__")
@@ -457,17 +376,10 @@ class HookedOrder(SourceOrder):
 
     @property
     def num_epochs(self) -> int:
-        return self._has_epochs.num_epochs
+        return int(self.epochs(np.empty(0, np.int64)).max(initial=0)) + 1
 
     def epochs(self, samples: Numbers) -> Numbers:
-        return self._has_epochs.epochs(samples)
-
-    @property
-    def _has_epochs(self) -> SourceOrder:
-        if self.own is None:
-            kind = type(self.hooks).__name__
-            raise ConfigError(f"order: {kind} has no epochs; needs GPT datasets or a blend of them")
-        return self.own
+        raise ConfigError(f"order: {type(self.hooks).__name__} has no epochs; needs GPT datasets or a blend of them")
 
 
 @dataclass(frozen=True)
@@ -478,10 +390,6 @@ class HookedAssemble(SampleAssemble):
 
     def make(self, number: int | None, spans: Numbers, pieces: Sequence[NDArray[Any]]) -> dict[str, Any]:
         return self.dataset.assemble(number, pieces)
-
-
-def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
-    return [self[idx] for idx in idxs]
 
 
 def required(dataset_path: str | None) -> str:

@@ -22,8 +22,6 @@ from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.index_files import Arrays
-from binidx.order.gpt_order import load_or_build_gpt_index
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 
@@ -39,6 +37,8 @@ class ComputedDataset(IndexedDataset, ABC):
     All attributes that `IndexedDataset` lacks are private, so that `compat.megatron.low_level.LowLevel` can forward any
     other name to a user's dataset.
     """
+
+    is_stored = False
 
     def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
         self.path_prefix, self.multimodal, self.mmap, self.storage_options = name, False, False, None
@@ -167,6 +167,3 @@ class MockGPTDataset(GPTDataset):
             100,000 sequences.
         """
         return MockGPTLowLevelDataset(config.tokenizer)
-
-    def _load_or_build(self) -> Arrays:
-        return load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options, keep=False)

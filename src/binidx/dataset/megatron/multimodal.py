@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -9,16 +10,18 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.assemble.text_and_images import TEXT, MultimodalAssemble, MultimodalDatasetConfig
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, index_array, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
 from binidx.dataset.megatron.mock import MockGPTDataset
+from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.documents import new_array
+from binidx.index.documents import compact_documents, new_array
 from binidx.native.permutations import RandomState
 from binidx.order.sequences import DocumentOrder
+from binidx.order.source_order import StoredSource, join_ranges
 
 
 class MockMultimodalDataset(MockGPTDataset):
@@ -89,6 +92,12 @@ class MultimodalDataset(MegatronDataset):
 
     document_index = index_array("document_index")
 
+    @cached_property
+    def _source(self) -> StoredSource:
+        bounds = self.dataset.document_indices.astype(np.int64)
+        own = join_ranges(bounds[self.indices], bounds[self.indices + 1]).astype(np.int32)
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, compact_documents(own))
+
     def _open_order(self) -> DocumentOrder:
         bounds = self.dataset.document_indices
         documents = self.indices[bounds[self.indices] < bounds[self.indices + 1]]
@@ -131,20 +140,6 @@ class MultimodalDataset(MegatronDataset):
             The opened pair.
         """
         return open_tokens(IndexedDataset, dataset_path, config, context, multimodal=True)
-
-    def find_sequences(self, idx: int | None) -> tuple[int, int]:
-        """Return (start, stop) of the sequences of a sample's document.
-
-        Args:
-            idx: number of the sample; a negative one counts from the end, None is sample 0.
-
-        Returns:
-            Numbers of stored sequences.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
-        return self._find_run(idx)
 
 
 def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:

@@ -119,7 +119,7 @@ class SFTDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        return self._find_run(idx)[0]
+        return self.find_sequences(idx)[0]
 
 
 class VarlenDataset(SFTDataset):

@@ -98,10 +98,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     config_attention_mask = staticmethod(config_attention_mask)
 
     def _open_order(self) -> SentenceOrder:
-        index = self._build_sample_index(self.config.sequence_length - SPECIALS, 1)
-        order = super()._open_order()
-        order.set_arrays({"sample_index": index})
-        return order
+        return self._open_built_order(SPECIALS, 1)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

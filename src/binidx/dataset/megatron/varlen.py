@@ -9,7 +9,7 @@ from binidx.dataset.assemble.padded_documents import PaddedAssemble
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError
-from binidx.index.cache.index_files import Arrays
+from binidx.order.source_order import SourceOrder
 
 
 class VarlenGPTDataset(GPTDataset):
@@ -36,10 +36,11 @@ class VarlenGPTDataset(GPTDataset):
 
     RECORDED_NAME: ClassVar[str] = "VarlenGPTDataset"
 
-    def _load_or_build(self) -> Arrays:
+    def _open_order(self) -> SourceOrder:
         if not self.config.inter_document_masking:
             raise ConfigError("inter_document_masking: found False, samples of documents need True")
-        return super()._load_or_build()
+        return super()._open_order()
 
     def _make_assemble(self) -> Assemble:
-        return PaddedAssemble(GPTAssemble.of(self.config, self._pad_token_id), self.config.padding_multiple)
+        rows = GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
+        return PaddedAssemble(rows, self.config.padding_multiple)

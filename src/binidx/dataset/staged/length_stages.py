@@ -47,7 +47,7 @@ AT_ONCE = 1 << 18
 SOURCE_BITS = 48
 """Number of bits for a sample number below the number of its source, in one int64."""
 
-LENGTH_ATTRIBUTES = ("_samples", "_assemble", "_parameters", "unique_description", "unique_description_hash")
+LENGTH_ATTRIBUTES = ("_parameters", "unique_description", "unique_description_hash")
 """Computed attributes of a dataset that depend on its sequence length."""
 
 
@@ -115,7 +115,10 @@ class LengthStagedDataset(BlendedDataset):
     ) -> None:
         self.config: Any = windows.config
         self.stages, self.windows, self.mixed_windows = tuple(stages), windows, mixed_windows
-        sources: list[Any] = [*windows.datasets] if isinstance(windows, BlendedDataset) else [windows]
+        sources: list[Any] = [*windows.parts]
+        for source in sources:
+            if not isinstance(source._order, GPTOrder):
+                raise ConfigError(f"windows: found {source!r} in an order of its own, needs Megatron's order")
         self.split = sources[0].index_split
         check_stages(self.stages, self.config.sequence_length, len(windows))
         cut = {
@@ -233,7 +236,8 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
         with writer.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
             fill_numbers(out, range(len(out)), config.num_dataset_builder_threads)
 
-    if parameters.is_small(len(windows.own_sequences), plan) and not config.cache_small_indices:
+    is_small = parameters.is_small(len(windows.own_sequences), plan)
+    if not windows.dataset.is_stored or (is_small and not config.cache_small_indices):
         build(writer := ArrayWriter())
         return writer.arrays
     cache = cut._index_options.cache(origin=get_origin(windows.dataset))
@@ -242,13 +246,13 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
     return cache.load_or_build(cut.unique_description, fingerprint, ("sample_index", "shuffle_index"), build)
 
 
-def _locate_windows(windows: Any, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _locate_windows(
+    windows: GPTDataset | BlendedDataset, numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the source of each window, and its number in the source's stream, before the shuffle."""
-    if not isinstance(windows, BlendedDataset):
-        return np.zeros_like(numbers), windows.shuffle_index[numbers].astype(np.int64)
-    source, sample = windows.dataset_index[numbers].astype(np.int64), windows.dataset_sample_index[numbers]
+    source, sample = windows.order.locate(numbers)
     in_stream = np.empty_like(sample)
-    for each, dataset in enumerate(windows.datasets):
-        here = source == each
+    for number, dataset in enumerate(windows.parts):
+        here = source == number
         in_stream[here] = cast(GPTDataset, dataset).shuffle_index[sample[here]]
     return source, in_stream

@@ -261,6 +261,7 @@ class StagedBlendedDataset(BlendedDataset):
         self.weights = self.stages[0].shares
         self._open(context)
         self.check()
+        self.apply_order_option(is_whole=True)
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
         prefixes = dict.fromkeys(self.config.as_written(each.dataset_path) for each in self.datasets)

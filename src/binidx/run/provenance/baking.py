@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from binidx.dataset.baked import Baked, part_prefix, read_baked
+from binidx.dataset.baked import Baked, check_bakeable, part_prefix, read_baked
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.order.blended_order import list_members
+from binidx.order.document_packing import PackedOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
@@ -44,12 +46,15 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
 
     Raises:
         IndexError: a step is beyond the end of the run.
-        ConfigError: there are no steps.
+        ConfigError: there are no steps, or the bounds of documents matter to the samples, which a bake does not store.
     """
     check_steps(steps, order.num_steps())
     if not steps:
         raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to bake")
     config, schedule = order.config, order.reading.schedule
+    if any(isinstance(member, PackedOrder) for member in list_members(order.order)):
+        raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
+    check_bakeable(config)
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(
         fingerprint=order.fingerprint,

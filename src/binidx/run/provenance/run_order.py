@@ -24,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
-from binidx.order.blended_order import BlendedOrder
+from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.sequences import RunsOrder
+from binidx.order.source_order import join_ranges
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
@@ -65,8 +67,7 @@ def sequences_of(source: Source, documents: Numbers) -> Numbers:
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
         wrong = documents[0] if documents[0] < 0 else documents[-1]
         raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
-    ranges = [np.arange(bounds[document], bounds[document + 1]) for document in documents.tolist()]
-    return np.concatenate([np.empty(0, np.int64), *ranges])
+    return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
 
 
 Docs = Literal["ends", "spans"] | None
@@ -115,12 +116,15 @@ class RunOrder:
         Raises:
             ConfigError: the samples are made by methods of the user, whose documents are not known.
         """
-        parts = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
+        parts = dataset.parts if isinstance(dataset, OrderedDataset) else [dataset]
         for part in parts:
-            if not isinstance(part, MegatronDataset) or part.reads_by_itself:
+            is_known = isinstance(part, MegatronDataset) and not part.reads_by_itself
+            if not is_known or isinstance(list_members(part.order)[0], RunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = dataset.unique_description_hash
-        if isinstance(dataset.order, ViewOrder):
+        if isinstance(dataset.order, ViewOrder) or (
+            isinstance(dataset.order, BlendedOrder) and dataset.order.has_views
+        ):
             name = digest(json.dumps([name, dataset.order.identity], sort_keys=True, default=str))
         return cls(dataset.order, reading, dataset.config, name)
 

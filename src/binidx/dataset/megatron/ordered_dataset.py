@@ -1,0 +1,132 @@
+"""Base of datasets and blends: an order that is served, its identity, and the arrays of its index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
+from binidx.dataset.torch_bridge import Sample
+from binidx.errors import ConfigError
+from binidx.index.cache.index_cache import BuildContext
+from binidx.index.cache.index_files import describe, digest
+from binidx.order.order_options import OrderOption
+from binidx.order.order_protocols import Order
+
+if TYPE_CHECKING:
+    from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+
+
+def index_array(name: str) -> Any:
+    """Return a property of a dataset: an array of its order, which can be assigned."""
+
+    def assign(dataset: OrderedDataset, array: Any) -> None:
+        dataset._order.set_arrays({name: array})
+        dataset.index_digests.pop(name, None)
+
+    return property(lambda dataset: getattr(dataset._order, name), assign)
+
+
+class OrderedDataset(ABC):
+    """Samples of an order: what a dataset and a blend of datasets have in common.
+
+    Attributes:
+        config: options of the run.
+        unique_identifiers: class, data and options, in the order that Megatron hashes.
+        build_context: options of the build of the index.
+        index_digests: XXH3 of each array of the index, by name.
+    """
+
+    config: Any
+    unique_identifiers: OrderedDict[str, Any]
+    build_context: BuildContext
+    index_digests: dict[str, str]
+
+    _order: Any
+    """Order that was built, with the arrays of its index."""
+
+    _served: Order
+    """Order of the samples: that order, or one over it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # torch's DataLoader prefers __getitems__: without this it would bypass a subclass's own __getitem__.
+        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
+            cls.__getitems__ = _one_by_one  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in UNPICKLED}
+
+    @cached_property
+    def unique_description(self) -> str:
+        """JSON text of the identifiers."""
+        return describe(self.unique_identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        """md5 of that text, in hex."""
+        return digest(self.unique_description)
+
+    @property
+    def order(self) -> Order:
+        """Order of the samples: the tokens of each, as a value."""
+        return self._served
+
+    @property
+    def order_identity(self) -> Any:
+        """Identity of the samples and their order, in JSON values.
+
+        Equal for copies of the data in other places, and for numbers of samples that share one order.
+        """
+        return self._served.identity
+
+    @property
+    def index_names(self) -> Sequence[str]:
+        """Attributes that are arrays of the index."""
+        names: Sequence[str] = self._order.array_names
+        return names
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[MegatronDataset]:
+        """The dataset of each source."""
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def apply_order_option(self, *, is_whole: bool) -> None:
+        """Serve the order over this one that the config's option `order` requests, if it requests one.
+
+        Args:
+            is_whole: whether the dataset is that of a split; else one source of a blend.
+
+        Raises:
+            ConfigError: methods of the user make the samples, which take no order.
+        """
+        option = get_order_option(self.config)
+        if option is None:
+            return
+        order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
+        if order is self._served:
+            return
+        if any(part.reads_by_itself or part.counts_by_itself for part in self.parts):
+            kind = type(self.parts[0]).__name__
+            raise ConfigError(f"order: {kind} reads or counts samples by itself, which takes no order")
+        vars(self).pop("_samples", None)
+        self._served = order
+
+
+UNPICKLED = ("_samples", "_assemble", "build_context")
+"""Attributes that are made again, or belong to this process."""
+
+
+def get_order_option(config: BlendedMegatronDatasetConfig) -> OrderOption | None:
+    """Return the option `order` of a config; None if it is not set, or the kind of dataset has no such option."""
+    return config.order if isinstance(config, GPTDatasetConfig) else None
+
+
+def _one_by_one(self: Any, idxs: Sequence[int | None]) -> list[Sample]:
+    return [self[idx] for idx in idxs]
