@@ -66,7 +66,7 @@ def acquire_node_lock(
         check: called while this process waits; its exception ends the wait.
         wait: with False, do not wait.
     """
-    descriptor, locked = _try_lock(path)
+    descriptor, locked = _try_path(path)
     try:
         if path is None or descriptor is None or locked is None:
             yield NodeLock(True)
@@ -86,10 +86,10 @@ def acquire_node_lock(
         _close(descriptor)
 
 
-def _try_lock(path: str | None) -> tuple[int | None, bool | None]:
-    """Open and lock the file; return its descriptor and the result of `_lock`. (None, None) if it cannot be opened."""
+def _try_path(path: str | None) -> tuple[int | None, bool | None]:
+    """Open and lock a file; return its descriptor and what `try_lock` returned; (None, None) if it cannot be opened."""
     while (descriptor := _open(path)) is not None:
-        locked = _lock(descriptor, fcntl.LOCK_EX)
+        locked = try_lock(descriptor, fcntl.LOCK_EX)
         if not locked or os.fstat(descriptor).st_nlink:
             return descriptor, locked
         _close(descriptor)  # its holder has just removed it
@@ -105,10 +105,10 @@ def _open(path: str | None) -> int | None:
     except OSError:
         return None
     _descriptors.add(descriptor)
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     # In a directory that others can write to, a link could lead to a file that this process would overwrite. A holder
     # may remove the file at any moment, which leaves no link.
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink <= 1:
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink <= 1:
         return descriptor
     _close(descriptor)
     return None
@@ -121,8 +121,15 @@ def _close(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock a file without waiting; return whether it is locked now, None if its file system has no locks."""
+def try_lock(descriptor: int, kind: int) -> bool | None:
+    """Lock a file without waiting.
+
+    Args:
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+
+    Returns:
+        Whether it is locked now; None if its file system has no locks.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -133,7 +140,7 @@ def _lock(descriptor: int, kind: int) -> bool | None:
 def _wait(descriptor: int, check: Callable[[], None]) -> None:
     """Wait until the holder has left."""
     began = time.monotonic()
-    while _lock(descriptor, fcntl.LOCK_SH) is False:
+    while try_lock(descriptor, fcntl.LOCK_SH) is False:
         check()
         time.sleep(min(max((time.monotonic() - began) / PAUSE_SHARE, FIRST_PAUSE), LONGEST_PAUSE))
 
@@ -149,8 +156,8 @@ def _node_name(descriptor: int) -> str:
             boot = file.read().strip()
     except OSError:
         return ""
-    found = os.fstat(descriptor)
-    return f"{boot}:{found.st_dev}:{found.st_ino}"
+    status = os.fstat(descriptor)
+    return f"{boot}:{status.st_dev}:{status.st_ino}"
 
 
 def _close_in_child() -> None:
