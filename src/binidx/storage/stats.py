@@ -87,9 +87,6 @@ class ObjectStats(ReadStats):
             _usage[f"{self._name} {name}"] += count
         _usage["dollars"] += self.prices.dollars_per_read * counts.get("requests", 0)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStats, (self.prices,)  # another process counts from zero
-
 
 @dataclass
 class LayerStats(ReadStats):

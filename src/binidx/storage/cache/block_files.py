@@ -59,7 +59,6 @@ import xxhash
 
 from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.storage.cache.node_lock import try_lock
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
@@ -422,6 +421,25 @@ def remove_unlocked(path: str) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+def try_lock(descriptor: int, kind: int) -> bool | None:
+    """Lock a file without waiting.
+
+    Args:
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+
+    Returns:
+        Whether it is locked now; None if its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in BUSY else None
+    return True
 
 
 def is_same_file(descriptor: int, path: str) -> bool:

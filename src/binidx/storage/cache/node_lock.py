@@ -13,7 +13,6 @@ its parent's lock, and would hold it after the parent's death: it closes its des
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -21,11 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from binidx.storage.cache.block_files import try_lock
+
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
 """Shortest and longest pause between two attempts at the lock, in seconds. A pause is a 32nd of the time waited, so
 no process waits 4 % longer than needed, and an hour of waiting takes 0.1 s of a core."""
-
-BUSY = (errno.EAGAIN, errno.EACCES)
 
 _descriptors: set[int] = set()
 
@@ -119,22 +118,6 @@ def _close(descriptor: int | None) -> None:
     if descriptor is not None and descriptor in _descriptors:
         _descriptors.discard(descriptor)
         os.close(descriptor)
-
-
-def try_lock(descriptor: int, kind: int) -> bool | None:
-    """Lock a file without waiting.
-
-    Args:
-        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-
-    Returns:
-        Whether it is locked now; None if its file system has no locks.
-    """
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in BUSY else None
-    return True
 
 
 def _wait(descriptor: int, check: Callable[[], None]) -> None:

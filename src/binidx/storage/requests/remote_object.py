@@ -98,10 +98,21 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
     Raises:
         StorageError: the store cannot be reached.
     """
-    settings = location.settings
+    settings, uri, store = location.settings, location.uri, location.store
     brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
+
+    async def request() -> Found | None:
+        try:
+            return Found(*await store.head(uri, tail_bytes=end_bytes, folders=False))
+        except Exception as error:
+            if _is_absence(error) or _is_refusal(error):
+                return None
+            raise
+
+    if not isinstance(store, BlockingStore):
+        return request_with_retries(location, request, brief)
     try:
-        return Found(*_head(location, brief, tail_bytes=end_bytes))
+        return Found(head(location, brief))
     except StorageError as error:
         if is_absent(error):
             return None
@@ -132,17 +143,11 @@ def head(location: Location, settings: ReadSettings, *, folders: bool = True) ->
         ObjectNotFoundError: there is no such object, or it is a folder.
         StorageError: the store does not report the size, or another failure.
     """
-    return _head(location, settings, folders=folders)[0]
-
-
-def _head(
-    location: Location, settings: ReadSettings, *, tail_bytes: int = 0, folders: bool = False
-) -> tuple[ObjectInfo, bytes]:
     uri, store = location.uri, location.store
     if isinstance(store, BlockingStore):
-        return retried(location, lambda: store.head_now(uri), settings, opening=True), b""
-    request: Request[tuple[ObjectInfo, bytes]] = partial(store.head, uri, tail_bytes=tail_bytes, folders=folders)
-    return request_with_retries(location, request, settings)
+        return retried(location, lambda: store.head_now(uri), settings, opening=True)
+    request: Request[tuple[ObjectInfo, bytes]] = partial(store.head, uri, folders=folders)
+    return request_with_retries(location, request, settings)[0]
 
 
 def request_with_retries(location: Location, request: Request[Response], settings: ReadSettings) -> Response:

@@ -45,7 +45,7 @@ from binidx.storage.requests.retries import (
     warn_of_outage,
 )
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.driver_errors import http_status, retry_after
+from binidx.storage.stores.driver_errors import retry_after
 from binidx.storage.threads import io_loop
 
 logger = logging.getLogger("binidx.requests")
@@ -298,8 +298,6 @@ class Scheduler:
         read.log(place, self.loop.time() - sent, shortly(error))
         history.note(error)
         if history.is_final():
-            if http_status(error) in (403, 404):
-                ANSWERED[read.store] = self.loop.time()
             self._drop(read, given_up(read.uri, history, read.where(place)))
         elif history.hedges_in_flight:
             history.hedges_in_flight -= 1  # the other one may still succeed

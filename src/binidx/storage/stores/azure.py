@@ -45,18 +45,12 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
         root = uri.rstrip("/").removesuffix(key.rstrip("/")).rstrip("/")
         return [f"{root}/{self.fs.split_path(path)[1]}" for path in super().find(uri, pattern=pattern)]
 
-    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
-        try:
-            async with self._blob(uri) as (blob, options):
-                blob_info = await blob.get_blob_properties(**options)
-            if (blob_info.metadata or {}).get("hdi_isfolder") == "true":  # of an account with a hierarchical namespace
-                raise FileNotFoundError(uri)
-        except FileNotFoundError:
-            if not folders:
-                raise
-            return await self.look(uri), b""
-        marks = {"ETag": blob_info.etag, "Last-Modified": blob_info.last_modified}
-        return object_info(uri, {"size": blob_info.size, **marks}), b""
+    async def report(self, uri: str) -> ObjectInfo:
+        async with self._blob(uri) as (blob, options):
+            report = await blob.get_blob_properties(**options)
+        if (report.metadata or {}).get("hdi_isfolder") == "true":  # of an account with a hierarchical namespace
+            raise FileNotFoundError(uri)
+        return object_info(uri, {"size": report.size, "ETag": report.etag, "Last-Modified": report.last_modified})
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
         def check(status: int, headers: Mapping[str, str]) -> None:

@@ -237,7 +237,16 @@ class AsyncFsspecStore(FsspecStore):
     """Store of an asynchronous filesystem, for reading."""
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
-        return await self.look(uri), b""
+        try:
+            return await self.report(uri), b""
+        except FileNotFoundError:
+            if not folders:
+                raise
+            return await self.look(uri), b""
+
+    async def report(self, uri: str) -> ObjectInfo:
+        """Return what the store reports of an object by one request."""
+        return await self.look(uri)
 
     async def look(self, uri: str) -> ObjectInfo:
         """Return the driver's report of an object; if there is none, most drivers look for a folder of this name."""

@@ -59,18 +59,13 @@ class GcsStore(FsspecWrites, DirectStore):
         bucket, key, _ = self.fs.split_path(self.path(uri))
         return bucket, key
 
-    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
+    async def report(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
         bucket, key, generation = self.fs.split_path(self.path(uri))
-        try:
-            if not key:
-                raise FileNotFoundError(uri)
-            _, _, body = await request(self.fs, "b/{}/o/{}", bucket, key, generation=generation)
-        except FileNotFoundError:
-            if not folders:
-                raise
-            return await self.look(uri), b""
-        return object_info(uri, json.loads(body)), b""
+        if not key:
+            raise FileNotFoundError(uri)
+        _, _, body = await request(self.fs, "b/{}/o/{}", bucket, key, generation=generation)
+        return object_info(uri, json.loads(body))
 
     async def address(self, info: ObjectInfo) -> Address:
         from google.auth.transport.mtls import has_default_client_cert_source

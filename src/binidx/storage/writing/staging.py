@@ -23,8 +23,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from binidx.errors import StorageError
-from binidx.storage.cache.block_files import is_same_file, remove_unlocked
-from binidx.storage.cache.node_lock import try_lock
+from binidx.storage.cache.block_files import is_same_file, remove_unlocked, try_lock
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
