@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -266,7 +267,7 @@ def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warm
 def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
     """Group ranges into lists of 8 to 16 MiB each; the last list may have less."""
     part: list[Range] = []
-    for piece in (piece for stretch in stretches for piece in cut(stretch, PART_BYTES)):
+    for piece in chain.from_iterable(cut(stretch, PART_BYTES) for stretch in stretches):
         part.append(piece)
         if sum(stop - start for start, stop in part) >= PART_BYTES:
             yield part

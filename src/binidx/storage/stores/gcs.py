@@ -93,8 +93,8 @@ class GcsStore(FsspecWrites, DirectStore):
             return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
         url = self._pinned_url(info)
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
-        status, sent, body = await request(self.fs, url, headers=headers)
-        check_response(info, where, status, sent)
+        status, received, body = await request(self.fs, url, headers=headers)
+        check_response(info, where, status, received)
         return check_length(info.uri, where, body)
 
     async def list_page(self, page: ListRequest) -> tuple[dict[str, ObjectInfo], str]:

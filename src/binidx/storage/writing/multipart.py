@@ -7,9 +7,9 @@
 Other stores take one stream, which begins again. Parts are numbered from 1, all of one size but the last. They may be
 written in any order, several at a time, and by another process; writing a part again replaces it.
 
-While a process has an upload open, it holds the node lock of the object, with the token as its message. The next upload
-of the object from this node finds there the token of a killed process, and aborts that upload unless it continues it.
-Uploads of living processes and of other nodes stay.
+While a process has an upload open, it holds the node lock of the object, with the token and its pid as the message. The
+next upload of the object from this node finds there the token of a killed process, and aborts that upload unless it
+continues it. Uploads of living processes, whose pid is logged, and of other nodes stay.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class PartUpload:
         self._location, self._locked = location, contextlib.ExitStack()
         lock = self._locked.enter_context(acquire_node_lock(lock_path(location), wait=False))
         try:
-            other = lock.message.decode(errors="replace")
+            other, _, pid = lock.message.decode(errors="replace").partition(" ")
             if not lock.first:
-                held = "%s: upload %s of another writer of this node is open too; the last one published stays"
-                logger.warning(held, redacted(location.uri), other or "(being begun)")
+                held = "%s: process %s of this node is uploading it, too (upload %s); the object published last stays"
+                logger.warning(held, redacted(location.uri), pid or "?", other or "?")
             elif other not in ("", token):
                 discard_parts(location, other)
             self._upload: MultipartUpload = self._retried(
@@ -85,7 +85,7 @@ class PartUpload:
             self._locked.close()
             raise
         self.token = self._upload.token
-        lock.leave_message(self.token.encode())
+        lock.leave_message(f"{self.token} {os.getpid()}".encode())
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         """Return whether an earlier part still exists.
