@@ -75,7 +75,7 @@ class _ComparingBuilder(PackedDatasetBuilder):
     """Builder that compares its files with existing ones, which it does not replace; raises if they differ."""
 
     def create(self, file: Location) -> AbstractContextManager[Writer]:
-        return create_or_compare(file, _refusal(file))
+        return create_or_compare(file, _refusal(file), overwrite=False)
 
 
 def _refusal(file: Location) -> str:

@@ -62,8 +62,8 @@ class ComparingWriter:
 
 
 @contextlib.contextmanager
-def create_or_compare(location: Location, refusal: str) -> Iterator[Writer]:
-    """Do `create_object`; an existing object is only compared with the written bytes.
+def create_or_compare(location: Location, refusal: str, *, overwrite: bool) -> Iterator[Writer]:
+    """Do `create_object`; an existing object is only compared with the written bytes, unless `overwrite`.
 
     Args:
         refusal: message of the error if an existing object differs.
@@ -71,7 +71,7 @@ def create_or_compare(location: Location, refusal: str) -> Iterator[Writer]:
     Raises:
         ObjectExistsError: the object exists and has other bytes.
     """
-    if not object_exists(location):
+    if overwrite or not object_exists(location):
         with create_object(location) as writer:
             yield writer
         return
