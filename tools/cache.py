@@ -97,8 +97,8 @@ def cache_directory(arguments: argparse.Namespace) -> str:
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
     found = arguments.dir or settings.cache_dir
     if not found and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
-        print(f"binidx cache: {of_index[0]}: index files; no cache directory given", file=sys.stderr)
-        found = of_index[0]
+        print(f"binidx cache: {of_index}: index files; no cache directory given", file=sys.stderr)
+        found = of_index
     if not found:
         raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
     return os.path.abspath(found)

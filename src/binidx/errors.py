@@ -57,7 +57,7 @@ def redacted_text(text: str) -> str:
     if start is None:
         return text
     # To the end of the text, not of the URL: a URL with a space in its path has no recognizable end.
-    return text[: start.start()] + QUERY.sub(lambda found: _without_secrets(found[1]), text[start.start() :])
+    return text[: start.start()] + QUERY.sub(lambda query: _without_secrets(query[1]), text[start.start() :])
 
 
 AZURE = ("abfs", "abfss", "az")
@@ -70,7 +70,7 @@ QUERY = re.compile(r"""\?([^#\s'"<>]+?)(?=[]):;,.?}]*(?:[#\s'"<>]|$))""")
 
 def _without_secrets(query: str) -> str:
     """Return the non-secret parameters of a query, after a question mark; "" if there are none."""
-    kept = [each for each in query.split("&") if each and not SECRETS.fullmatch(each.partition("=")[0])]
+    kept = [pair for pair in query.split("&") if pair and not SECRETS.fullmatch(pair.partition("=")[0])]
     return f"?{'&'.join(kept)}" if kept else ""
 
 
@@ -95,7 +95,7 @@ class BinidxError(Exception):
     """Base class: `except BinidxError` catches all errors that this library raises, and no others."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_bounded(redacted_text(each)) if isinstance(each, str) else each for each in args))
+        super().__init__(*(_bounded(redacted_text(value)) if isinstance(value, str) else value for value in args))
 
 
 class ConfigError(BinidxError, ValueError):

@@ -52,6 +52,10 @@ class Registry(dict[str, Value]):
     def register(self, name: str, value: Value) -> None:
         """Let a name stand for a value in this process, and in worker processes that it starts.
 
+        Args:
+            name: matches `pattern`.
+            value: can be pickled, for worker processes.
+
         Raises:
             ConfigError: the name is built in, not valid, or stands for another value.
         """
@@ -61,8 +65,8 @@ class Registry(dict[str, Value]):
             raise ConfigError(f"{self.kind}: not a name (found {name!r}, need {self.pattern}); choose another name")
         other = self.get(name, value)
         if other != value and _describe(other) != _describe(value):
-            found = f"{_describe(other)} and {_describe(value)}"
-            raise ConfigError(f"{self.kind} {name!r}: registered twice (found {found}, need one); remove one of them")
+            both = f"{_describe(other)} and {_describe(value)}"
+            raise ConfigError(f"{self.kind} {name!r}: registered twice (found {both}, need one); remove one of them")
         self[name] = value
         self.registered.add(name)
         self._add_known(name)
@@ -91,13 +95,13 @@ class Registry(dict[str, Value]):
         """Entry points of installed packages by name; looking them up reads the metadata of every package."""
         from importlib.metadata import entry_points  # slow to import
 
-        found = defaultdict(list)
+        points = defaultdict(list)
         for point in entry_points(group=self.group):
             if point.name in self.builtin:
                 logger.warning("%s: %s is built in, and not replaced", _package(point), f"{self.kind} {point.name!r}")
             else:
-                found[point.name].append(point)
-        return found
+                points[point.name].append(point)
+        return points
 
     def _published(self, name: str) -> str | None:
         """Return the "module:attribute" that an installed package publishes under a name."""

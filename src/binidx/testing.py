@@ -27,8 +27,9 @@ from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
 from binidx.order.order_contract import check_order as check_order
 from binidx.order.order_contract import require
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import Range, RangeReader, VersionedReader
-from binidx.storage.ranges import as_block_reader, as_composite, as_concurrent, as_mapped, stored_reader
+from binidx.storage.cache.disk_cache import check_content
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.ranges import as_block_reader, as_composite, as_concurrent, as_mapped
 from binidx.storage.store_protocols import (
     BlockingStore,
     ComposingStore,
@@ -103,7 +104,7 @@ def check_range_reader(make: MakeReader) -> None:
     check_mapped_reader(reader)
     check_composite_reader(reader)
     check_concurrent_reader(reader)
-    check_versioned_reader(reader)
+    check_content(reader)  # accepts an unchanged object
     check_block_reader(reader)
 
 
@@ -140,8 +141,8 @@ def check_views_outlive_later_reads(reader: RangeReader) -> None:
     reads = list(random_reads(seed=2, count=20))
     views = [reader.read(ranges) for ranges in reads]
     gc.collect()
-    for ranges, found in zip(reads, views, strict=True):
-        assert_equal(found, ranges)
+    for ranges, kept in zip(reads, views, strict=True):
+        assert_equal(kept, ranges)
 
 
 def check_threads_may_share_it(reader: RangeReader) -> None:
@@ -192,8 +193,8 @@ def check_composite_reader(reader: RangeReader) -> None:
     for ranges in random_reads(seed=9, count=5):
         pieces, reads = composite.split(ranges)
         results = [part.read(part_ranges) for part, part_ranges in reads]
-        joined = [b"".join(results[read][place] for read, place in each) for each in pieces]
-        assert_equal([memoryview(each) for each in joined], ranges)
+        joined = [b"".join(results[read][place] for read, place in range_pieces) for range_pieces in pieces]
+        assert_equal([memoryview(data) for data in joined], ranges)
     for outside in OUTSIDE:
         require_short_read(reader, outside, lambda outside=outside: composite.split([outside]))  # type: ignore[misc]
     for part in composite.component_readers():
@@ -219,13 +220,6 @@ def check_concurrent_reader(reader: RangeReader) -> None:
             require_short_read(reader, outside, begun.__enter__)
 
 
-def check_versioned_reader(reader: RangeReader) -> None:
-    """Check that `check_unchanged` accepts an unchanged object, if the lowest reader is a `VersionedReader`."""
-    stored = stored_reader(reader)
-    if isinstance(stored, VersionedReader):
-        stored.check_unchanged()
-
-
 def check_block_reader(reader: RangeReader) -> None:
     """Check the contract of `BlockReader`, if the reader is one, over an object that is not empty."""
     blocks = as_block_reader(reader)
@@ -238,11 +232,11 @@ def check_block_reader(reader: RangeReader) -> None:
 
 def require_short_read(reader: RangeReader, outside: Range, read: Callable[[], Any]) -> None:
     try:
-        found = read()
+        result = read()
     except ShortReadError as error:
         require(reader.uri in str(error), f"the error does not name {reader.uri}: {error}")
     else:
-        raise AssertionError(f"{outside} of {reader.size} bytes gave {found!r}, needs ShortReadError")
+        raise AssertionError(f"{outside} of {reader.size} bytes gave {result!r}, needs ShortReadError")
 
 
 def assert_reads(reader: RangeReader, ranges: Sequence[Range]) -> None:
@@ -322,9 +316,9 @@ def check_object_store(make: MakeObject) -> None:
     info = head_once(store, uri)
     require((info.uri, info.size, info.identity["size"]) == (uri, len(CONTENT), len(CONTENT)), f"{uri}: is {info}")
     require(head_once(store, uri) == info, f"{uri}: another identity at the second look")
-    for each in (store, pickle.loads(pickle.dumps(store))):
+    for one in (store, pickle.loads(pickle.dumps(store))):
         for where in [(0, 1), (3, 65_546), (0, len(CONTENT)), (len(CONTENT) - 5, len(CONTENT))]:
-            require(fetch_once(each, info, where) == CONTENT[slice(*where)], f"{uri}: wrong bytes for {where}")
+            require(fetch_once(one, info, where) == CONTENT[slice(*where)], f"{uri}: wrong bytes for {where}")
     require(store.get(uri, len(CONTENT)) == CONTENT, f"{uri}: `get` returns other bytes")
     require(store.get(uri, 10)[:11] == CONTENT[:11], f"{uri}: `get` does not return the first bytes")
     check_absence(store, f"{uri}-none")
@@ -381,10 +375,10 @@ def check_replacement(make: MakeObject) -> None:
     make("replaced", b"new" * 100)
     require(head_once(store, uri).identity != info.identity or not store.pins(info), f"{uri}: replaced, same identity")
     try:
-        found = fetch_once(store, info, (0, 3))
+        data = fetch_once(store, info, (0, 3))
     except Exception:
         return
-    require(found == b"old" or not store.pins(info), f"{uri}: pinned, but bytes of another version")
+    require(data == b"old" or not store.pins(info), f"{uri}: pinned, but bytes of another version")
 
 
 def check_writing(store: WritableStore, uri: str) -> None:
@@ -464,14 +458,14 @@ def check_search(store: SearchableStore, uri: str) -> None:
     """Check that a folder and a pattern find an object, and that a pattern without a match finds none."""
     folder = uri.rpartition("/")[0]
     for name, pattern in [(folder, False), (f"{uri[:-1]}*", True)]:
-        found = store.find(name, pattern=pattern)
-        require(found.count(uri) == 1, f"{name}: `find` returns {found!r:.200}, needs {uri} once")
+        uris = store.find(name, pattern=pattern)
+        require(uris.count(uri) == 1, f"{name}: `find` returns {uris!r:.200}, needs {uri} once")
     require(uri not in store.find(f"{folder}/none*", pattern=True), f"{folder}/none*: `find` returns {uri}")
 
 
 def check_composing(store: ComposingStore, uri: str) -> None:
     store.put(f"{uri}-tail", [memoryview(b"tail")])
-    sources = [head_once(store, each) for each in (f"{uri}-tail", uri)]
+    sources = [head_once(store, name) for name in (f"{uri}-tail", uri)]
     store.compose(f"{uri}-composed", sources)
     require(store.get(f"{uri}-composed", 1 << 20) == b"tail" + CONTENT, f"{uri}: composed of other bytes")
 
@@ -479,10 +473,11 @@ def check_composing(store: ComposingStore, uri: str) -> None:
 def check_listing(store: ListableStore, uri: str) -> None:
     bucket, key = store.split(uri)
     request = ListRequest(bucket, key, "/", key[:-1])
-    found, token = wait_for(store.list_page(request))
-    require(token == "" or len(found) > 1, f"{uri}: an empty page that is not the last one")
-    require(key in found and found[key].size == len(CONTENT), f"{uri}: not in the list")
-    require(same_identity(found[key].identity, head_once(store, uri).identity), f"{uri}: listed with another identity")
+    objects, token = wait_for(store.list_page(request))
+    require(token == "" or len(objects) > 1, f"{uri}: an empty page that is not the last one")
+    require(key in objects and objects[key].size == len(CONTENT), f"{uri}: not in the list")
+    is_same = same_identity(objects[key].identity, head_once(store, uri).identity)
+    require(is_same, f"{uri}: listed with another identity")
     absent = wait_for(store.list_page(ListRequest(bucket, f"{key}-none", "", "")))
     require(absent == ({}, ""), f"{uri}-none: there is none, but the list is {absent!r:.200}")
 

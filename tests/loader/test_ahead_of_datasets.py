@@ -170,13 +170,13 @@ def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tm
     assert is_pure(baked)
     before = stats.usage()
     batches = served(baked, 0, 4)
-    assert stats.since(before)["samples_ahead"] == 0
+    assert stats.usage_since(before)["samples_ahead"] == 0
     assert_same_batches(batches, served(dataset, 0, 4, look_ahead=0)[: len(batches)])
     loader: Any = binidx.build_pretraining_data_loader(baked, 0, 4)
     before = stats.usage()
     batches = iter(loader)
     next(batches)
-    wait_for(lambda: stats.since(before)["samples_ahead"] > 0)
+    wait_for(lambda: stats.usage_since(before)["samples_ahead"] > 0)
     del batches
     assert not reads_remotely(binidx.BakedDataset(str(tmp_path / "baked"), dataset.config))
     assert not is_pure(BackwardsBaked("memory://ahead-baked", dataset.config))
@@ -186,7 +186,7 @@ def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) 
     dataset = build(s3_prefixes[:1])
     before = stats.usage()
     batches = served(dataset, 0, 2)
-    wanted = stats.since(before)
+    wanted = stats.usage_since(before)
     assert wanted["samples"] == 2 * len(batches)
     assert wanted["tokens"] == 2 * len(batches) * 24
     assert 0 < wanted["wait_seconds"] <= wanted["seconds"]

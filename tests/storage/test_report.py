@@ -61,7 +61,7 @@ def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: s
 def test_requests_cost_what_the_stores_ask(uri: str, dollars: float) -> None:
     before = stats.usage()
     stats.ObjectStats(open_store(uri).prices()).add(requests=1_000_000)
-    assert stats.since(before)["dollars"] == pytest.approx(dollars)
+    assert stats.usage_since(before)["dollars"] == pytest.approx(dollars)
 
 
 def test_the_cost_of_a_run_is_that_of_its_tokens() -> None:
@@ -78,7 +78,7 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
     cache = ChunkCache(RemoteObject(Location.of("memory://report/a")))
     cache.read([(0, 10)])
     cache.read([(5, 20)])
-    found = stats.since(before)
+    found = stats.usage_since(before)
     assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
         "local requests": 1, "local bytes_asked": 100, "local bytes_moved": 100,
         "remote requests": 1, "remote bytes_asked": 65536, "remote bytes_moved": 65536,
@@ -90,7 +90,7 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
 def test_what_others_tell_is_counted(caplog: Any) -> None:
     before = stats.usage()
     stats.add_usage({"remote requests": 7, "samples": 1, "seconds": 0.5})
-    found = stats.since(before)
+    found = stats.usage_since(before)
     assert found["remote requests"] == 7
     with caplog.at_level(logging.INFO, "binidx"):
         stats.log_report(found)

@@ -22,7 +22,7 @@ def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
     before, all_before = stats.usage(), stats.total()
     for count, reader in enumerate(readers.values(), 1):
         reader.read([(0, 100 * count)])
-    found = stats.since(before)
+    found = stats.usage_since(before)
     for count, store in enumerate(readers, 1):
         assert (found[f"{store} requests"], found[f"{store} bytes_asked"]) == (1, 100 * count)
     moved = stats.total() - all_before
@@ -35,7 +35,7 @@ def test_a_reader_that_was_pickled_counts_in_its_store() -> None:
     reader = pickle.loads(pickle.dumps(RemoteObject(Location.of("memory://stats/b"))))
     before = stats.usage()
     reader.read([(0, 10)])
-    assert stats.since(before)["remote requests"] == 1
+    assert stats.usage_since(before)["remote requests"] == 1
     assert reader.stats.requests == 1
 
 
@@ -47,5 +47,5 @@ def test_chunks_found_and_missed_are_summed_over_caches() -> None:
         cache = ChunkCache(RemoteObject(Location.of("memory://stats/c")))
         for _ in range(3):
             cache.read([(0, 10)])
-    found = stats.since(before)
+    found = stats.usage_since(before)
     assert (found["memory hits"], found["memory misses"]) == (4, 2)

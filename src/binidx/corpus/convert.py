@@ -74,13 +74,13 @@ from binidx.storage.writing.copy import (
     CopyCounts,
     CopyState,
     CorruptCopyError,
+    ObjectCopy,
     ProgressWatcher,
     SilentWatcher,
-    copy_object,
     plan_copy,
     same_content,
 )
-from binidx.storage.writing.multipart import discard_parts, remove_staging_files
+from binidx.storage.writing.multipart import discard_parts, remove_partial_files
 from binidx.storage.writing.publish import create_object, delete_object, write_object
 
 NUM_SAMPLES = 64
@@ -260,11 +260,11 @@ class ConvertJournal:
         self.check_owner()
         delete_object(self.file)
         for suffix in object_suffixes():
-            remove_staging_files(self.target + f".{suffix}", ".partial")
+            remove_partial_files(self.target + f".{suffix}")
 
     def _read(self) -> JournalFile | None:
         # One request: another run may replace the journal between two.
-        data = retried(self.file.uri, lambda: read_small(self.file), self.file.settings)
+        data = retried(self.file, lambda: read_small(self.file))
         return None if data is None else JOURNAL_FILE.decode(data, self.file.uri)
 
 
@@ -391,7 +391,7 @@ class _Convert:
             if state is None or state.size != reader.size:
                 state = states[suffix] = plan_copy(reader.size, part_bytes)
             try:
-                return copy_object(
+                return ObjectCopy(
                     reader,
                     target.file(suffix),
                     state,
@@ -402,7 +402,7 @@ class _Convert:
                     level=self.way.level,
                     checksum=self.verify == "checksum",
                     save_seconds=save_seconds,
-                )
+                ).run()
             except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
                 del states[suffix]
                 (self.journal.save if states else self.journal.remove)()

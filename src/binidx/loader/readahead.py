@@ -48,7 +48,7 @@ from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
-from binidx.storage.stats import NAMES, add_usage, since, usage
+from binidx.storage.stats import NAMES, add_usage, usage, usage_since
 
 BUDGET_BYTES = 128 << 20
 GROUPS_IN_FLIGHT = 4
@@ -362,7 +362,7 @@ class WorkerUsage:
         """Store, in the worker's row, the counts of its process since the first call of this method."""
         if self._before is None or self._before[0] != os.getpid():
             self._before = os.getpid(), usage()
-        counted = since(self._before[1])
+        counted = usage_since(self._before[1])
         self._rows[reading_worker()[0]] = as_tensor(np.array([counted[name] for name in NAMES]))
 
     def read_new(self) -> dict[str, float]:

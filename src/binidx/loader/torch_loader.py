@@ -62,8 +62,7 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
-from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage
-from binidx.storage.stats import since as usage_since
+from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage, usage_since
 
 try:
     import torch

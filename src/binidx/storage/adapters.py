@@ -56,12 +56,12 @@ class LazyReader:
 
     @functools.cached_property
     def _reader(self) -> RangeReader:
-        found = self._open_reader()
-        if found.size != self.size:
+        reader = self._open_reader()
+        if reader.size != self.size:
             raise ObjectChangedError(
-                f"{self.uri}: changed while it was used (found {found.size} bytes, had {self.size}); run it again"
+                f"{self.uri}: changed while it was used (found {reader.size} bytes, had {self.size}); run it again"
             )
-        return found
+        return reader
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -112,19 +112,19 @@ class JoinedReader:
         pieces = []
         firsts = np.searchsorted(self.stops, [start for start, _ in ranges], side="right").tolist()
         for part, (start, stop) in zip(firsts, ranges, strict=True):
-            mine = []
+            range_pieces = []
             while start < stop:
                 before = int(self.stops[part]) - self.sizes[part]
                 end = min(stop, before + self.sizes[part])
                 if end > start:
-                    mine.append((part, len(part_ranges[part])))
+                    range_pieces.append((part, len(part_ranges[part])))
                     shift = self.starts[part] - before
                     part_ranges[part].append((start + shift, end + shift))
                 start, part = max(start, end), part + 1
-            pieces.append(mine)
+            pieces.append(range_pieces)
         read_of_part = {part: read for read, part in enumerate(part_ranges)}
-        numbered = [[(read_of_part[part], place) for part, place in mine] for mine in pieces]
-        return numbered, [(self.parts[part], found) for part, found in part_ranges.items()]
+        numbered = [[(read_of_part[part], place) for part, place in range_pieces] for range_pieces in pieces]
+        return numbered, [(self.parts[part], asked) for part, asked in part_ranges.items()]
 
     def component_readers(self) -> Sequence[RangeReader]:
         return self.parts

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -164,26 +165,17 @@ class CompositeReader(Protocol):
         ...
 
 
-class PendingRead(Protocol):
+@dataclass(frozen=True)
+class PendingRead:
     """A started read.
 
     Attributes:
         outcome: done when all responses have arrived or the read has failed.
+        result: waits for the read; returns the views, or raises the StorageError, of `RangeReader.read`.
     """
 
-    @property
-    def outcome(self) -> Future[Any]: ...
-
-    def result(self) -> list[memoryview]:
-        """Wait for the read.
-
-        Returns:
-            The views that `RangeReader.read` returns.
-
-        Raises:
-            StorageError: as `RangeReader.read`.
-        """
-        ...
+    outcome: Future[Any]
+    result: Callable[[], list[memoryview]]
 
 
 @runtime_checkable

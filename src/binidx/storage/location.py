@@ -59,7 +59,7 @@ class Location:
         """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
         return open_store(self.uri, self.options)
 
-    @property
+    @cached_property
     def place(self) -> str:
         """Scheme and host or bucket, such as `s3://bucket`; `file://` for any local file."""
         return place_of(self.uri)

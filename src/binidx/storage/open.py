@@ -169,8 +169,8 @@ def codec_of(uri: str, end: str = ".bin") -> str:
     Args:
         end: end of the name of a plain object; "" for any.
     """
-    found = re.search(rf"{re.escape(end)}(\.[a-z0-9]+)$", uri)
-    return _name_of(found[1]) if found and (found[1] in CODECS.known or found[1] in CODECS.names()) else "raw"
+    match = re.search(rf"{re.escape(end)}(\.[a-z0-9]+)$", uri)
+    return _name_of(match[1]) if match and (match[1] in CODECS.known or match[1] in CODECS.names()) else "raw"
 
 
 def _name_of(suffix: str) -> str:
@@ -261,7 +261,7 @@ def layered(
     reader = codec_named(codec).open(stored if sums is None else CheckedObject(stored, sums), end)
     local = location.local_path is not None
     if cache is not False and not local:
-        on_disk = with_disk_cache(reader, location.settings, whole=cache == "disk")
+        on_disk = add_disk_cache(reader, location.settings, whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
@@ -282,21 +282,18 @@ WHOLE_CHUNK_BYTES = 1 << 20
 """Chunk of objects that are read whole: a chunk costs 20 us of Python, as much as reading 64 KiB from a disk."""
 
 
-def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
+def add_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
     """Return a disk cache over a reader; the reader itself if no cache directory is set or its version is unknown.
 
     Args:
         whole: the object is read whole, so an index file may also be cached in index_dir.
     """
     is_index = reader.uri.endswith(READ_WHOLE)
-    place: tuple[str, int | None] | None = None
-    if settings.cache_dir is not None:
-        place = settings.cache_dir, settings.cache_bytes
-    elif whole and is_index:
-        place = directory_of_index(settings)
-    if place is None:
+    directory, limit = settings.cache_dir, settings.cache_bytes
+    if directory is None and whole and is_index:
+        directory, limit = directory_of_index(settings), settings.index_bytes
+    if directory is None:
         return reader
-    directory, limit = place
     if "://" in directory:
         raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
     chunk_bytes = settings.cache_chunk_bytes or (WHOLE_CHUNK_BYTES if is_index else CHUNK_BYTES)
@@ -321,19 +318,20 @@ def cache_whole(location: Location, data: memoryview, identity: Mapping[str, Any
     reader = open_object(location, cache="disk", found=found) if found else None
     if not isinstance(reader, DiskCache):
         return None
-    cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
-    if (
-        cached.writable
-        and cached.check_chunks(chunks)
-        and cached.quota.reserve(len(data))
-        and not cached.store(0, data)
-    ):
+    cached = reader.cached
+    is_missing = cached.writable and cached.check_chunks(range(reader.content.num_chunks))
+    if is_missing and cached.quota.reserve(len(data)) and not cached.store(0, data):
         cached.quota.release_reserved(len(data))
     return cached.views([(0, len(data))])[0][0]
 
 
 def replace_cached(reader: RangeReader, data: Bytes) -> None:
-    """Write the content of an object over its damaged copy in the reader's disk cache, if the reader has one."""
+    """Write the content of an object over its damaged copy in the reader's disk cache, if the reader has one.
+
+    Args:
+        reader: as `open_object` returned it.
+        data: all bytes of the object.
+    """
     if isinstance(reader, DiskCache) and reader.cached.writable:
         reader.cached.store(0, memoryview(data))
 
@@ -343,7 +341,11 @@ ROUND_BYTES = 64 << 20
 
 
 def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of an object in order, up to `stop`, in views of up to 8 MiB; 64 MiB are read at once."""
+    """Yield the bytes of an object in order, up to `stop`, in views of up to 8 MiB; 64 MiB are read at once.
+
+    Args:
+        stop: bytes to read; None: all.
+    """
     for around in cut((0, reader.size if stop is None else stop), ROUND_BYTES):
         yield from reader.read(cut(around, MAX_REQUEST))
 

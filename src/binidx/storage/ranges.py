@@ -62,7 +62,7 @@ def coalesce(ranges: Sequence[Range], *, max_gap: int, max_request: int) -> list
         Sorted, disjoint requests, none empty. Each byte of a range lies in exactly one of them.
     """
     stretches: list[Range] = []
-    for start, stop in sorted(each for each in ranges if each[0] < each[1]):
+    for start, stop in sorted((start, stop) for start, stop in ranges if start < stop):
         if stretches:
             first, last = stretches[-1]
             near = start <= last + max_gap and max(stop, last) - first <= max_request
@@ -83,10 +83,15 @@ def assemble(ranges: Sequence[Range], requests: Sequence[Range], responses: Sequ
     """Return the bytes of each range from the responses to the requests of `coalesce`.
 
     A range inside one request is a view of its response; a range across several is copied once.
+
+    Args:
+        ranges: (start, stop) in bytes of the object.
+        requests: sorted and disjoint ranges, which cover these.
+        responses: the bytes of each request.
     """
     starts = [start for start, _ in requests]
     views = [memoryview(answer).cast("B").toreadonly() for answer in responses]
-    return [_bytes_of(each, starts, requests, views) for each in ranges]
+    return [_bytes_of(whole, starts, requests, views) for whole in ranges]
 
 
 def _bytes_of(
@@ -132,12 +137,12 @@ def read_many(reads: Reads) -> list[list[memoryview]]:
                 blocking.append(number)
             else:
                 pending[number] = begun.enter_context(read)
-        outcomes = [each.outcome for each in pending.values() if not isinstance(each, Future)]
+        outcomes = [read.outcome for read in pending.values() if not isinstance(read, Future)]
         for number in blocking[1:]:
             pending[number] = future = READS.submit(functools.partial(reads[number][0].read, reads[number][1]))
             outcomes.append(future)
         try:
-            here = {number: reader.read(each) for number, (reader, each) in enumerate(reads) if number not in pending}
+            here = {number: read[0].read(read[1]) for number, read in enumerate(reads) if number not in pending}
         finally:
             wait(outcomes)
         return [pending[number].result() if number in pending else here[number] for number in range(len(reads))]
@@ -147,15 +152,15 @@ def _read_composites(reads: Reads) -> list[list[memoryview]]:
     """Do `read_many` for composite readers: split them, read all parts at the same time, and join the results."""
     splits = [composite.split(ranges) if (composite := as_composite(reader)) else None for reader, ranges in reads]
     below = [split[1] if split else [read] for split, read in zip(splits, reads, strict=True)]
-    views = iter(read_many([read for part_reads in below for read in part_reads]))
-    results = [[next(views) for _ in part_reads] for part_reads in below]
-    return [_join(split[0], each) if split else each[0] for split, each in zip(splits, results, strict=True)]
+    in_order = iter(read_many([read for part_reads in below for read in part_reads]))
+    results = [[next(in_order) for _ in part_reads] for part_reads in below]
+    return [_join(split[0], views) if split else views[0] for split, views in zip(splits, results, strict=True)]
 
 
 def _join(pieces: Sequence[Sequence[Piece]], results: Sequence[list[memoryview]]) -> list[memoryview]:
     """Return for each range the view of its only piece, or a copy of all its pieces."""
-    views = [[results[read][place] for read, place in each] for each in pieces]
-    return [each[0] if len(each) == 1 else memoryview(b"".join(each)) for each in views]
+    views = [[results[read][place] for read, place in range_pieces] for range_pieces in pieces]
+    return [parts[0] if len(parts) == 1 else memoryview(b"".join(parts)) for parts in views]
 
 
 @functools.cache

@@ -13,13 +13,43 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from binidx.errors import ConfigError
 
 OURS = "binidx"
 """Key of `storage_options` with the settings of this library."""
+
+
+def parse_bytes(text: str) -> int:
+    """Return `"500GB"`, `"64MiB"`, `"1.5T"` or digits in bytes; units without an i are powers of 1000."""
+    number = text.strip().rstrip("iIBbKMGTPkmgtp ")
+    unit = text.strip()[len(number) :].strip().lower().removesuffix("b")
+    power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}[unit.removesuffix("i")]
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
+
+
+def parse_flag(text: str) -> bool:
+    return FLAGS[text.lower()]
+
+
+def parse_places(text: str) -> dict[str, None]:
+    """Return the names in a text with commas between them, without options."""
+    return dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_index_dir(text: str) -> str:
+    """Return the directory, or "" for a word that means off."""
+    return "" if text.lower() in ("0", "off", "no", "false") else text
+
+
+def setting(default: Any, parser: Callable[[str], Any], minimum: float | None = None) -> Any:
+    """Return the field of a setting, whose text `parser` reads, and which is at least `minimum` if it is a number."""
+    return field(default=default, metadata={"rule": (parser, minimum)})
 
 
 @dataclass(frozen=True)
@@ -56,20 +86,22 @@ class ReadSettings:
     Source: ours.
     """
 
-    fast: bool | None = None
-    cache_dir: str | None = None
-    cache_bytes: int | None = None
-    cache_chunk_bytes: int | None = None
-    index_dir: str | None = None
-    index_bytes: int | None = None
-    verify: bool | None = None
-    deadline_seconds: float = 60.0
-    outage_seconds: float | None = None
-    hedge: bool = True
-    concurrency: int | None = None
-    max_gap: int | None = None
-    check_dates: bool = True
-    parts_from: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    fast: bool | None = setting(None, parse_flag)
+    cache_dir: str | None = setting(None, str)
+    cache_bytes: int | None = setting(None, parse_bytes, 0)
+    cache_chunk_bytes: int | None = setting(None, parse_bytes, 1)
+    index_dir: str | None = setting(None, parse_index_dir)
+    index_bytes: int | None = setting(None, parse_bytes, 0)
+    verify: bool | None = setting(None, parse_flag)
+    deadline_seconds: float = setting(60.0, float, 0)
+    outage_seconds: float | None = setting(None, float, 0)
+    hedge: bool = setting(True, parse_flag)
+    concurrency: int | None = setting(None, int, 1)
+    max_gap: int | None = setting(None, parse_bytes, 0)
+    check_dates: bool = setting(True, parse_flag)
+    parts_from: Mapping[str, Mapping[str, Any] | None] = field(
+        default_factory=dict, metadata={"rule": (parse_places, None)}
+    )
 
     def __post_init__(self) -> None:
         for name, (_, minimum) in RULES.items():
@@ -102,15 +134,15 @@ class ReadSettings:
             raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(RULES)}")
         set_here = tuple((name, text) for name, variable in VARIABLES if (text := os.environb.get(variable)))
         if not given:
-            return _of_environment(set_here)
-        read = vars(_of_environment(set_here))
+            return _environment_settings(set_here)
+        read = vars(_environment_settings(set_here))
         return cls(**read | {name: _parsed(f"{OURS} {name}", name, value) for name, value in given.items()})
 
 
 @functools.lru_cache(64)
-def _of_environment(found: tuple[tuple[str, bytes], ...]) -> ReadSettings:
+def _environment_settings(texts: tuple[tuple[str, bytes], ...]) -> ReadSettings:
     """Return the settings given by environment variables (BINIDX_*); cached, since every opened object needs them."""
-    return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in found})
+    return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in texts})
 
 
 def default_outage_seconds() -> float:
@@ -122,7 +154,7 @@ def default_outage_seconds() -> float:
         # torch has no public function for it; a process without torch or without a group has no such member, either.
         group = sys.modules["torch.distributed"].distributed_c10d._get_default_group()
         backends = [group._get_backend(device) for device in group._device_types]
-        timeout = min(each.options._timeout.total_seconds() for each in backends)
+        timeout = min(backend.options._timeout.total_seconds() for backend in backends)
     except Exception:
         timeout = NCCL_TIMEOUT_SECONDS
     return float(max(timeout - 120, timeout / 2))
@@ -137,30 +169,6 @@ def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (storage_options or {}).items() if name != OURS}
 
 
-def parse_bytes(text: str) -> int:
-    """Return `"500GB"`, `"64MiB"`, `"1.5T"` or digits in bytes; units without an i are powers of 1000."""
-    number = text.strip().rstrip("iIBbKMGTPkmgtp ")
-    unit = text.strip()[len(number) :].strip().lower().removesuffix("b")
-    power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}[unit.removesuffix("i")]
-    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
-
-
-def parse_flag(text: str) -> bool:
-    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
-        text.lower()
-    ]
-
-
-def parse_places(text: str) -> dict[str, None]:
-    """Return the names in a text with commas between them, without options."""
-    return dict.fromkeys(each.strip() for each in text.split(",") if each.strip())
-
-
-def parse_index_dir(text: str) -> str:
-    """Return the directory, or "" for a word that means off."""
-    return "" if text.lower() in ("0", "off", "no", "false") else text
-
-
 def _parsed(subject: str, name: str, value: Any) -> Any:
     """Parse a value that is text or a path; return others as they are."""
     if not isinstance(value, str | os.PathLike):
@@ -172,20 +180,7 @@ def _parsed(subject: str, name: str, value: Any) -> Any:
 
 
 RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
-    "fast": (parse_flag, None),
-    "cache_dir": (str, None),
-    "cache_bytes": (parse_bytes, 0),
-    "cache_chunk_bytes": (parse_bytes, 1),
-    "index_dir": (parse_index_dir, None),
-    "index_bytes": (parse_bytes, 0),
-    "verify": (parse_flag, None),
-    "deadline_seconds": (float, 0),
-    "outage_seconds": (float, 0),
-    "hedge": (parse_flag, None),
-    "concurrency": (int, 1),
-    "max_gap": (parse_bytes, 0),
-    "check_dates": (parse_flag, None),
-    "parts_from": (parse_places, None),
+    setting.name: setting.metadata["rule"] for setting in fields(ReadSettings)
 }
 """Setting -> parser of its text, and the minimum of a number."""
 

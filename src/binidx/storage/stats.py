@@ -66,7 +66,7 @@ class ReadStats:
 
     def __sub__(self, before: ReadStats) -> ReadStats:
         """Return the difference to earlier counters."""
-        return ReadStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(ReadStats)))
+        return ReadStats(*(getattr(self, count.name) - getattr(before, count.name) for count in fields(ReadStats)))
 
 
 class ObjectStats(ReadStats):
@@ -86,9 +86,6 @@ class ObjectStats(ReadStats):
         for name, count in counts.items():
             _usage[f"{self._name} {name}"] += count
         _usage["dollars"] += self.prices.dollars_per_read * counts.get("requests", 0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStats, (self.prices,)  # another process counts from zero
 
 
 @dataclass
@@ -174,7 +171,7 @@ def add_usage(counts: Usage) -> None:
             _usage[name] += count
 
 
-def since(before: Usage) -> dict[str, float]:
+def usage_since(before: Usage) -> dict[str, float]:
     """Return the difference to an earlier `usage`."""
     return {name: count - before[name] for name, count in usage().items()}
 
@@ -202,7 +199,12 @@ def log_report(used: Usage) -> None:
 
 
 def report_line(used: Usage, run_tokens: float = 1e12) -> str:
-    """Return a one-line report of some counters; parts without a value are left out."""
+    """Return a one-line report of some counters; parts without a value are left out.
+
+    Args:
+        used: counters of `usage`.
+        run_tokens: tokens of the run for which the cost of the requests is extrapolated.
+    """
     parts = [served_part(used), reads_part(used), *caches_parts(used), cost_part(used, run_tokens)]
     return "; ".join(filter(None, parts)) or "nothing was read"
 

@@ -77,7 +77,7 @@ class Threads:
         """
         pending = [self.submit(functools.partial(function, item)) for item in items]
         wait(pending)
-        return [each.result() for each in pending]
+        return [future.result() for future in pending]
 
     def executor(self, count: int) -> ThreadPoolExecutor:
         """Return a pool of `count` threads for one caller: for long work, or work that must not queue."""
@@ -102,11 +102,11 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
     count = min(thread_count(), len(items) // items_per_thread)
     if count < 2:
         return list(map(function, items))
-    bounds = [len(items) * each // count for each in range(count + 1)]
+    bounds = [len(items) * part // count for part in range(count + 1)]
     here, *others = (items[start:stop] for start, stop in pairwise(bounds))
     pending = [CPU.submit(lambda part=part: list(map(function, part))) for part in others]  # type: ignore[misc]
-    found = list(map(function, here))
-    return [*found, *(each for part in pending for each in part.result())]
+    results = list(map(function, here))
+    return [*results, *(result for part in pending for result in part.result())]
 
 
 def map_in_flight(
@@ -115,6 +115,9 @@ def map_in_flight(
     """Yield `function(item)` for all items, in order, computed in `count` threads at most `count` items ahead.
 
     Close the generator: until then threads may use the items, which must stay open.
+
+    Args:
+        count: threads, and most results that wait to be taken.
     """
     pending: deque[Future[Result]] = deque()
     pool = READS.executor(count)
@@ -139,10 +142,10 @@ def run_both(
     """
     pending = (pool or READS).submit(elsewhere)
     try:
-        found = here()
+        result = here()
     finally:
         wait([pending])
-    return found, pending.result()
+    return result, pending.result()
 
 
 def io_loop() -> asyncio.AbstractEventLoop:

@@ -89,7 +89,6 @@ def test_views_are_of_the_mapped_files_and_a_range_in_a_block_is_not_copied(tmp_
     reader = small(MarkedObject(DATA), tmp_path)
     reader.read([(0, 100_000)])
     one, across = reader.read([(100, 7_900), (7_900, 8_100)])
-    block = reader.cached.maps.data[0]
-    assert block is not None
+    block = reader.cached.maps.blocks[0].data
     assert np.shares_memory(np.frombuffer(one, np.uint8), np.frombuffer(block, np.uint8))
     assert not np.shares_memory(np.frombuffer(across, np.uint8), np.frombuffer(block, np.uint8))

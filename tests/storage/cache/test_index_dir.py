@@ -67,9 +67,16 @@ def test_it_can_be_named_or_switched_off(temporary: Path) -> None:
     def found(**given: str) -> object:
         return directory_of_index(ReadSettings.of({"binidx": given}))
 
-    assert found() == (str(ours(temporary)), None)
-    assert found(index_dir="/nvme/index", index_bytes="2GB") == ("/nvme/index", 2 * 10**9)
+    assert found() == str(ours(temporary))
+    assert found(index_dir="/nvme/index") == "/nvme/index"
     assert [found(index_dir=each) for each in ("0", "off")] == [None, None]
+
+
+def test_it_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    options = {"binidx": {"index_dir": str(tmp_path), "index_bytes": "2GB", "cache_bytes": "1GB"}}
+    reader = open_object(put("memory://index-dir/limit.idx", b"i"), cache="disk", storage_options=options)
+    assert isinstance(reader, DiskCache)
+    assert (reader.directory, reader.limit) == (str(tmp_path), 2 * 10**9)
 
 
 def test_a_cache_dir_has_the_index_files_too(temporary: Path, tmp_path: Path) -> None:

@@ -187,6 +187,6 @@ def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatc
 
 LOOKER = """
 import fcntl, os, sys
-from binidx.storage.cache.node_lock import _lock
-print(_lock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX))
+from binidx.storage.cache.block_files import try_lock
+print(try_lock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX))
 """

@@ -172,7 +172,14 @@ def test_nothing_here_shows_its_options(web: Server) -> None:
     options = {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"}
     reader = RemoteObject(Location.of("s3://bucket/data", options))
     fs, _ = open_filesystem(reader.uri, options)
-    shown: list[object] = [reader, ChunkCache(reader), fs, reader.info, reader.store, vars(reader.store)["settings"]]
+    shown: list[object] = [
+        reader,
+        ChunkCache(reader),
+        fs,
+        reader.info,
+        reader.location.store,
+        vars(reader.location.store)["settings"],
+    ]
     with contextlib.suppress(ZeroDivisionError), create_object(Location.of("s3://bucket/new", options)) as writer:
         shown += [writer, vars(writer)]
         raise ZeroDivisionError
@@ -187,18 +194,18 @@ def test_nothing_here_shows_its_options(web: Server) -> None:
 
 def test_a_client_made_before_a_fork_is_never_used_after_it(uri: str) -> None:
     reader = RemoteObject(Location.of(uri))
-    inherited = reader.store.fs
+    inherited = reader.location.store.fs
     its_loop = inherited.loop
 
     def child() -> None:
         assert bytes(reader.read([(1, 3)])[0]) == DATA[1:3]
-        assert reader.store.fs is not inherited
-        assert reader.store.fs.loop is not its_loop
+        assert reader.location.store.fs is not inherited
+        assert reader.location.store.fs.loop is not its_loop
 
     children = [forked(child) for _ in range(4)]
     assert bytes(reader.read([(7, 9)])[0]) == DATA[7:9]
     assert [ended_well(each) for each in children] == [True] * 4
-    assert reader.store.fs is inherited
+    assert reader.location.store.fs is inherited
 
 
 @pytest.mark.parametrize("store", ["s3", "http"])

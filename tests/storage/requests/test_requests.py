@@ -275,8 +275,8 @@ def test_a_403_is_asked_again_with_a_new_address_once(s3_proxy: tuple[Proxy, str
     reader.read([(0, 10)])
     proxy.become(script=["403"])
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
-    assert isinstance(reader.store, DirectStore)
-    assert reader.store.route(reader.info).address is not None
+    assert isinstance(reader.location.store, DirectStore)
+    assert reader.location.store.route(reader.info).address is not None
 
 
 def test_the_bound_holds_over_objects_and_threads(distant: tuple[Proxy, Open]) -> None:

@@ -94,9 +94,9 @@ def test_an_outage_is_logged_when_it_is_old_and_once_for_a_store(
 ) -> None:
     monkeypatch.setattr(retries, "WARN_SECONDS", 1e6)
     now = time.monotonic()
-    for uri, age in (("s3://logged/young", 0.0), ("s3://logged/k", 1.1e6), ("s3://logged/l", 1.2e6)):
-        warn_of_outage(uri, StatusError(500), now - age, 480.0)
-    warn_of_outage("s3://busy/k", StatusError(503), now - 1.1e6, 480.0)
+    for age in (0.0, 1.1e6, 1.2e6):
+        warn_of_outage("s3://logged", StatusError(500), now - age, 480.0)
+    warn_of_outage("s3://busy", StatusError(503), now - 1.1e6, 480.0)
     assert [each.getMessage() for each in caplog.records] == [
         "s3://logged: out for 1100000 s (StatusError 500); requests are tried again for 480 s (outage_seconds)",
         "s3://busy: throttled for 1100000 s (StatusError 503); requests are tried again for 480 s after its last "

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError, UnreachableError
+from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import cancellable
 from binidx.storage.requests.retries import ANSWERED
 from binidx.storage.requests.scheduler import HedgeTimer, ReadRequests, Scheduler
@@ -66,7 +67,7 @@ class Store:
     def read(self, *starts: int, opening: bool = False, **settings: Any) -> ReadRequests:
         ranges = [(start, start + 10) for start in starts]
         found = ReadSettings(**{"deadline_seconds": NEVER, **settings})
-        return ReadRequests("x://b/k", self.fetch, ranges, found, opening=opening)
+        return ReadRequests(Location("x://b/k"), self.fetch, ranges, found, opening=opening)
 
 
 def answer(start: int, stop: int) -> bytes:
@@ -216,7 +217,7 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -
     store = Store()
     store.script = [0.0] * 20 + [NEVER] * 80
     ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
-    read = ReadRequests("x://b/k", store.fetch, ranges, ReadSettings(deadline_seconds=2.0, hedge=False))
+    read = ReadRequests(Location("x://b/k"), store.fetch, ranges, ReadSettings(deadline_seconds=2.0, hedge=False))
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within \d+ s"):
         patient.run(read)

@@ -192,7 +192,7 @@ def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket) -> None:
 def read_and_look(reader: RemoteObject) -> Address | None:
     """What a read was sent to."""
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
-    assert isinstance(reader.store, DirectStore)
+    assert isinstance(reader.location.store, DirectStore)
     return route_of(reader).address
 
 
@@ -217,5 +217,5 @@ def by_driver(reader: RemoteObject) -> bool:
 
 def route_of(reader: RemoteObject) -> Any:
     """How a reader requests its object."""
-    assert isinstance(reader.store, DirectStore)
-    return reader.store.route(reader.info)
+    assert isinstance(reader.location.store, DirectStore)
+    return reader.location.store.route(reader.info)

@@ -109,7 +109,7 @@ def test_requests_to_a_new_provider_are_counted(toy: str) -> None:
     put_if_absent(Location.of(f"{toy}/data"), DATA)
     before = stats.usage()
     RemoteObject(Location.of(f"{toy}/data")).read([(0, 10)])
-    found = stats.since(before)
+    found = stats.usage_since(before)
     assert (found["remote requests"], found["dollars"]) == (1, pytest.approx(0.001))
 
 

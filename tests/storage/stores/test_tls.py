@@ -46,8 +46,8 @@ def open_by(server: Server, info: ObjectInfo | None = None, **client: Any) -> Re
 def check_direct(reader: RemoteObject) -> None:
     """Check that a range is right, and was not left to the driver."""
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
-    assert isinstance(reader.store, DirectStore)
-    assert reader.store.route(reader.info).address is not None
+    assert isinstance(reader.location.store, DirectStore)
+    assert reader.location.store.route(reader.info).address is not None
 
 
 def test_a_ca_bundle_of_the_options_holds(server: Server, certificate: Path) -> None:

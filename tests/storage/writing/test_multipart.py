@@ -91,6 +91,21 @@ def test_more_parts_than_s3_lists_at_once_are_found(s3: Bucket) -> None:
     second.abandon()
 
 
+def test_a_second_uploader_of_a_node_logs_who_uploads(s3: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    target = f"{s3.fresh()}/x"
+    first = open_parts(Location.of(target), len(DATA))
+    assert first is not None
+    with caplog.at_level("WARNING", "binidx.storage.writing.multipart"):
+        second = open_parts(Location.of(target), len(DATA))
+    assert second is not None
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("multipart")] == [
+        f"{target}: process {os.getpid()} of this node is uploading it, too (upload {first.token}); the object "
+        "published last stays"
+    ]
+    first.abandon()
+    second.abandon()
+
+
 def test_pausing_after_a_failed_publish_closes_no_descriptor_of_another(tmp_path: Path) -> None:
     target = tmp_path / "x"
     parts = open_parts(Location.of(str(target)), 3)

@@ -121,7 +121,7 @@ class ArrayWriter:
 
     def _local_directory(self) -> str | None:
         """Return this node's directory of index files, where arrays for a store are built; None if it is missing."""
-        return self._directory[0] if self._directory and os.path.isdir(self._directory[0]) else None
+        return self._directory if self._directory and os.path.isdir(self._directory) else None
 
     def _check_wanted_in_memory(self, name: str, size: int, error: Exception | None) -> None:
         """Raise IndexBuildError if the disk is full for a large array, and memory was not asked for.

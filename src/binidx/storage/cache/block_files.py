@@ -104,7 +104,7 @@ class CachedContent:
 
     def text(self) -> bytes:
         """Return the content of meta.json."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return json.dumps({**META_FILE.tags, **values}, sort_keys=True, default=str).encode()
 
     @cached_property
@@ -162,10 +162,10 @@ def write_meta(directory: str, content: CachedContent) -> None:
     path = os.path.join(directory, "meta.json")
     objects = os.path.dirname(directory)
     os.makedirs(os.path.dirname(objects), 0o700, exist_ok=True)
-    for each in (objects, directory):
+    for made in (objects, directory):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(each, permissions_in(os.path.dirname(each)))
-        check_directory(each)
+            os.mkdir(made, permissions_in(os.path.dirname(made)))
+        check_directory(made)
     if read_meta(directory) == content:
         return
     temporary = Path(staging_path(path))
@@ -185,6 +185,9 @@ def permissions_in(directory: str) -> int:
 def open_beside(path: str, flags: int) -> int:
     """Open a file of a cache, not through a link; a new one has the permissions of its directory.
 
+    Args:
+        flags: of `os.open`.
+
     Raises:
         OSError: it cannot be opened, or is a link.
     """
@@ -197,11 +200,11 @@ def check_directory(path: str) -> None:
     Raises:
         OSError: it is no directory, or belongs to a user who may not write to the directory above it.
     """
-    found, above = os.lstat(path), os.stat(os.path.dirname(path))
-    if not stat.S_ISDIR(found.st_mode):
+    status, above = os.lstat(path), os.stat(os.path.dirname(path))
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "found a link or a file, needed a directory", path)
-    if found.st_uid not in (os.getuid(), above.st_uid) and not above.st_mode & WRITABLE_BY_OTHERS:
-        raise PermissionError(errno.EACCES, f"belongs to user {found.st_uid}", path)
+    if status.st_uid not in (os.getuid(), above.st_uid) and not above.st_mode & WRITABLE_BY_OTHERS:
+        raise PermissionError(errno.EACCES, f"belongs to user {status.st_uid}", path)
 
 
 def read_meta(directory: str) -> CachedContent | None:
@@ -209,29 +212,26 @@ def read_meta(directory: str) -> CachedContent | None:
     try:
         with open(path := os.path.join(directory, "meta.json"), "rb", opener=open_beside) as file:
             META_FILE.check_size(os.fstat(file.fileno()).st_size, path)
-            found = META_FILE.decode(file.read(), path)
+            content = META_FILE.decode(file.read(), path)
     except (OSError, FormatError):
         return None
-    return None if found.block_bytes % found.chunk_bytes else found
+    return None if content.block_bytes % content.chunk_bytes else content
 
 
 logger = logging.getLogger(__name__)
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def directory_of_index(settings: ReadSettings) -> tuple[str, int | None] | None:
-    """Return the directory of index files and its limit in bytes, as `DiskCache` takes them; None if there is none."""
-    if settings.index_dir == "":
-        return None
-    found = settings.index_dir or _default_directory(os.getuid())
-    return (found, settings.index_bytes) if found else None
+def directory_of_index(settings: ReadSettings) -> str | None:
+    """Return the directory of index files; None if there is none."""
+    return None if settings.index_dir == "" else settings.index_dir or _default_directory(os.getuid())
 
 
 def lock_path(location: Location) -> str | None:
     """Return the path of this node's lock for an object, the same for all spellings of a path; None: no lock."""
-    found, uri = directory_of_index(location.settings), location.uri
+    directory, uri = directory_of_index(location.settings), location.uri
     name = xxhash.xxh3_128_hexdigest((uri if "://" in uri else os.path.abspath(uri)).encode())
-    return os.path.join(found[0], "turns", f"{name}.lock") if found else None
+    return os.path.join(directory, "turns", f"{name}.lock") if directory else None
 
 
 @functools.cache
@@ -258,21 +258,19 @@ def _create_private(path: str, uid: int) -> str | None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     # Not through a link, which another user may have created. In a sticky /tmp no other user can move our directory.
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
         return "found something else there, needed a directory"
-    if found.st_uid != uid:
-        return f"belongs to user {found.st_uid}, needed {uid}"
-    if found.st_mode & WRITABLE_BY_OTHERS:
-        return f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}), needed 700"
+    if status.st_uid != uid:
+        return f"belongs to user {status.st_uid}, needed {uid}"
+    if status.st_mode & WRITABLE_BY_OTHERS:
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}), needed 700"
     return None
 
 
 ATTEMPTS = 50
 PAUSE_SECONDS = 0.002
 """Seconds between attempts to map a block that an evictor has locked, which takes some microseconds."""
-
-CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class MappedBlock:
@@ -300,8 +298,9 @@ class MappedBlock:
 
     def is_good(self, chunk: int) -> bool:
         """Return whether a chunk agrees with its checksum: 6 us for 64 KiB in memory."""
-        entry = self._entry(chunk)
-        return entry != ABSENT and entry == self._content.entry_of(chunk, self._bytes(chunk))
+        entry, first = self._entry(chunk), (chunk - self._first_chunk) * self._chunk_bytes
+        data = self.data[first : first + self._chunk_bytes]
+        return entry != ABSENT and entry == self._content.entry_of(chunk, data)
 
     def read_ahead(self, chunk: int) -> None:
         """Ask the kernel to read a chunk from the disk; call it for all chunks before the first of them is checked."""
@@ -313,13 +312,14 @@ class MappedBlock:
         place = (chunk - self._first_chunk) * ENTRY_BYTES
         return bytes(self._table[place : place + ENTRY_BYTES])
 
-    def _bytes(self, chunk: int) -> memoryview:
-        first = (chunk - self._first_chunk) * self._chunk_bytes
-        return self.data[first : first + self._chunk_bytes]
-
 
 def map_block(path: str, content: CachedContent, number: int, *, create: bool = False) -> MappedBlock | None:
     """Map a block, with `create` from a new file if there is none.
+
+    Args:
+        path: of its file.
+        number: of the block in the object.
+        create: make a new file if there is none.
 
     Returns:
         The block; None if there is no file, or it is too short (both without `create`), or an evictor has locked it.
@@ -337,7 +337,7 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
                 raise
             return None
         try:
-            if lock_if_possible(descriptor, fcntl.LOCK_SH) and is_same_file(descriptor, path):
+            if try_lock(descriptor, fcntl.LOCK_SH) is not False and is_same_file(descriptor, path):
                 return _mapped(descriptor, content, number, create)
         finally:
             os.close(descriptor)
@@ -346,8 +346,8 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
 
 
 def _mapped(descriptor: int, content: CachedContent, number: int, create: bool) -> MappedBlock | None:
-    needed, found = content.file_bytes(number), os.fstat(descriptor)
-    if found.st_size < needed:
+    needed, status = content.file_bytes(number), os.fstat(descriptor)
+    if status.st_size < needed:
         if not create:
             return None
         # Touching a hole of a mapped file on a full tmpfs kills the process: no table is a hole.
@@ -358,11 +358,16 @@ def _mapped(descriptor: int, content: CachedContent, number: int, create: bool) 
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)
     # Random reads through the kernel's read-ahead fetch 125 bytes from a cold disk for each byte that is read.
     mapped.madvise(mapping.MADV_RANDOM)
-    return MappedBlock(mapped, content, number, (found.st_dev, found.st_ino))
+    return MappedBlock(mapped, content, number, (status.st_dev, status.st_ino))
 
 
 def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: int, data: Bytes) -> None:
     """Write neighbouring chunks of one block into its file: their bytes, then their checksums.
+
+    Args:
+        block: the mapped block of all these chunks.
+        first: number of the first chunk in the object.
+        data: bytes of the chunks, each of `content.chunk_bytes` but the last of the object.
 
     Raises:
         OSError: the disk is full or broken, or the file was replaced; chunks that were written by then have no
@@ -375,8 +380,8 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
     # Its own short-lived descriptor: closing it is what sends the bytes to the other nodes of an NFS mount.
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
-        found = os.fstat(descriptor)
-        if (found.st_dev, found.st_ino) != block.inode:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) != block.inode:
             raise FileNotFoundError(errno.ENOENT, "block was replaced", path)
         _write(descriptor, view, content.table_bytes(block.number) + place * size)
         _write(descriptor, memoryview(entries), place * ENTRY_BYTES)
@@ -385,7 +390,12 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
 
 
 def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> None:
-    """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again."""
+    """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again.
+
+    Args:
+        path: of the file of the block.
+        chunks: their numbers in the object.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         for chunk in chunks:
@@ -403,7 +413,7 @@ def remove_unlocked(path: str) -> bool:
     except OSError:
         return False
     try:
-        if not _lock(descriptor, fcntl.LOCK_EX) or not is_same_file(descriptor, path):
+        if not try_lock(descriptor, fcntl.LOCK_EX) or not is_same_file(descriptor, path):
             return False
         os.unlink(path)
         return True
@@ -413,25 +423,22 @@ def remove_unlocked(path: str) -> bool:
         os.close(descriptor)
 
 
-def lock_if_possible(descriptor: int, how: int) -> bool:
-    """Lock a file without waiting; return whether that worked: True on file systems without locks, too.
+BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+def try_lock(descriptor: int, kind: int) -> bool | None:
+    """Lock a file without waiting.
 
     Args:
-        how: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+
+    Returns:
+        Whether it is locked now; None if its file system has no locks.
     """
     try:
-        return _lock(descriptor, how)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in CANNOT_LOCK:
-            return True
-        raise
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return False if error.errno in BUSY else None
     return True
 
 

@@ -97,7 +97,7 @@ class BlockMaps:
         without: numbers of blocks that are not copied.
 
     Attributes:
-        blocks, data, addresses: for each block, the mapping, its bytes and their address.
+        blocks, addresses: for each block, the mapping, and the address of its bytes.
         used: for each block, number of the last read that used it.
         good: for each chunk, 1 if it was checked, else 0.
     """
@@ -105,16 +105,14 @@ class BlockMaps:
     def __init__(self, content: CachedContent, like: BlockMaps | None = None, without: Sequence[int] = ()) -> None:
         if like is None:
             self.blocks: list[MappedBlock | None] = [None] * content.num_blocks
-            self.data: list[memoryview | None] = [None] * content.num_blocks
             self.addresses: NDArray[np.int64] = np.zeros(content.num_blocks, np.int64)
             self.used: NDArray[np.int64] = np.zeros(content.num_blocks, np.int64)
             self.good: NDArray[np.uint8] = np.zeros(content.num_chunks, np.uint8)
         else:
-            self.blocks, self.data = list(like.blocks), list(like.data)
+            self.blocks = list(like.blocks)
             self.addresses, self.used, self.good = like.addresses.copy(), like.used.copy(), like.good.copy()
         for number in without:
-            self.blocks[number] = self.data[number] = None
-            self.addresses[number] = 0
+            self.blocks[number], self.addresses[number] = None, 0
             chunks = content.chunks_in(number)
             self.good[chunks.start : chunks.stop] = 0
         # Python takes one element of a memoryview in half the time that NumPy needs.
@@ -125,7 +123,6 @@ class BlockMaps:
     def add(self, block: MappedBlock) -> None:
         """Add a mapped block: to `blocks` last, since other threads mark chunks as checked once they find it there."""
         self.addresses[block.number] = block.address
-        self.data[block.number] = block.data
         self.blocks[block.number] = block
 
     def mapped(self) -> list[int]:
@@ -186,36 +183,36 @@ class CachedObject:
         """
         maps, tick = self.begin()
         chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes
-        good, data, used = maps.good_at, maps.data, maps.used_at
-        found: list[memoryview | None] = []
+        good, blocks, used = maps.good_at, maps.blocks, maps.used_at
+        views: list[memoryview | None] = []
         count, missing = len(ranges), 0
         for start, stop in ranges:
             chunk, first = start // chunk_bytes, start % block_bytes
             if start < stop <= (chunk + 1) * chunk_bytes:
                 number = start // block_bytes
-                view = data[number] if good[chunk] else None
+                block = blocks[number] if good[chunk] else None
                 used[number] = tick
-                missing += view is None
-                found.append(view and view[first : first + stop - start])
+                missing += block is None
+                views.append(block.data[first : first + stop - start] if block else None)
             elif start == stop:
                 count -= 1
-                found.append(memoryview(b""))
+                views.append(memoryview(b""))
             else:
                 last = -(-stop // chunk_bytes)
                 count += last - chunk - 1
-                view = self._across(maps, start, stop) if 0 not in good[chunk:last] else None
+                view = self._join_blocks(maps, start, stop) if 0 not in good[chunk:last] else None
                 missing += view is None
-                found.append(view)
-        return found, missing, count
+                views.append(view)
+        return views, missing, count
 
-    def _across(self, maps: BlockMaps, start: int, stop: int) -> memoryview:
+    def _join_blocks(self, maps: BlockMaps, start: int, stop: int) -> memoryview:
         """Return the bytes of a range that crosses chunks, all of them checked."""
         size, parts = self.content.block_bytes, []
         for number in range(start // size, -(-stop // size)):
-            view, first = maps.data[number], number * size
+            block, first = maps.blocks[number], number * size
             maps.used_at[number] = self._tick
-            assert view is not None
-            parts.append(view[max(start - first, 0) : stop - first])
+            assert block is not None
+            parts.append(block.data[max(start - first, 0) : stop - first])
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def check_chunks(self, chunks: Sequence[int]) -> list[int]:
@@ -259,7 +256,12 @@ class CachedObject:
     # Keeping
 
     def store(self, first: int, data: memoryview) -> bool:
-        """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now."""
+        """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now.
+
+        Args:
+            first: number of a chunk in the object.
+            data: whole chunks; the last of the object may be shorter.
+        """
         size = self.content.chunk_bytes
         numbers = range(first, first - (-len(data) // size))
         for number, group in itertools.groupby(numbers, key=lambda chunk: self.content.place_of(chunk)[0]):
@@ -351,15 +353,19 @@ class CachedObject:
 
 
 def get_cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
-    """Return the one `CachedObject` of this process for a directory and content, with a quota of `limit` bytes."""
+    """Return the one `CachedObject` of this process for a directory and content.
+
+    Args:
+        limit: bytes of all blocks in the directory; None: as many as leave a tenth of its file system free.
+    """
     with _lock:
         key = (directory, content.key)
-        found = _objects.get(key)
-        if found is None:
-            _objects[key] = found = CachedObject(directory, content, limit)
-        elif found.writable:
-            found.quota = get_quota(directory, limit)
-        return found
+        cached = _objects.get(key)
+        if cached is None:
+            _objects[key] = cached = CachedObject(directory, content, limit)
+        elif cached.writable:
+            cached.quota = get_quota(directory, limit)
+        return cached
 
 
 def get_quota(directory: str, limit: int | None) -> CacheQuota:
@@ -372,9 +378,9 @@ def get_quota(directory: str, limit: int | None) -> CacheQuota:
 
 
 def _release_all(directory: str) -> None:
-    for key, each in list(_objects.items()):
+    for key, cached in list(_objects.items()):
         if key[0] == directory:
-            each.release()
+            cached.release()
 
 
 def _touch(path: str) -> None:
@@ -385,8 +391,8 @@ def _touch(path: str) -> None:
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    for each in list(_objects.values()):
-        each.after_fork()
+    for cached in list(_objects.values()):
+        cached.after_fork()
     for quota in list(_quotas.values()):
         quota.after_fork()
 

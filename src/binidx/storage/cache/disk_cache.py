@@ -142,10 +142,10 @@ class DiskCache:
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
         if chunks and self.cached.writable:
             self._fetch_into_cache(chunks)
-        found, _, _ = self.cached.views(asked)
-        uncached = [each for view, each in zip(found, asked, strict=True) if view is None]
+        cached, _, _ = self.cached.views(asked)
+        uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
         exact = iter(self._read_uncached(uncached))
-        for place, view in zip(missing, found, strict=True):
+        for place, view in zip(missing, cached, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]
 
@@ -158,8 +158,8 @@ class DiskCache:
         is_whole = [*ranges] == [(0, self.size)] and self.content.num_blocks == 1
         if not is_whole or (self.cached.writable and not self.cached.quota.is_paused):
             return self.stats.read(self.reader, ranges)
-        _in_memory[:] = [each for each in _in_memory if each() is not None]
-        held = sum(array.nbytes for each in _in_memory if (array := each()) is not None)
+        _in_memory[:] = [reference for reference in _in_memory if reference() is not None]
+        held = sum(array.nbytes for reference in _in_memory if (array := reference()) is not None)
         if held + self.size > UNCACHED_BYTES:
             raise ConfigError(
                 f"{self.uri}: no room in {self.directory} ({self._describe_room()}, need {self.size:,} bytes; {held:,} "
@@ -188,7 +188,7 @@ class DiskCache:
             self._fetch_missing(missing)
         else:
             rounds = [missing[first : first + at_once] for first in range(0, len(missing), at_once)]
-            shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
+            shares = [[chunk for chunks in rounds[number::FILLERS] for chunk in chunks] for number in range(FILLERS)]
             READS.map(self._fetch_missing, filter(None, shares))
 
     def _fetch_missing(self, missing: Sequence[int]) -> None:
@@ -269,7 +269,12 @@ class UncacheableError(ConfigError):
 
 
 def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) -> None:
-    """Raise ConfigError if the reader cannot be cached with these sizes."""
+    """Raise ConfigError if the reader cannot be cached with these sizes.
+
+    Args:
+        chunk_bytes: bytes of a chunk.
+        limit: bytes of all objects in the cache; None: no limit.
+    """
     if chunk_bytes < 1:
         raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
     if limit is not None and limit < 0:

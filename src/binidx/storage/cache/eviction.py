@@ -61,8 +61,11 @@ def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFil
     """Remove the least recently used blocks, `excess` bytes in all; yield each with whether it was removed.
 
     A block in use stays, and does not count.
+
+    Args:
+        excess: bytes on the disk to remove; math.inf: all.
     """
-    for block in sorted(blocks, key=lambda each: (each.used_at, each.path)):
+    for block in sorted(blocks, key=lambda block: (block.used_at, block.path)):
         if excess <= 0:
             return
         removed = remove_unlocked(block.path)
@@ -72,7 +75,7 @@ def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFil
 
 def block_files(directory: str) -> list[BlockFile]:
     """Return all blocks of a cache directory; takes 10 us a block, for its stat."""
-    return [found for name in object_directories(directory) for found in blocks_of(name)]
+    return [block for name in object_directories(directory) for block in blocks_of(name)]
 
 
 def object_directories(directory: str) -> list[str]:
@@ -84,14 +87,14 @@ def object_directories(directory: str) -> list[str]:
 
 def blocks_of(object_directory: str) -> list[BlockFile]:
     """Return the blocks of one cached object."""
-    found = []
+    blocks = []
     with contextlib.suppress(OSError), os.scandir(object_directory) as entries:
         for entry in entries:
             if entry.name.endswith(".block"):
                 with contextlib.suppress(OSError):
                     stat = entry.stat(follow_symlinks=False)
-                    found.append(BlockFile(entry.path, stat.st_blocks * 512, stat.st_mtime))
-    return sorted(found, key=lambda each: each.path)
+                    blocks.append(BlockFile(entry.path, stat.st_blocks * 512, stat.st_mtime))
+    return sorted(blocks, key=lambda block: block.path)
 
 
 class CacheQuota:
@@ -206,8 +209,8 @@ class CacheQuota:
             self._write(max(0, used + count), counted_at, failed_at)
 
     def _usage(self) -> tuple[int, float, float]:
-        found = os.pread(self._descriptor, USAGE.size, 0)
-        used, counted_at, failed_at = USAGE.unpack(found) if len(found) == USAGE.size else (0, 0.0, 0.0)
+        data = os.pread(self._descriptor, USAGE.size, 0)
+        used, counted_at, failed_at = USAGE.unpack(data) if len(data) == USAGE.size else (0, 0.0, 0.0)
         return int(used), float(counted_at), float(failed_at)
 
     def _write(self, used: int, counted_at: float, failed_at: float = 0.0) -> None:

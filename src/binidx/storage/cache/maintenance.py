@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +32,7 @@ from binidx.storage.cache.block_files import (
     remove_unlocked,
 )
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import (
-    BlockFile,
-    CacheQuota,
-    block_files,
-    blocks_of,
-    evict,
-    object_directories,
-)
+from binidx.storage.cache.eviction import BlockFile, CacheQuota, block_files, blocks_of, evict, object_directories
 from binidx.storage.cache.memory import chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
@@ -87,7 +81,7 @@ def cached_contents(directory: str) -> list[CachedObjectInfo]:
     """
     check_cache(directory)
     return sorted(
-        map(inspect_cached_object, object_directories(directory)), key=lambda each: (-each.used_at, each.path)
+        map(inspect_cached_object, object_directories(directory)), key=lambda cached: (-cached.used_at, cached.path)
     )
 
 
@@ -131,23 +125,26 @@ def verify(cached: CachedObjectInfo, advance: Advance = lambda num_bytes: None) 
     """Compare all chunks of an object with their checksums; erase the checksums of damaged ones.
 
     A file that is too short is removed, since it cannot be mapped; it counts as one damaged chunk.
+
+    Args:
+        advance: called with the bytes of each block on the disk.
     """
-    found = CacheVerification()
+    counts = CacheVerification()
     if cached.content is None:
-        return found
+        return counts
     content = cached.content
     for number, file in _numbered(content, cached.blocks):
-        _verify_block(content, number, file.path, found)
+        _verify_block(content, number, file.path, counts)
         advance(file.num_bytes)
-    return found
+    return counts
 
 
-def _verify_block(content: CachedContent, number: int, path: str, found: CacheVerification) -> None:
+def _verify_block(content: CachedContent, number: int, path: str, counts: CacheVerification) -> None:
     block = map_block(path, content, number)
     if block is None:
         # Removed meanwhile, or too short: then no process has it mapped.
         if os.path.exists(path) and remove_unlocked(path):
-            found.num_chunks, found.num_bad = found.num_chunks + 1, found.num_bad + 1
+            counts.num_chunks, counts.num_bad = counts.num_chunks + 1, counts.num_bad + 1
         return
     here = [chunk for chunk in content.chunks_in(number) if block.holds(chunk)]
     bad = [chunk for chunk in here if not block.is_good(chunk)]
@@ -158,7 +155,7 @@ def _verify_block(content: CachedContent, number: int, path: str, found: CacheVe
             erase_entries(path, content, bad)
         except OSError as error:
             raise StorageError(f"{path}: {len(bad)} chunks are damaged, and cannot be marked so: {error}") from error
-    found.num_chunks, found.num_bad = found.num_chunks + len(here), found.num_bad + len(bad)
+    counts.num_chunks, counts.num_bad = counts.num_chunks + len(here), counts.num_bad + len(bad)
 
 
 @dataclass
@@ -270,8 +267,8 @@ def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warm
 def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
     """Group ranges into lists of 8 to 16 MiB each; the last list may have less."""
     part: list[Range] = []
-    for each in (piece for stretch in stretches for piece in cut(stretch, PART_BYTES)):
-        part.append(each)
+    for piece in chain.from_iterable(cut(stretch, PART_BYTES) for stretch in stretches):
+        part.append(piece)
         if sum(stop - start for start, stop in part) >= PART_BYTES:
             yield part
             part = []
@@ -306,4 +303,4 @@ def _stretches(reader: DiskCache, ranges: Sequence[Range]) -> list[Range]:
 def _missing_bytes(reader: DiskCache, ranges: Sequence[Range]) -> int:
     content = reader.content
     missing = reader.cached.absent(chunks_of(ranges, content.chunk_bytes))
-    return sum(stop - start for start, stop in (content.range_of(each, each + 1) for each in missing))
+    return sum(stop - start for start, stop in (content.range_of(chunk, chunk + 1) for chunk in missing))

@@ -49,10 +49,10 @@ class Flight(Generic[Key, Value]):
         self.keys: list[Key] = []
         self._landed: Future[Mapping[Key, Value]] = Future()
 
-    def land(self, found: Mapping[Key, Value]) -> None:
+    def land(self, values: Mapping[Key, Value]) -> None:
         """Publish the fetched values to waiting threads; only the first call counts."""
         if not self._landed.done():
-            self._landed.set_result(found)
+            self._landed.set_result(values)
 
     def wait(self, seconds: float | None = None) -> Mapping[Key, Value]:
         """Wait for the fetch; return the fetched values, none if it failed or takes longer than `seconds`.
@@ -136,13 +136,13 @@ class ChunkStore:
 
     def get(self, keys: Iterable[ChunkKey]) -> dict[ChunkKey, bytes]:
         """Return the cached ones of these chunks, and mark them as most recently used."""
-        found = {}
+        cached = {}
         with self._lock:
             for key in keys:
                 if (chunk := self._chunks.get(key)) is not None:
                     self._chunks.move_to_end(key)
-                    found[key] = chunk
-        return found
+                    cached[key] = chunk
+        return cached
 
     def put(self, chunks: Mapping[ChunkKey, bytes]) -> None:
         """Add chunks, and evict the least recently used ones beyond the budget."""
@@ -183,16 +183,16 @@ class ChunkCache:
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         limit = self.store.largest
-        large = [each for each in ranges if each[1] - each[0] > limit]
-        small = [each for each in ranges if each[1] - each[0] <= limit]
-        wanted = [(self._number, each) for each in chunks_of(small, self.chunk_bytes)]
+        large = [(start, stop) for start, stop in ranges if stop - start > limit]
+        small = [(start, stop) for start, stop in ranges if stop - start <= limit]
+        wanted = [(self._number, chunk) for chunk in chunks_of(small, self.chunk_bytes)]
         chunks = self.store.get(wanted)
         bytes_asked = sum(stop - start for start, stop in ranges)
         self.stats.add(hits=len(chunks), misses=len(wanted) - len(chunks), bytes_asked=bytes_asked)
 
-        rest = iter(self._fetch_missing([each for each in wanted if each not in chunks], large, chunks))
+        rest = iter(self._fetch_missing([key for key in wanted if key not in chunks], large, chunks))
         places = [self._bytes_of((number, number + 1)) for _, number in wanted]
-        views = iter(assemble(small, places, [chunks[each] for each in wanted]))
+        views = iter(assemble(small, places, [chunks[key] for key in wanted]))
         return [next(rest) if stop - start > limit else next(views) for start, stop in ranges]
 
     def _fetch_missing(

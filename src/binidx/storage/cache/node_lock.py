@@ -13,7 +13,6 @@ its parent's lock, and would hold it after the parent's death: it closes its des
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -21,11 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from binidx.storage.cache.block_files import try_lock
+
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
 """Shortest and longest pause between two attempts at the lock, in seconds. A pause is a 32nd of the time waited, so
 no process waits 4 % longer than needed, and an hour of waiting takes 0.1 s of a core."""
-
-BUSY = (errno.EAGAIN, errno.EACCES)
 
 _descriptors: set[int] = set()
 
@@ -66,7 +65,7 @@ def acquire_node_lock(
         check: called while this process waits; its exception ends the wait.
         wait: with False, do not wait.
     """
-    descriptor, locked = _try_lock(path)
+    descriptor, locked = _try_path(path)
     try:
         if path is None or descriptor is None or locked is None:
             yield NodeLock(True)
@@ -86,10 +85,10 @@ def acquire_node_lock(
         _close(descriptor)
 
 
-def _try_lock(path: str | None) -> tuple[int | None, bool | None]:
-    """Open and lock the file; return its descriptor and the result of `_lock`. (None, None) if it cannot be opened."""
+def _try_path(path: str | None) -> tuple[int | None, bool | None]:
+    """Open and lock a file; return its descriptor and what `try_lock` returned; (None, None) if it cannot be opened."""
     while (descriptor := _open(path)) is not None:
-        locked = _lock(descriptor, fcntl.LOCK_EX)
+        locked = try_lock(descriptor, fcntl.LOCK_EX)
         if not locked or os.fstat(descriptor).st_nlink:
             return descriptor, locked
         _close(descriptor)  # its holder has just removed it
@@ -105,10 +104,10 @@ def _open(path: str | None) -> int | None:
     except OSError:
         return None
     _descriptors.add(descriptor)
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     # In a directory that others can write to, a link could lead to a file that this process would overwrite. A holder
     # may remove the file at any moment, which leaves no link.
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink <= 1:
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink <= 1:
         return descriptor
     _close(descriptor)
     return None
@@ -121,19 +120,10 @@ def _close(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock a file without waiting; return whether it is locked now, None if its file system has no locks."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in BUSY else None
-    return True
-
-
 def _wait(descriptor: int, check: Callable[[], None]) -> None:
     """Wait until the holder has left."""
     began = time.monotonic()
-    while _lock(descriptor, fcntl.LOCK_SH) is False:
+    while try_lock(descriptor, fcntl.LOCK_SH) is False:
         check()
         time.sleep(min(max((time.monotonic() - began) / PAUSE_SHARE, FIRST_PAUSE), LONGEST_PAUSE))
 
@@ -149,8 +139,8 @@ def _node_name(descriptor: int) -> str:
             boot = file.read().strip()
     except OSError:
         return ""
-    found = os.fstat(descriptor)
-    return f"{boot}:{found.st_dev}:{found.st_ino}"
+    status = os.fstat(descriptor)
+    return f"{boot}:{status.st_dev}:{status.st_ino}"
 
 
 def _close_in_child() -> None:

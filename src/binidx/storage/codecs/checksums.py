@@ -71,6 +71,11 @@ def format_sums_header(size: int, block_bytes: int = BLOCK_BYTES) -> bytes:
 def parse_sums_header(head: memoryview, file_bytes: int, uri: str) -> Sums:
     """Return the header of a checksum file of `file_bytes` bytes, from its first 32.
 
+    Args:
+        head: the first 32 bytes of the file.
+        file_bytes: bytes of the file.
+        uri: name of the file in errors.
+
     Raises:
         FormatError: a rule of the format is broken.
     """
@@ -199,8 +204,8 @@ class CheckedObject:
 
     def _read_blocks(self, blocks: Sequence[int]) -> tuple[list[memoryview], list[bool]]:
         """Return blocks, and whether each agrees with its checksum, both read from the store."""
-        found, needed = self._read_both([(block, block + 1) for block in blocks], self.sums)
-        return found, [bool(self._checksums_of(view)[0] == right[0]) for view, right in zip(found, needed, strict=True)]
+        views, sums = self._read_both([(block, block + 1) for block in blocks], self.sums)
+        return views, [bool(self._checksums_of(view)[0] == right[0]) for view, right in zip(views, sums, strict=True)]
 
     def _reread(self, first: int, data: memoryview, wrong: Sequence[int]) -> bytearray:
         """Return the data with its wrong blocks read again, and their checksums read from the store."""

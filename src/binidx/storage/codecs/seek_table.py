@@ -91,7 +91,7 @@ class SeekTable:
 
     def covering(self, ranges: Sequence[Range]) -> list[int]:
         """Return the numbers of the segments that hold plain ranges, sorted, each once."""
-        asked = np.array([each for each in ranges if each[0] < each[1]], np.int64).reshape(-1, 2)
+        asked = np.array([(start, stop) for start, stop in ranges if start < stop], np.int64).reshape(-1, 2)
         firsts = np.searchsorted(self.plain_starts, asked[:, 0], "right") - 1
         stops = np.searchsorted(self.plain_starts, asked[:, 1], "left")
         spans: Iterable[range] = map(range, firsts.tolist(), stops.tolist())
@@ -107,20 +107,17 @@ class SeekTable:
 
 
 def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint32]) -> bytes:
-    """Return mark and table for segments of these sizes, shape (num_segments,) each."""
+    """Return mark and table for segments of these sizes, shape (num_segments,) each.
+
+    Args:
+        stored_sizes, plain_sizes: bytes of each segment, shape (num_segments,) uint32.
+    """
     entries = np.stack([stored_sizes, plain_sizes], 1).astype("<u4").tobytes()
     plain_bytes = int(plain_sizes.sum(dtype=np.uint64))
     mark = MARK.pack(MARKS, MARK.size - HEADER.size, TAG, plain_bytes, xxhash.xxh3_64_intdigest(entries))
     entries += HEADER.pack(MARK.size, 0)
     head = HEADER.pack(SKIPPABLE, len(entries) + FOOTER.size)
     return mark + head + entries + FOOTER.pack(len(stored_sizes) + 1, 0, SEEKABLE)
-
-
-def concatenate_tables(tables: Sequence[SeekTable]) -> bytes:
-    """Return the bytes of the table over the frames of all tables, one after the other."""
-    stored = np.concatenate([table.stored_stops - table.stored_starts for table in tables])
-    plain = np.concatenate([np.diff(table.plain_starts) for table in tables])
-    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))
 
 
 def tail_bytes(end: memoryview, size: int, uri: str) -> int:
@@ -138,6 +135,11 @@ def tail_bytes(end: memoryview, size: int, uri: str) -> int:
 
 def parse_table(tail: memoryview, size: int, uri: str) -> SeekTable:
     """Return the table of an object of `size` bytes, from its last `tail_bytes` or more.
+
+    Args:
+        tail: the last bytes of the object, `tail_bytes` or more.
+        size: bytes of the object.
+        uri: name of the object in errors.
 
     Raises:
         FormatError: a rule of the format is broken; the message names it.

@@ -35,14 +35,7 @@ import xxhash
 import zstandard
 
 from binidx.errors import ConfigError, FormatError
-from binidx.storage.codecs.seek_table import (
-    MAX_SEGMENT_BYTES,
-    SeekTable,
-    concatenate_tables,
-    format_table,
-    parse_table,
-    tail_bytes,
-)
+from binidx.storage.codecs.seek_table import MAX_SEGMENT_BYTES, SeekTable, format_table, parse_table, tail_bytes
 from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
 from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
@@ -103,18 +96,18 @@ class SegmentedObject:
         plain = map_over_cores(
             self._decoded, list(zip(segments, stored, strict=True)), items_per_thread=SEGMENTS_A_THREAD
         )
-        damaged = [place for place, found in enumerate(plain) if isinstance(found, str)]
+        damaged = [place for place, result in enumerate(plain) if isinstance(result, str)]
         # A segment that was damaged in transit is intact the second time.
         again = self._fetch([segments[place] for place in damaged])
         for place, data in zip(damaged, again, strict=True):
             plain[place] = self._decoded((segments[place], data))
             if isinstance(reason := plain[place], str):
                 raise self._error(segments[place], reason)
-        decoded = [each for each in plain if isinstance(each, bytes)]
+        decoded = [result for result in plain if isinstance(result, bytes)]
         return assemble(ranges, list(map(self.table.plain, segments)), decoded)
 
     def _fetch(self, segments: Sequence[int]) -> list[memoryview]:
-        return self.stats.read(self.reader, [self.table.stored(each) for each in segments])
+        return self.stats.read(self.reader, [self.table.stored(segment) for segment in segments])
 
     def _decoded(self, fetched: tuple[int, memoryview]) -> bytes | str:
         """Return the plain bytes of a segment, or a description of its damage."""
@@ -124,15 +117,15 @@ class SegmentedObject:
             # Before that size is allocated. Some writers leave it unknown (-1).
             if (declared := zstandard.frame_content_size(data)) not in (-1, stop - start):
                 return f"its header says {declared} plain bytes"
-            found = _local.decompressor.decompress(data, max_output_size=stop - start, allow_extra_data=False)
+            plain = _local.decompressor.decompress(data, max_output_size=stop - start, allow_extra_data=False)
         except zstandard.ZstdError as error:
             return str(error)
-        if len(found) != stop - start:
-            return f"{len(found)} plain bytes came out"
+        if len(plain) != stop - start:
+            return f"{len(plain)} plain bytes came out"
         sums = self.table.checksums
-        if sums is not None and xxhash.xxh64_intdigest(found) & 0xFFFFFFFF != sums[segment]:
+        if sums is not None and xxhash.xxh64_intdigest(plain) & 0xFFFFFFFF != sums[segment]:
             return "its checksum in the seek table is another"
-        return found
+        return plain
 
     def _error(self, segment: int, reason: str) -> FormatError:
         (start, stop), (first, last) = self.table.plain(segment), self.table.stored(segment)
@@ -147,6 +140,9 @@ class SegmentedObject:
 
 def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
     """Read the table at the end of an object: one read unless `end` is given, and another one if it is over 64 KiB.
+
+    Args:
+        end: the last `TAIL_BYTES` of the object, or all of it; b"": not known.
 
     Raises:
         FormatError: there is no table, or it is damaged.
@@ -259,7 +255,13 @@ BATCH_BYTES = 1 << 20
 
 
 def compress_batch(batch: bytes, segment_bytes: int, level: int) -> list[bytes]:
-    """Return a frame for each segment, with its plain size and XXH64."""
+    """Return a frame for each segment, with its plain size and XXH64.
+
+    Args:
+        batch: plain bytes of the segments.
+        segment_bytes: plain bytes of each but the last.
+        level: compression level of zstd.
+    """
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=True)
     view = memoryview(batch)
     return [compressor.compress(view[start:stop]) for start, stop in cut((0, len(view)), segment_bytes)]
@@ -275,4 +277,7 @@ def stored_pieces(reader: SegmentedObject) -> list[Range]:
 
 def joined_table(readers: Sequence[SegmentedObject]) -> bytes:
     """Return the seek table over the frames of all objects, one after the other."""
-    return concatenate_tables([reader.table for reader in readers])
+    tables = [reader.table for reader in readers]
+    stored = np.concatenate([table.stored_stops - table.stored_starts for table in tables])
+    plain = np.concatenate([np.diff(table.plain_starts) for table in tables])
+    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))

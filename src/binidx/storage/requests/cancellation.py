@@ -23,24 +23,20 @@ class Scope:
     """Reads that are cancelled together, once and for good. All methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._cancelled = False
+        self.cancelled = False
         self._watchers: dict[int, Callable[[], object]] = {}
         self._numbers = itertools.count()
 
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
     def cancel(self) -> None:
         """Let every read in the scope, and every later one, raise CancelledReadError."""
-        self._cancelled = True
+        self.cancelled = True
         while self._watchers:
-            # No lock: each dict operation is one step, and a watcher that is added meanwhile checks _cancelled.
+            # No lock: each dict operation is one step, and a watcher that is added meanwhile checks `cancelled`.
             with contextlib.suppress(KeyError):
                 self._watchers.popitem()[1]()
 
     def check(self) -> None:
-        if self._cancelled:
+        if self.cancelled:
             raise CancelledReadError("read cancelled: its scope was")
 
     @contextlib.contextmanager

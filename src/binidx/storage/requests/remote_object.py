@@ -28,7 +28,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -38,7 +37,7 @@ from typing import Any, TypeVar
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
-from binidx.storage.interfaces import Range, VersionMark
+from binidx.storage.interfaces import PendingRead, Range, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
@@ -46,21 +45,15 @@ from binidx.storage.requests.retries import retried
 from binidx.storage.requests.scheduler import ReadRequests, scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
-from binidx.storage.store_protocols import (
-    BlockingStore,
-    ListableStore,
-    ListRequest,
-    ObjectInfo,
-    ReadableStore,
-    Store,
-)
+from binidx.storage.store_protocols import BlockingStore, ListableStore, ListRequest, ObjectInfo, ReadableStore
 from binidx.storage.stores.driver_errors import FalseAbsenceError, hidden_cause, http_status, storage_errors
-from binidx.storage.stores.identity import check_unchanged, is_weak
+from binidx.storage.stores.identity import check_unchanged, proves_content
 from binidx.storage.stores.local import mark_to_pickle
 from binidx.storage.threads import REQUESTS
 
 logger = logging.getLogger(__name__)
 Response = TypeVar("Response")
+Request = Callable[[], Coroutine[Any, Any, Response]]
 PAGE_KEYS = 1000
 NAMES_AT_ONCE = 900
 """Names for which one listing is made: fewer than the keys of a page, so one page suffices if nothing else is there."""
@@ -87,8 +80,11 @@ def recorded_object(uri: str, identity: Mapping[str, Any] | None) -> Found | Non
     """Return the `Found` that opens an object of a recorded identity without a HEAD request; None if it proves nothing.
 
     An identity of size and time, or with a weak ETag, does not prove the content.
+
+    Args:
+        identity: of the object when it was recorded; None: not known.
     """
-    if not identity or not ({"etag", "generation", "version"} & identity.keys()) or is_weak(identity.get("etag")):
+    if not identity or not proves_content(identity):
         return None
     return Found(ObjectInfo(uri, int(identity["size"]), dict(identity)))
 
@@ -114,7 +110,7 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
             raise
 
     if not isinstance(store, BlockingStore):
-        return request_with_retries(store, uri, request, brief)
+        return request_with_retries(location, request, brief)
     try:
         return Found(head(location, brief))
     except StorageError as error:
@@ -149,19 +145,18 @@ def head(location: Location, settings: ReadSettings, *, folders: bool = True) ->
     """
     uri, store = location.uri, location.store
     if isinstance(store, BlockingStore):
-        return retried(uri, lambda: store.head_now(uri), settings, opening=True)
-
-    async def request() -> ObjectInfo:
-        info: ObjectInfo = (await store.head(uri, folders=folders))[0]
-        return info
-
-    return request_with_retries(store, uri, request, settings)
+        return retried(location, lambda: store.head_now(uri), settings, opening=True)
+    request: Request[tuple[ObjectInfo, bytes]] = partial(store.head, uri, folders=folders)
+    return request_with_retries(location, request, settings)[0]
 
 
-def request_with_retries(
-    store: Store, uri: str, request: Callable[[], Coroutine[Any, Any, Response]], settings: ReadSettings
-) -> Response:
+def request_with_retries(location: Location, request: Request[Response], settings: ReadSettings) -> Response:
     """Return the result of a coroutine that sends one request, scheduled and retried like a read.
+
+    Args:
+        location: of the object in messages, and of the store.
+        request: makes the coroutine, once for each try.
+        settings: those of the location, or shorter deadlines.
 
     Raises:
         StorageError: it failed for good; the message has the history of its tries.
@@ -171,8 +166,8 @@ def request_with_retries(
     async def fetch(_start: int, _stop: int) -> Response:
         return await request()
 
-    read = ReadRequests(uri, fetch, [(0, 0)], settings, opening=True)
-    response: Response = scheduler(store.max_in_flight).run(read)[0]
+    read = ReadRequests(location, fetch, [(0, 0)], settings, opening=True)
+    response: Response = scheduler(location.store.max_in_flight).run(read)[0]
     return response
 
 
@@ -235,7 +230,7 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
     Raises:
         StorageError: the store refuses, or cannot be reached.
     """
-    store, settings, uris = locations[0].store, locations[0].settings, [each.uri for each in locations]
+    store, uris = locations[0].store, [location.uri for location in locations]
     if not isinstance(store, ListableStore):
         return None
     bucket, key = store.split(uris[0])
@@ -246,18 +241,19 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
     pages_each = most_pages // len(stretches)
 
     def list_stretch(first: str, stop: str) -> dict[str, ObjectInfo] | None:
-        found: dict[str, ObjectInfo] = {}
+        start = Location(root + first, locations[0].options)
+        listed: dict[str, ObjectInfo] = {}
         token = ""
         for _ in range(pages_each):
-            page = partial(store.list_page, ListRequest(bucket, prefix, delimiter, first, token))
-            infos, token = request_with_retries(store, root + first, page, settings)
-            found |= {root + name: replace(info, uri=root + name) for name, info in infos.items()}
+            page = partial(start.store.list_page, ListRequest(bucket, prefix, delimiter, first, token))
+            infos, token = request_with_retries(start, page, start.settings)
+            listed |= {root + name: replace(info, uri=root + name) for name, info in infos.items()}
             if not token or max(infos, default="") > stop:
-                return found
+                return listed
         return None
 
     lists = REQUESTS.map(lambda stretch: list_stretch(*stretch), stretches)
-    return None if None in lists else {name: info for each in lists if each for name, info in each.items()}
+    return None if None in lists else {name: info for listed in lists if listed for name, info in listed.items()}
 
 
 def stretches_of(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -273,14 +269,6 @@ MAX_REQUEST = 8 << 20
 
 CHANGE_CHECK_SECONDS = 10.0
 """Longest time to find out whether a failed read has its reason in a changed object."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A read whose requests are sent: `result` waits and returns the views, `outcome` is done once the read ends."""
-
-    outcome: Future[list[bytes]]
-    result: Callable[[], list[memoryview]]
 
 
 class RemoteObject:
@@ -303,24 +291,17 @@ class RemoteObject:
 
     def __init__(self, location: Location, *, info: ObjectInfo | None = None) -> None:
         self.location, self.uri, self.settings = location, location.uri, location.settings
-        found = info or head(location, self.settings)
-        self.place = location.place
-        if found.identity.keys() == {"size"} and found.mark is None:
-            warn_of_versions(redacted(self.place))
-        has_date = isinstance(found.mark, int)
-        self.info = replace(found, mark=None) if has_date and not self.settings.check_dates else found
+        opened = info or head(location, self.settings)
+        if opened.identity.keys() == {"size"} and opened.mark is None:
+            warn_of_versions(redacted(location.place))
+        has_date = isinstance(opened.mark, int)
+        self.info = replace(opened, mark=None) if has_date and not self.settings.check_dates else opened
         self.size, self.identity = self.info.size, dict(self.info.identity)
-
-    @cached_property
-    def store(self) -> ReadableStore | BlockingStore:
-        """Store of the object; opened again after unpickling, at the first read."""
-        store: ReadableStore | BlockingStore = self.location.store
-        return store
 
     @cached_property
     def stats(self) -> ObjectStats:
         """Counters of this reader in this process."""
-        made: ObjectStats = vars(self).setdefault("stats", ObjectStats(self.store.prices()))
+        made: ObjectStats = vars(self).setdefault("stats", ObjectStats(self.location.store.prices()))
         return made
 
     @property
@@ -341,22 +322,22 @@ class RemoteObject:
         Raises:
             ObjectChangedError, ObjectNotFoundError: it is another version, or absent.
         """
-        if not self.store.pins(self.info):
+        if not self.location.store.pins(self.info):
             check_unchanged(self.info, head(self.location, self.settings))
 
-    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
+    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[PendingRead] | None:
         """Return a context manager that sends the requests of a `read` on entering; None if the store blocks.
 
         So one thread can wait for many reads.
 
         Raises:
             ShortReadError: on entering, a range leaves the object.
-            CancelledReadError: on entering, the scope of this thread is cancelled. `Begun.result` raises other errors.
+            CancelledReadError: on entering, the scope of this thread is cancelled. `result` raises other errors.
         """
-        return self._begun(self.store, ranges) if isinstance(self.store, ReadableStore) else None
+        return self._begun(self.location.store, ranges) if isinstance(self.location.store, ReadableStore) else None
 
     @contextlib.contextmanager
-    def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[Begun]:
+    def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[PendingRead]:
         requests, info = self._planned(ranges), self.info
 
         async def fetch(start: int, stop: int) -> bytes:
@@ -368,13 +349,13 @@ class RemoteObject:
             check_unchanged(info, (await store.head(info.uri, folders=True))[0])
             raise FalseAbsenceError("404 for a range of an object that a HEAD request finds")
 
-        read = ReadRequests(self.uri, fetch, requests, self.settings, store=self.place)
+        read = ReadRequests(self.location, fetch, requests, self.settings)
         began = time.monotonic()
         if not requests:
             read.end()
         try:
             with scheduler(store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
-                yield Begun(read.outcome, partial(self._result, read, ranges))
+                yield PendingRead(read.outcome, partial(self._result, read, ranges))
         finally:
             self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
             if read.over and read.outcome.exception() is None:
@@ -386,19 +367,17 @@ class RemoteObject:
 
     def _planned(self, ranges: Sequence[Range]) -> list[Range]:
         check_ranges(self.uri, self.size, ranges)
-        return coalesce(ranges, max_gap=self.store.max_gap, max_request=MAX_REQUEST)
+        return coalesce(ranges, max_gap=self.location.store.max_gap, max_request=MAX_REQUEST)
 
     def _count(self, ranges: Sequence[Range], answers: Sequence[bytes], seconds: float) -> None:
         self.stats.add(
-            bytes_asked=sum(stop - start for start, stop in ranges),
-            bytes_moved=sum(map(len, answers)),
-            seconds=seconds,
+            bytes_asked=sum(stop - start for start, stop in ranges), bytes_moved=sum(map(len, answers)), seconds=seconds
         )
 
     def _read_blocking(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Read in this thread, as the store has no coroutines."""
-        assert isinstance(self.store, BlockingStore)
-        requests, store, scope, began = self._planned(ranges), self.store, current_scope(), time.monotonic()
+        assert isinstance(self.location.store, BlockingStore)
+        requests, store, scope, began = self._planned(ranges), self.location.store, current_scope(), time.monotonic()
 
         def fetch() -> list[bytes]:
             if scope:
@@ -407,7 +386,7 @@ class RemoteObject:
             return store.fetch_now(self.info, requests)
 
         with self._changes_reported():
-            answers = retried(self.uri, fetch, self.settings) if requests else []
+            answers = retried(self.location, fetch, self.settings) if requests else []
         self._count(ranges, answers, time.monotonic() - began)
         return assemble(ranges, requests, answers)
 
@@ -422,14 +401,14 @@ class RemoteObject:
                     seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
                     brief = replace(self.settings, deadline_seconds=seconds, outage_seconds=seconds)
                     check_unchanged(self.info, head(self.location, brief))
-                except (ObjectChangedError, ObjectNotFoundError) as found:
-                    raise found from error
+                except (ObjectChangedError, ObjectNotFoundError) as reason:
+                    raise reason from error
                 except StorageError:
                     pass  # the first error has more details
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in ("store", "stats")}
+        state = {name: value for name, value in self.__dict__.items() if name != "stats"}
         info = replace(self.info, mark=mark_to_pickle(self.uri, self.info.mark))
         return {**state, "info": info, "registrations": Registrations()}
 

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError, redacted
+from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
@@ -37,7 +38,6 @@ from binidx.storage.stores.driver_errors import (
     is_malformed,
     translated,
 )
-from binidx.storage.stores.registry import place_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ ANSWERED: dict[str, float] = {}
 """Store that sent a good response to this process, or to one that it was forked from -> time of the last one, by
 `time.monotonic`."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def allowed_tries(error: Exception, *, opening: bool = False) -> int:
@@ -108,30 +108,30 @@ def is_throttled(error: BaseException) -> bool:
     return http_status(error) in (429, 503)
 
 
-def end_of_patience(uri: str, history: History, began: float, settings: ReadSettings) -> float:
-    """Return until when a request is sent again whose last failure is of an outage, by `time.monotonic`.
+def end_of_patience(store: str, history: History, began: float, settings: ReadSettings) -> float:
+    """Return until when a request is sent again whose last failure is of an outage, in seconds of `time.monotonic`.
 
     Args:
-        uri: URI of an object in the store.
+        store: `Location.place` of the object.
         began: begin of the outage.
     """
     patience = settings.patience_seconds
     if history.opening:
         patience = min(patience, settings.deadline_seconds)
     if is_throttled(history.failures[-1][1]):
-        began = max(began, ANSWERED.get(place_of(uri), began))
+        began = max(began, ANSWERED.get(store, began))
     return began + patience
 
 
-def warn_of_outage(uri: str, error: Exception, began: float, patience: float) -> None:
+def warn_of_outage(store: str, error: Exception, began: float, patience: float) -> None:
     """Log an outage or throttling of a store that has lasted a minute, at most once a minute.
 
     Args:
-        uri: URI of an object in the store.
+        store: `Location.place` of the object.
         began: begin of the outage, by `time.monotonic`.
         patience: seconds for which requests are retried.
     """
-    now, store = time.monotonic(), redacted(place_of(uri))
+    now, store = time.monotonic(), redacted(store)
     if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
         _warned[store] = now
         state, since = ("throttled", " after its last response") if is_throttled(error) else ("out", "")
@@ -216,33 +216,36 @@ def out_of_time(
     return error
 
 
-def retried(uri: str, ask: Callable[[], Found], settings: ReadSettings, *, opening: bool = False) -> Found:
-    """Return `ask()`, called again in this thread after transient failures.
+def retried(
+    location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
+) -> Result:
+    """Return `request()`, called again in this thread after transient failures.
 
     Args:
+        settings: None: those of the location.
         opening: whether it may be the first request to a store, which may not exist.
 
     Raises:
         BinidxError: it failed for good; with the history if there was more than one try.
     """
-    store = place_of(uri)
+    store, settings = location.place, settings or location.settings
     history = History(time.monotonic(), opening=opening and store not in ANSWERED)
     while True:
         try:
-            found = ask()
+            response = request()
         except Exception as error:
             history.note(error)
             wait, now = pause(len(history.failures)), time.monotonic()
             left = history.began + settings.deadline_seconds - now
             if is_outage(error):
-                left = end_of_patience(uri, history, history.began, settings) - now
+                left = end_of_patience(store, history, history.began, settings) - now
                 wait = min(wait, left)  # the last try is at the end of the patience
-                warn_of_outage(uri, error, history.began, settings.patience_seconds)
+                warn_of_outage(store, error, history.began, settings.patience_seconds)
             if history.is_final() or wait > left or left <= 0:
-                raise given_up(uri, history, "this")  # noqa: B904 (it has its cause)
+                raise given_up(location.uri, history, "this")  # noqa: B904 (it has its cause)
         else:
             ANSWERED[store] = time.monotonic()
-            return found
+            return response
         time.sleep(wait)
 
 

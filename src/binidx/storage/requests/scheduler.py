@@ -31,6 +31,7 @@ from typing import Any
 
 from binidx.errors import StorageError, redacted
 from binidx.storage.interfaces import Range
+from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import Scope, current_scope
 from binidx.storage.requests.retries import (
     ANSWERED,
@@ -45,7 +46,6 @@ from binidx.storage.requests.retries import (
 )
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import retry_after
-from binidx.storage.stores.registry import place_of
 from binidx.storage.threads import io_loop
 
 logger = logging.getLogger("binidx.requests")
@@ -62,22 +62,19 @@ class ReadRequests:
 
     Args:
         fetch: sends the request for bytes start to stop.
-        store: `place_of(uri)`, if it is known.
         opening: whether the read looks for an object, whose store may not exist.
     """
 
     def __init__(
         self,
-        uri: str,
+        location: Location,
         fetch: Callable[[int, int], Coroutine[Any, Any, Any]],
         ranges: Sequence[Range],
         settings: ReadSettings,
         *,
-        store: str = "",
         opening: bool = False,
     ) -> None:
-        self.uri = uri
-        self.store = store or place_of(uri)
+        self.uri, self.store = location.uri, location.place
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
@@ -102,7 +99,12 @@ class ReadRequests:
         return stop - start
 
     def history(self, place: int, sent: float) -> History:
-        """Return the history of a request; a new one that begins at `sent` if the request has none yet."""
+        """Return the history of a request; a new one that begins at `sent` if the request has none yet.
+
+        Args:
+            place: number of the request in `ranges`.
+            sent: when it was sent, by the loop's clock.
+        """
         unknown = self.opening and self.store not in ANSWERED
         return self.histories.setdefault(place, History(sent, opening=unknown))
 
@@ -134,15 +136,19 @@ class ReadRequests:
         return self.seconds + max(due, self.resumes)
 
     def pause(self, history: History, now: float) -> float | None:
-        """Return the seconds until a failed request is sent again; None: its store is out for too long."""
+        """Return the seconds until a failed request is sent again; None: its store is out for too long.
+
+        Args:
+            now: present time by the loop's clock.
+        """
         seconds, error = pause(len(history.failures)), history.failures[-1][1]
         if not is_outage(error):
             return seconds
         self.outage_began = min(self.outage_began, now)
-        left = end_of_patience(self.uri, history, self.outage_began, self.settings) - now
+        left = end_of_patience(self.store, history, self.outage_began, self.settings) - now
         if left <= 0:
             return None
-        warn_of_outage(self.uri, error, self.outage_began, self.settings.patience_seconds)
+        warn_of_outage(self.store, error, self.outage_began, self.settings.patience_seconds)
         seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
         self.resumes = max(self.resumes, now + seconds)
         return seconds
@@ -216,8 +222,8 @@ class Scheduler:
         self._pump()
 
     def _pump(self) -> None:
-        while (found := self._next()) is not None:
-            self._start(*found)
+        while (request := self._next()) is not None:
+            self._start(*request)
 
     def _next(self) -> tuple[ReadRequests, int] | None:
         """Return the next request, if fewer than `limit` are in flight: one to retry, else one of the oldest read."""
@@ -264,9 +270,9 @@ class Scheduler:
             if task not in self._running:
                 return  # cancelled by us
             self._ended(*self._running.pop(task), answer, error)
-            if (found := self._next()) is None:
+            if (request := self._next()) is None:
                 return
-            read, place = found
+            read, place = request
             self._sends(task, read, place)
 
     def _ended(self, read: ReadRequests, place: int, sent: float, answer: Any, error: Exception | None) -> None:
@@ -283,7 +289,7 @@ class Scheduler:
         read.answers[place] = answer
         read.unanswered -= 1
         if place in read.histories and read.histories.pop(place).hedges_in_flight:
-            self._cancel(lambda each, where: each is read and where == place)
+            self._cancel(lambda other, where: other is read and where == place)
         if read.unanswered == 0:
             read.end()
 
@@ -317,7 +323,7 @@ class Scheduler:
 
     def _drop(self, read: ReadRequests, error: BaseException) -> None:
         read.end(error)
-        self._cancel(lambda each, _: each is read)
+        self._cancel(lambda other, _: other is read)
         self._pump()
 
     def _cancel(self, wanted: Callable[[ReadRequests, int], bool]) -> None:
@@ -412,11 +418,11 @@ class HedgeTimer:
         self._budget = self.AT_FIRST
 
     def note(self, store: str, size: int, seconds: float) -> None:
-        self._seconds[store, _like(size)].append(seconds)
+        self._seconds[store, _size_class(size)].append(seconds)
         self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
 
     def is_late(self, store: str, size: int, age: float, needed: float) -> bool:
-        known = self._seconds[store, _like(size)]
+        known = self._seconds[store, _size_class(size)]
         if len(known) < self.ENOUGH:
             return age > self.UNKNOWN + needed
         return age > max(self.FLOOR, self.TIMES * sorted(known)[len(known) // 2])
@@ -429,6 +435,6 @@ class HedgeTimer:
         return True
 
 
-def _like(size: int) -> int:
+def _size_class(size: int) -> int:
     """Return the class of sizes that take the same time: all up to 256 KiB, then one for every doubling."""
     return max(18, (size - 1).bit_length())

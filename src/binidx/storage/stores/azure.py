@@ -43,19 +43,14 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
         # adlfs returns container/key, without the account.
         key = self.fs.split_path(self.path(uri))[1]
         root = uri.rstrip("/").removesuffix(key.rstrip("/")).rstrip("/")
-        return [f"{root}/{self.fs.split_path(each)[1]}" for each in super().find(uri, pattern=pattern)]
+        return [f"{root}/{self.fs.split_path(path)[1]}" for path in super().find(uri, pattern=pattern)]
 
-    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
-        try:
-            async with self._blob(uri) as (blob, options):
-                found = await blob.get_blob_properties(**options)
-            if (found.metadata or {}).get("hdi_isfolder") == "true":  # of an account with a hierarchical namespace
-                raise FileNotFoundError(uri)
-        except FileNotFoundError:
-            if not folders:
-                raise
-            return await self.look(uri), b""
-        return object_info(uri, {"size": found.size, "ETag": found.etag, "Last-Modified": found.last_modified}), b""
+    async def report(self, uri: str) -> ObjectInfo:
+        async with self._blob(uri) as (blob, options):
+            report = await blob.get_blob_properties(**options)
+        if (report.metadata or {}).get("hdi_isfolder") == "true":  # of an account with a hierarchical namespace
+            raise FileNotFoundError(uri)
+        return object_info(uri, {"size": report.size, "ETag": report.etag, "Last-Modified": report.last_modified})
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
         def check(status: int, headers: Mapping[str, str]) -> None:
@@ -66,8 +61,7 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
     def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
         from fsspec.asyn import sync
 
-        found: bytes = sync(fs.loop, self._download, uri, (0, num_bytes), _nothing)
-        return found
+        return bytes(sync(fs.loop, self._download, uri, (0, num_bytes), _nothing))
 
     async def _download(self, uri: str, where: Range, check: Callable[[int, Mapping[str, str]], None]) -> bytes:
         """Return the body of a response that `check` accepts, at most as long as its range."""

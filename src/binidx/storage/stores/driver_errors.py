@@ -133,7 +133,7 @@ def _credentials(uri: str) -> str:
 def _drivers(uri: str) -> list[Driver]:
     """Return the drivers that the classes of a URI's schemes name."""
     classes = [store_class(scheme) for scheme in protocols(uri)]
-    return [each.driver for each in classes if isinstance(each, DrivenStore)]
+    return [kind.driver for kind in classes if isinstance(kind, DrivenStore)]
 
 
 def hidden_cause(error: BaseException) -> Exception | None:
@@ -166,40 +166,43 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 def class_names(error: BaseException) -> frozenset[str]:
     """Return the names of an error's class and of its bases: as drivers may not be installed, names are compared."""
-    return error.names if isinstance(error, DriverError) else frozenset(each.__name__ for each in type(error).__mro__)
+    return error.names if isinstance(error, DriverError) else frozenset(kind.__name__ for kind in type(error).__mro__)
 
 
 def http_status(error: BaseException | None) -> int | None:
     """Return the HTTP status behind a driver's exception; botocore, gcsfs and aiohttp each have their own attribute."""
-    while error is not None:
-        response = getattr(error, "response", None)
+    for cause in causes(error):
+        response = getattr(cause, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
         # aiohttp uses 0 or 400 for a response that it cannot parse: no server sent that.
-        for name in () if is_malformed(error) else ("status", "code"):
-            value = getattr(error, name, None)
+        for name in () if is_malformed(cause) else ("status", "code"):
+            value = getattr(cause, name, None)
             if str(value).isdigit():
                 return int(str(value))
-        error = error.__cause__
     return None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on; nothing for None."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def is_malformed(error: BaseException | None) -> bool:
     """Return whether a driver could not parse a response: a broken status line, a header that is too long."""
-    while error is not None and "HttpProcessingError" not in class_names(error):
-        error = error.__cause__
-    return error is not None
+    return any("HttpProcessingError" in class_names(cause) for cause in causes(error))
 
 
 def retry_after(error: BaseException | None) -> float:
     """Return for how many seconds a response forbids further requests: its Retry-After; 0 without one."""
-    while error is not None:
-        headers, response = getattr(error, "headers", None), getattr(error, "response", None)
+    for cause in causes(error):
+        headers, response = getattr(cause, "headers", None), getattr(cause, "response", None)
         if isinstance(response, dict):  # botocore's, whose headers are in lower case
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
         if isinstance(headers, Mapping) and headers.get("retry-after"):
             return _seconds_until(headers["retry-after"])
-        error = error.__cause__
     return 0.0
 
 

@@ -97,14 +97,14 @@ class FsspecStore:
         """Filesystem of this process (and thread) for reading."""
         # fsspec gives all threads of a process the same asynchronous filesystem, and each its own of the others.
         pid, thread = os.getpid(), threading.get_ident()
-        found = self._clients.get((pid, 0)) or self._clients.get((pid, thread))
-        if found is None:
+        client = self._clients.get((pid, 0)) or self._clients.get((pid, thread))
+        if client is None:
             # How much a file of the driver buffers is irrelevant to reading, and would make another client.
             options = {name: value for name, value in self.storage_options.items() if name != "default_block_size"}
             fs, _ = open_filesystem(self.uri, options, reading=self.max_in_flight)
             self.prepare(fs)
-            found = self._clients.setdefault((pid, 0 if type(fs).async_impl else thread), fs)
-        return found
+            client = self._clients.setdefault((pid, 0 if type(fs).async_impl else thread), fs)
+        return client
 
     def path(self, uri: str) -> str:
         """Return the path of an object in the filesystem."""
@@ -116,8 +116,8 @@ class FsspecStore:
         """Return the URIs of all objects that match a glob pattern, or that are below a folder; one listing."""
         fs, path = open_filesystem(uri, self.storage_options)
         with storage_errors(uri):
-            found = fs.glob(path) if pattern else fs.find(path)
-        return [each if "://" in each else f"{protocols(uri)[0]}://{each}" for each in found]
+            paths = fs.glob(path) if pattern else fs.find(path)
+        return [name if "://" in name else f"{protocols(uri)[0]}://{name}" for name in paths]
 
     def send(self, call: Callable[[Any], Result]) -> Result:
         """Return `call(fs)` for a filesystem whose driver retries."""
@@ -133,8 +133,7 @@ class FsspecStore:
 
     def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
         """Return the first bytes of an object, as many as it has up to `num_bytes`, by one request."""
-        found: bytes = fs.cat_file(self.path(uri), start=0, end=num_bytes)
-        return found
+        return bytes(fs.cat_file(self.path(uri), start=0, end=num_bytes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.uri, self.storage_options)
@@ -153,7 +152,7 @@ class FsspecWrites(FsspecStore):
         path, body, options = self.path(uri), b"".join(data), {"mode": "create"} if if_absent else {}
 
         def write(fs: Any) -> Any:
-            return self.in_directory(fs, path, lambda: fs.pipe_file(path, body, **options))
+            return self.write_making_directory(fs, path, lambda: fs.pipe_file(path, body, **options))
 
         try:
             answer = self.send(write)
@@ -172,7 +171,7 @@ class FsspecWrites(FsspecStore):
         """Open a file of the driver for a large object: `write`, `close`, then `commit` if uploads are hidden."""
         fs, path = open_filesystem(uri, self.storage_options)
         options = {"autocommit": False} if self.hides_uploads else {}
-        return self.in_directory(fs, path, lambda: fs.open(path, "wb", **options))
+        return self.write_making_directory(fs, path, lambda: fs.open(path, "wb", **options))
 
     def move(self, source: str, target: str) -> None:
         """Rename one object; copy it where a filesystem has only the `mv` of fsspec, which takes [ * ? as a pattern."""
@@ -186,7 +185,7 @@ class FsspecWrites(FsspecStore):
         else:
             fs.mv(old, path)
 
-    def in_directory(self, fs: Any, path: str, write: Callable[[], Result]) -> Result:
+    def write_making_directory(self, fs: Any, path: str, write: Callable[[], Result]) -> Result:
         """Return `write()`; if it fails for a missing directory, make the directory of `path` and write again."""
         try:
             return write()
@@ -202,16 +201,16 @@ class BlockingFsspecStore(FsspecWrites):
 
     @property
     def _checked_afterwards(self) -> bool:
-        return not CHECKED_AFTERWARDS.isdisjoint(each.__name__ for each in type(self.fs).__mro__)
+        return not CHECKED_AFTERWARDS.isdisjoint(kind.__name__ for kind in type(self.fs).__mro__)
 
     def pins(self, info: ObjectInfo) -> bool:
         return self._checked_afterwards
 
     def head_now(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
-        found = self.fs.info(self.path(uri))
-        info = checked_info(uri, found)
-        return replace(info, mark=file_version_from_info(found) or info.mark)
+        report = self.fs.info(self.path(uri))
+        info = checked_info(uri, report)
+        return replace(info, mark=file_version_from_info(report) or info.mark)
 
     def fetch_now(self, info: ObjectInfo, ranges: Sequence[Range]) -> list[bytes]:
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
@@ -219,13 +218,13 @@ class BlockingFsspecStore(FsspecWrites):
         # Without on_error exceptions would come back in the list as if they were data.
         answers = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         if self._checked_afterwards:
-            found = fs.info(path)
-            check_unchanged(info, object_info(info.uri, found))
-            version = file_version_from_info(found)
+            report = fs.info(path)
+            check_unchanged(info, object_info(info.uri, report))
+            version = file_version_from_info(report)
             if is_rewritten(self._marks.get(info.uri, info.mark), version):
-                raise changed(info, {"inode": found.get("ino"), "ctime": found.get("created")})
+                raise changed(info, {"inode": report.get("ino"), "ctime": report.get("created")})
             self._marks[info.uri] = version
-        return [check_length(info.uri, *each) for each in zip(ranges, answers, strict=True)]
+        return [check_length(info.uri, *answer) for answer in zip(ranges, answers, strict=True)]
 
 
 class FileStore(BlockingFsspecStore):
@@ -238,7 +237,16 @@ class AsyncFsspecStore(FsspecStore):
     """Store of an asynchronous filesystem, for reading."""
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
-        return await self.look(uri), b""
+        try:
+            return await self.report(uri), b""
+        except FileNotFoundError:
+            if not folders:
+                raise
+            return await self.look(uri), b""
+
+    async def report(self, uri: str) -> ObjectInfo:
+        """Return what the store reports of an object by one request."""
+        return await self.look(uri)
 
     async def look(self, uri: str) -> ObjectInfo:
         """Return the driver's report of an object; if there is none, most drivers look for a folder of this name."""
@@ -327,19 +335,19 @@ def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> dict[str, Any]:
-    """Return the options of a filesystem: the user's, else binidx's defaults, for each link of a chain."""
+    """Return the options of a filesystem: the user's, else binidx's defaults, for each link of a chain.
+
+    Args:
+        reading: as in `open_filesystem`.
+    """
     first, *rest = protocols(uri)
-    options = _defaults(uri, first, drivers_own(storage_options), reading)
+    options = fsspec_class(first).default_options(uri, drivers_own(storage_options), reading)
     for protocol in rest:
-        options[protocol] = _defaults(uri, protocol, options.get(protocol, {}), 0)
+        options[protocol] = fsspec_class(protocol).default_options(uri, options.get(protocol, {}), 0)
     return options
-
-
-def _defaults(uri: str, protocol: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
-    return fsspec_class(protocol).default_options(uri, given, reading)
 
 
 def fsspec_class(scheme: str) -> type[FsspecStore]:
     """Return the class of a URL scheme; the base class if its stores are not built on fsspec."""
-    found = store_class(scheme)
-    return found if isinstance(found, type) and issubclass(found, FsspecStore) else FsspecStore
+    kind = store_class(scheme)
+    return kind if isinstance(kind, type) and issubclass(kind, FsspecStore) else FsspecStore

@@ -18,14 +18,7 @@ from typing import Any
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
-from binidx.storage.stores.http import (
-    PLAIN,
-    Address,
-    DirectStore,
-    NotDirectError,
-    bounded_session,
-    direct_address,
-)
+from binidx.storage.stores.http import PLAIN, Address, DirectStore, NotDirectError, bounded_session, direct_address
 from binidx.storage.stores.identity import check_length, check_response, object_info
 
 AIOHTTP_LIMIT = 100
@@ -66,18 +59,13 @@ class GcsStore(FsspecWrites, DirectStore):
         bucket, key, _ = self.fs.split_path(self.path(uri))
         return bucket, key
 
-    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
+    async def report(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
         bucket, key, generation = self.fs.split_path(self.path(uri))
-        try:
-            if not key:
-                raise FileNotFoundError(uri)
-            _, _, body = await request(self.fs, "b/{}/o/{}", bucket, key, generation=generation)
-        except FileNotFoundError:
-            if not folders:
-                raise
-            return await self.look(uri), b""
-        return object_info(uri, json.loads(body)), b""
+        if not key:
+            raise FileNotFoundError(uri)
+        _, _, body = await request(self.fs, "b/{}/o/{}", bucket, key, generation=generation)
+        return object_info(uri, json.loads(body))
 
     async def address(self, info: ObjectInfo) -> Address:
         from google.auth.transport.mtls import has_default_client_cert_source
@@ -102,12 +90,11 @@ class GcsStore(FsspecWrites, DirectStore):
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         start, stop = where
         if await self._is_zonal(info.uri):
-            body: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
-            return check_length(info.uri, where, body)
+            return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
         url = self._pinned_url(info)
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
-        status, found, body = await request(self.fs, url, headers=headers)
-        check_response(info, where, status, found)
+        status, received, body = await request(self.fs, url, headers=headers)
+        check_response(info, where, status, received)
         return check_length(info.uri, where, body)
 
     async def list_page(self, page: ListRequest) -> tuple[dict[str, ObjectInfo], str]:
@@ -115,16 +102,16 @@ class GcsStore(FsspecWrites, DirectStore):
         wanted = {"prefix": page.prefix, "delimiter": page.delimiter, "startOffset": page.after, **more}
         _, _, body = await request(self.fs, "b/{}/o", page.bucket, **wanted)
         answer = json.loads(body)
-        found = {each["name"]: object_info(each["name"], each) for each in answer.get("items", [])}
-        return found, answer.get("nextPageToken", "")
+        objects = {item["name"]: object_info(item["name"], item) for item in answer.get("items", [])}
+        return objects, answer.get("nextPageToken", "")
 
     def compose(self, uri: str, sources: Sequence[ObjectInfo]) -> ObjectInfo:
         bucket, key = self.split(uri)
-        generations = [each.identity.get("generation") for each in sources]
+        generations = [source.identity.get("generation") for source in sources]
         body = {
             "sourceObjects": [
-                {"name": self.split(each.uri)[1], **({"generation": str(generation)} if generation else {})}
-                for each, generation in zip(sources, generations, strict=True)
+                {"name": self.split(source.uri)[1], **({"generation": str(generation)} if generation else {})}
+                for source, generation in zip(sources, generations, strict=True)
             ],
             "destination": {"contentType": "application/octet-stream"},
         }
@@ -154,6 +141,10 @@ async def request(fs: Any, path: str, *names: str, **options: Any) -> tuple[int,
     """Send one GET by gcsfs without its retries; return status, headers and body.
 
     If a release of gcsfs lacks the private member for that, it sends with its retries, and the status is inferred.
+
+    Args:
+        path: URL, or path of the API with {} for each of the names.
+        options: query parameters, and `headers`.
     """
     try:
         connector = (await private(fs, "_set_session")()).connector

@@ -33,13 +33,7 @@ from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
 from binidx.storage.stores.fsspec_store import AsyncFsspecStore, checked_info
-from binidx.storage.stores.identity import (
-    check_length,
-    check_response,
-    is_weak,
-    size_and_tail,
-    wrong_length,
-)
+from binidx.storage.stores.identity import check_length, check_response, size_and_tail, wrong_length
 from binidx.storage.threads import io_loop
 
 logger = logging.getLogger(__name__)
@@ -105,7 +99,12 @@ def redirect_target(response: Any) -> Any:
 
 
 def headers_for(target: Any, origin: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a request that a redirect sends from one URL to another."""
+    """Return the headers of a request that a redirect sends from one URL to another.
+
+    Args:
+        target, origin: URLs of yarl.
+        headers: of the redirected request.
+    """
     stays = is_same_origin(target, origin)
     return {name: value for name, value in headers.items() if stays or name.lower() in NEUTRAL_HEADERS}
 
@@ -123,6 +122,9 @@ class DirectStore(AsyncFsspecStore):
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(uri, storage_options)
         self._routes: dict[tuple[int, str, str | None], _Route] = {}
+
+    def pins(self, info: ObjectInfo) -> bool:
+        return bool(if_match(info))
 
     async def address(self, info: ObjectInfo) -> Address:
         """Return the address of this version of an object; raise any exception if no direct request is possible."""
@@ -152,12 +154,12 @@ class DirectStore(AsyncFsspecStore):
     def route(self, info: ObjectInfo) -> _Route:
         """Return the route by which this process requests this version of an object."""
         key = os.getpid(), info.uri, info.version
-        found = self._routes.get(key)
-        if found is None:
+        route = self._routes.get(key)
+        if route is None:
             if len(self._routes) >= MAX_ADDRESSES:
                 self._routes.clear()
-            found = self._routes[key] = _Route()
-        return found
+            route = self._routes[key] = _Route()
+        return route
 
     async def _address(self, route: _Route, info: ObjectInfo, refused: Address | None = None) -> Address | None:
         """Return the address of an object, a new one if it is old or was refused; None: the driver sends for now."""
@@ -195,6 +197,9 @@ class _Route:
 
 async def get_range(info: ObjectInfo, address: Address, where: Range) -> bytes | int:
     """Send one request; return the bytes of a range, or the status of a refusal.
+
+    Args:
+        where: (start, stop) in bytes.
 
     Raises:
         ObjectChangedError, ShortReadError: see `check_response`.
@@ -241,7 +246,11 @@ async def receive(
 
 
 async def read_at_most(read: Callable[[int], Coroutine[Any, Any, bytes]], most: int) -> bytes:
-    """Return a body; of one with more than `most` bytes, its first `most` + 1."""
+    """Return a body; of one with more than `most` bytes, its first `most` + 1.
+
+    Args:
+        read: returns a piece of the body, of at most so many bytes.
+    """
     body = bytearray()
     while len(body) <= most and (piece := await read(most + 1 - len(body))):
         body += piece
@@ -250,8 +259,8 @@ async def read_at_most(read: Callable[[int], Coroutine[Any, Any, bytes]], most: 
 
 def _error_text(body: str) -> str:
     """Return `SlowDown: Please reduce your request rate.` of an S3 error, else the beginning of the body."""
-    found = [re.search(f"<{name}>(.*?)</{name}>", body, re.DOTALL) for name in ("Code", "Message")]
-    return ": ".join(each[1] for each in found if each) or " ".join(body.split())[:100]
+    fields = [re.search(f"<{name}>(.*?)</{name}>", body, re.DOTALL) for name in ("Code", "Message")]
+    return ": ".join(field[1] for field in fields if field) or " ".join(body.split())[:100]
 
 
 def request_options() -> dict[str, Any]:
@@ -369,8 +378,8 @@ def redirect_guard() -> Any:
     return guard
 
 
-def in_headers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of aiohttp with `auth` and `cookies` as headers, for `headers_for`."""
+def move_to_headers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of aiohttp with `auth` and `cookies` moved to the headers, for `headers_for`."""
     given = dict(options)
     headers = dict(given.pop("headers", None) or {})
     if auth := given.pop("auth", None):
@@ -390,15 +399,12 @@ class HttpStore(DirectStore):
     def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
         from fsspec.config import conf
 
-        request = in_headers({**conf.get("http", {}), **conf.get("https", {}), **given})
-        client = in_headers(request.get("client_kwargs") or {})
+        request = move_to_headers({**conf.get("http", {}), **conf.get("https", {}), **given})
+        client = move_to_headers(request.get("client_kwargs") or {})
         request["headers"] = {**PLAIN, **client.pop("headers"), **request["headers"]}
         guard = {} if reading else {"trace_configs": [*client.get("trace_configs", []), redirect_guard()]}
         unlimited = {"get_client": new_session} if reading else {}
         return {**unlimited, **request, "client_kwargs": {**bounded_session(may_leave=True), **client, **guard}}
-
-    def pins(self, info: ObjectInfo) -> bool:
-        return "etag" in info.identity and not is_weak(info.identity["etag"])
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         if folders and not tail_bytes:
@@ -418,8 +424,8 @@ class HttpStore(DirectStore):
             address = target
 
     async def address(self, info: ObjectInfo) -> Address:
-        found = await self._url(info.uri)
-        return replace(found, headers={**found.headers, **if_match(info)})
+        address = await self._url(info.uri)
+        return replace(address, headers={**address.headers, **if_match(info)})
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
         route = self.route(info)

@@ -47,16 +47,20 @@ def identity_from_info(info: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"etag": ("ETag", "etag"), "generation": ("generation",), "version": ("VersionId",)}
     for names in (versions, {"mtime": TIMES}):
         for name, keys in names.items():
-            found = next((info[key] for key in keys if info.get(key)), None)
-            if found is not None:
-                identity[name] = found if isinstance(found, (int, float)) else str(found)
+            value = next((info[key] for key in keys if info.get(key)), None)
+            if value is not None:
+                identity[name] = value if isinstance(value, (int, float)) else str(value)
         if len(identity) > 1:
             break
     return identity
 
 
 def object_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
-    """Return an object's metadata as `ObjectInfo`: fsspec's `info`, GCS's JSON or another dict; it must have a size."""
+    """Return an object's metadata as `ObjectInfo`: fsspec's `info`, GCS's JSON or another dict; it must have a size.
+
+    Args:
+        info: must have a size; the other keys are those of any driver.
+    """
     identity = identity_from_info(info)
     is_pinned = "generation" in identity or not is_weak(identity.get("etag", "W/"))
     dates = () if is_pinned else (info[key] for key in (*TIMES, "Last-Modified") if info.get(key))
@@ -136,7 +140,7 @@ def check_response(info: ObjectInfo, where: Range, status: int, headers: Mapping
     content_range, length = headers.get("content-range"), headers.get("content-length")
     parsed = parse_content_range(content_range)
     total = parsed[1] if parsed else None
-    name = next((each for each in VERSION_HEADERS if each in info.identity), "")
+    name = next((key for key in VERSION_HEADERS if key in info.identity), "")
     pinned = str(info.identity.get(name, ""))
     version = headers.get(VERSION_HEADERS.get(name, ""))
     if _bare(version) != _bare(pinned) if version and pinned else not pinned and total not in (None, size):
@@ -160,9 +164,13 @@ DATES_OFF = ", or set BINIDX_CHECK_DATES=0 if replicas of the store send differe
 
 
 def check_date(info: ObjectInfo, date: Any) -> None:
-    """Raise ObjectChangedError if a date is another one than that of an object when it was opened."""
-    if isinstance(info.mark, int) and is_rewritten(info.mark, found := second_of(date)):
-        was, now = describe_mark(info.mark), describe_mark(found)
+    """Raise ObjectChangedError if a date is another one than that of an object when it was opened.
+
+    Args:
+        date: as in `second_of`.
+    """
+    if isinstance(info.mark, int) and is_rewritten(info.mark, second := second_of(date)):
+        was, now = describe_mark(info.mark), describe_mark(second)
         raise ObjectChangedError(
             f"{info.uri}: changed since it was opened ({was}, now {now}); open it again{DATES_OFF}"
         )
@@ -178,6 +186,9 @@ def describe_mark(mark: VersionMark | None) -> str:
 def check_length(uri: str, where: Range, body: bytes) -> bytes:
     """Return the body of a response if it is as long as its range.
 
+    Args:
+        where: the requested range, (start, stop) in bytes.
+
     Raises:
         ShortReadError: it is not.
     """
@@ -190,6 +201,10 @@ def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
     """Raise ObjectChangedError unless an object still has the identity, and the date, that it was opened with.
 
     A HEAD request may report more keys, such as a version, than the listing from which the object was opened.
+
+    Args:
+        info: the object as it was opened.
+        now: the present report of the store.
     """
     if now.identity != info.identity and not same_object(info.identity, now.identity):
         raise changed(info, now.identity)
@@ -199,8 +214,8 @@ def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
 
 def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
     """Return the error of an object that has another identity now; values of None are unknown."""
-    was, found = _in_words(info.identity), _in_words(now)
-    return ObjectChangedError(f"{info.uri}: changed since it was opened ({was}, now {found}); open it again")
+    was, is_now = _in_words(info.identity), _in_words(now)
+    return ObjectChangedError(f"{info.uri}: changed since it was opened ({was}, now {is_now}); open it again")
 
 
 def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
@@ -215,18 +230,23 @@ def parse_content_range(text: str | None) -> tuple[Range, int] | None:
         >>> parse_content_range("bytes 10-19/300")
         ((10, 20), 300)
     """
-    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)", text or "")
-    return ((int(found[1]), int(found[2]) + 1), int(found[3])) if found else None
+    match = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)", text or "")
+    return ((int(match[1]), int(match[2]) + 1), int(match[3])) if match else None
 
 
 def size_and_tail(content_range: str | None, length: int | None, tail_bytes: int) -> tuple[int | None, int]:
     """Return the size of an object whose last bytes were requested, and how many of them the response has.
 
     A response with more than `tail_bytes`, such as the whole object, counts as having none: its body is not awaited.
+
+    Args:
+        content_range: header of the response.
+        length: bytes of its body; None: not sent.
+        tail_bytes: bytes that were requested.
     """
-    if (found := parse_content_range(content_range)) is None:
+    if (parsed := parse_content_range(content_range)) is None:
         return length, 0
-    (start, stop), size = found
+    (start, stop), size = parsed
     return size, stop - start if stop == size and stop - start <= tail_bytes else 0
 
 

@@ -65,10 +65,7 @@ class LocalFile:
     _content: Mapped
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        identity: dict[str, Any] | None = None,
-        mark: FileVersion | None = None,
+        self, path: str | os.PathLike[str], identity: dict[str, Any] | None = None, mark: FileVersion | None = None
     ) -> None:
         self.uri = check_file_name(os.fspath(path))
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
@@ -86,12 +83,12 @@ class LocalFile:
         mapped = None
         try:
             with open(self._path, "rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_size > READ_AT_ONCE:
-                    mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
+                status = os.fstat(file.fileno())
+                if status.st_size > READ_AT_ONCE:
+                    mapped = mapping.mmap(file.fileno(), status.st_size, access=mapping.ACCESS_READ)
                     # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
                     mapped.madvise(mapping.MADV_RANDOM)
-                view = memoryview(mapped or file.read(found.st_size))
+                view = memoryview(mapped or file.read(status.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except PermissionError as error:
@@ -99,13 +96,13 @@ class LocalFile:
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
-        now = {"size": found.st_size, "mtime": found.st_mtime}
-        version, pickled = file_version(found), self.mark
-        if len(view) != found.st_size or self.identity not in ({}, now) or is_rewritten(pickled, version):
+        now = {"size": status.st_size, "mtime": status.st_mtime}
+        version, pickled = file_version(status), self.mark
+        if len(view) != status.st_size or self.identity not in ({}, now) or is_rewritten(pickled, version):
             was = f", was {self.identity}, {pickled} in the process that pickled it" if self.identity else ""
             raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, has {now}, {version}{was}; open it again")
         content, self.mark = Mapped(view, disk=mapped is not None), version
-        vars(self).update(zip(OPENED, (found, mapped, view, content), strict=True))
+        vars(self).update(zip(OPENED, (status, mapped, view, content), strict=True))
 
     if not TYPE_CHECKING:
 
@@ -149,8 +146,8 @@ class LocalFile:
             now = None  # removed, or the way to it: the map stays
         was = self._found
         if now is None or (now.st_dev, now.st_ino) != (was.st_dev, was.st_ino):
-            if (found := mapped.size()) < self.size:
-                raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
+            if (present := mapped.size()) < self.size:
+                raise ObjectChangedError(f"{self.uri}: has {present} bytes, had {self.size} when it was opened")
         elif (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (self.size, was.st_mtime_ns, was.st_ctime_ns):
             same_times, version = (now.st_size, now.st_mtime_ns) == (self.size, was.st_mtime_ns), file_version(now)
             if same_times and not is_rewritten(self.mark, version):
@@ -169,10 +166,10 @@ class LocalFile:
         return f"LocalFile({self.uri}, {self.size:,} bytes)"
 
 
-def file_version(found: os.stat_result) -> FileVersion:
+def file_version(status: os.stat_result) -> FileVersion:
     """Return the version of a local file from its stat."""
-    owner = found.st_mode, found.st_uid, found.st_gid, found.st_nlink
-    return FileVersion(node_view(), found.st_ino, found.st_ctime, owner)
+    owner = status.st_mode, status.st_uid, status.st_gid, status.st_nlink
+    return FileVersion(node_view(), status.st_ino, status.st_ctime, owner)
 
 
 def mark_to_pickle(uri: str, opened: VersionMark | None) -> VersionMark | None:

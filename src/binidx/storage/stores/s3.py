@@ -44,7 +44,7 @@ from binidx.storage.stores.http import (
     read_at_most,
     receive,
 )
-from binidx.storage.stores.identity import is_weak, object_info, size_and_tail
+from binidx.storage.stores.identity import object_info, size_and_tail
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -96,9 +96,6 @@ class S3Store(FsspecWrites, DirectStore):
     def prepare(fs: Any) -> None:
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, as its options are
 
-    def pins(self, info: ObjectInfo) -> bool:
-        return "etag" in info.identity and not is_weak(info.identity["etag"])
-
     def split(self, uri: str) -> tuple[str, str]:
         bucket, key, _ = self.fs.split_path(self.path(uri))
         return bucket, key
@@ -142,8 +139,7 @@ class S3Store(FsspecWrites, DirectStore):
             async with (body := (await self._begin_get(fs, uri, f"bytes=0-{num_bytes - 1}"))["Body"]):
                 return (await read_at_most(body.read, num_bytes))[:num_bytes]
 
-        found: bytes = sync(fs.loop, read)
-        return found
+        return bytes(sync(fs.loop, read))
 
     async def address(self, info: ObjectInfo) -> Address:
         return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
@@ -164,11 +160,11 @@ class S3Store(FsspecWrites, DirectStore):
             except Exception as error:  # the driver meets it too if it matters
                 logger.debug("%s: listed by its driver: %s", request.bucket, driver_text(error))
         page = await self.fs._call_s3("list_objects_v2", self.fs.kwargs, self.fs.req_kw, **wanted)
-        found = {
-            each["Key"]: object_info(each["Key"], {"size": each["Size"], **_versions(each)})
-            for each in page.get("Contents", [])
+        objects = {
+            entry["Key"]: object_info(entry["Key"], {"size": entry["Size"], **_versions(entry)})
+            for entry in page.get("Contents", [])
         }
-        return found, page.get("NextContinuationToken", "") if page.get("IsTruncated") else ""
+        return objects, page.get("NextContinuationToken", "") if page.get("IsTruncated") else ""
 
     async def _list_directly(self, wanted: Mapping[str, str]) -> tuple[dict[str, ObjectInfo], str]:
         """Request a page without botocore, whose parser takes 0.1 s of CPU for 1,000 objects."""
@@ -213,15 +209,15 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
     root = ElementTree.fromstring(text)
     space = root.tag.removesuffix("ListBucketResult")
     is_quoted = root.findtext(f"{space}EncodingType") == "url"
-    found = {}
-    for each in root.iter(f"{space}Contents"):
-        key, size, etag = (each.findtext(space + name) for name in ("Key", "Size", "ETag"))
+    objects = {}
+    for entry in root.iter(f"{space}Contents"):
+        key, size, etag = (entry.findtext(space + name) for name in ("Key", "Size", "ETag"))
         if not key or not size or not etag:
             raise ValueError("a list without names, sizes or ETags")
         key = unquote_plus(key) if is_quoted else key
-        found[key] = object_info(key, {"size": int(size), "ETag": etag})
+        objects[key] = object_info(key, {"size": int(size), "ETag": etag})
     is_cut = root.findtext(f"{space}IsTruncated") == "true"
-    return found, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
+    return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
 
 
 @functools.cache
@@ -284,7 +280,11 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
 
 
 def session_options(fs: Any, config: Any) -> dict[str, Any]:
-    """Return aiohttp's options of a session with the TLS of s3fs: its certificates, and the user's CA bundle."""
+    """Return aiohttp's options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
+
+    Args:
+        config: configuration of the botocore client of `fs`.
+    """
     from aiohttp import DummyCookieJar, TCPConnector
     from botocore.httpsession import create_urllib3_context, get_cert_path
 
@@ -364,10 +364,10 @@ class S3Upload:
                 return str(done.get("ETag", ""))
         except PartsLostError as error:
             # The response to an earlier request may have been lost.
-            found, needed = self._present_tag(), composite_tag([tag for _, tag in sorted(tags.items())])
-            if found and found.strip('"') == needed:
-                return found
-            raise PartsLostError(f"{error} (its ETag would be {needed}, found {found or 'none'})") from error
+            present, needed = self._present_tag(), composite_tag([tag for _, tag in sorted(tags.items())])
+            if present and present.strip('"') == needed:
+                return present
+            raise PartsLostError(f"{error} (its ETag would be {needed}, found {present or 'none'})") from error
 
     def _present_tag(self) -> str:
         """Return the ETag of the object that has the name now; "" if there is none, or none that may be read."""
@@ -417,7 +417,7 @@ class S3Upload:
 
     def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
         """Return bytes and tag of each part that has arrived; None if there is no such upload any more."""
-        found: dict[int, tuple[int, str]] = {}
+        parts: dict[int, tuple[int, str]] = {}
         page: dict[str, Any] = {}
         while True:
             try:
@@ -427,9 +427,9 @@ class S3Upload:
                 if isinstance(error, FileNotFoundError) or http_status(error) in (400, 404):
                     return None
                 raise
-            found.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
+            parts.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
             if not answer.get("IsTruncated"):
-                return found
+                return parts
             page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
 
 
@@ -461,10 +461,10 @@ def endpoint(*options: Mapping[str, Any]) -> dict[str, str]:
     botocore would find it by itself, but only once: fsspec shares clients whose options are equal, and goes on using
     the endpoint that was in the environment when the first one was made.
     """
-    named = any(each.get("endpoint_url") or each.get("client_kwargs", {}).get("endpoint_url") for each in options)
+    named = any(given.get("endpoint_url") or given.get("client_kwargs", {}).get("endpoint_url") for given in options)
     ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
-    found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return {} if named or ignored or not found else {"endpoint_url": found}
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return {} if named or ignored or not url else {"endpoint_url": url}
 
 
 def _versions(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,11 @@ def _count_bytes(pieces: Sequence[SourcePiece]) -> int:
 
 
 def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
-    """Cut a piece into pieces of up to `most` bytes and nearly equal size, so that the last is not too small."""
+    """Cut a piece into pieces of up to `most` bytes and nearly equal size, so that the last is not too small.
+
+    Args:
+        most: bytes of a piece.
+    """
     count = -(-piece.num_bytes // most)
     bounds = [piece.start + piece.num_bytes * number // count for number in range(count + 1)]
     return [SourcePiece(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]

@@ -7,9 +7,9 @@
 Other stores take one stream, which begins again. Parts are numbered from 1, all of one size but the last. They may be
 written in any order, several at a time, and by another process; writing a part again replaces it.
 
-While a process has an upload open, it holds the node lock of the object, with the token as its message. The next upload
-of the object from this node finds there the token of a killed process, and aborts that upload unless it continues it.
-Uploads of living processes and of other nodes stay.
+While a process has an upload open, it holds the node lock of the object, with the token and its pid as the message. The
+next upload of the object from this node finds there the token of a killed process, and aborts that upload unless it
+continues it. Uploads of living processes, whose pid is logged, and of other nodes stay.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from binidx.errors import redacted
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range
@@ -32,6 +34,7 @@ from binidx.storage.store_protocols import MultipartStore, MultipartUpload, Obje
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 
+logger = logging.getLogger(__name__)
 MAX_PARTS = 10_000
 """Most parts of one object: the limit of S3."""
 
@@ -66,22 +69,32 @@ class PartUpload:
     staged = None
 
     def __init__(self, location: Location, token: str = "") -> None:
-        self.uri, self._settings = location.uri, location.settings
-        self._locked = contextlib.ExitStack()
+        self._location, self._locked = location, contextlib.ExitStack()
         lock = self._locked.enter_context(acquire_node_lock(lock_path(location), wait=False))
         try:
-            left = lock.message.decode(errors="replace") if lock.first else ""
-            if left not in ("", token):
-                discard_parts(location, left)
-            self._upload: MultipartUpload = self._retried(lambda: location.store.upload(self.uri, token), opening=True)
+            other, _, pid = lock.message.decode(errors="replace").partition(" ")
+            if not lock.first:
+                held = "%s: process %s of this node is uploading it, too (upload %s); the object published last stays"
+                logger.warning(held, redacted(location.uri), pid or "?", other or "?")
+            elif other not in ("", token):
+                discard_parts(location, other)
+            self._upload: MultipartUpload = self._retried(
+                lambda: location.store.upload(location.uri, token), opening=True
+            )
         except BaseException:
             self._locked.close()
             raise
         self.token = self._upload.token
-        lock.leave_message(self.token.encode())
+        lock.leave_message(f"{self.token} {os.getpid()}".encode())
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        """Return whether this part, written earlier with this digest and tag, still exists."""
+        """Return whether an earlier part still exists.
+
+        Args:
+            part: its number, from 1 on.
+            where: (start, stop) in bytes of the object.
+            digest, tag: `part_digest` of its bytes, and what `write` returned.
+        """
         return self._earlier.get(part) == (where[1] - where[0], tag)
 
     @functools.cached_property
@@ -89,14 +102,18 @@ class PartUpload:
         return self._retried(self._upload.arrived)
 
     def find_part(self, part: int, where: Range) -> str | None:
-        """Return the tag of a part if the store has it by now, as long as the range `where`; else None."""
+        """Return the tag of a part if the store has it by now, as long as the range `where`; else None.
+
+        Args:
+            part: its number, from 1 on.
+            where: (start, stop) in bytes of the object.
+        """
         size, tag = self._retried(self._upload.arrived).get(part, (0, ""))
         return tag if size == where[1] - where[0] else None
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
-        """Write one part; return the tag that the store gave it."""
-        with storage_errors(self.uri):
-            return self.write_pieces(part, cut_views(data))
+        """Write one part, whose number counts from 1; return the tag that the store gave it."""
+        return self._retried(lambda: self._upload.write(part, cut_views(data)))
 
     def write_pieces(self, part: int, data: Sequence[memoryview]) -> str:
         """Write one part, given in pieces; return its tag."""
@@ -104,6 +121,11 @@ class PartUpload:
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         """Let the store copy one part out of another object of this version; return its tag.
+
+        Args:
+            part: its number, from 1 on.
+            source: the other object, of the version to copy.
+            where: (start, stop) in bytes of the other object.
 
         Raises:
             SlowCopyError: the part may still arrive. That is not retried here: it would double the store's work.
@@ -126,8 +148,8 @@ class PartUpload:
             self._retried(self._upload.abort)
 
     def _retried(self, request: Callable[[], Result], *, opening: bool = False) -> Result:
-        with storage_errors(self.uri):
-            return retried(self.uri, request, self._settings, opening=opening)
+        with storage_errors(self._location.uri):
+            return retried(self._location, request, opening=opening)
 
 
 class LocalParts:
@@ -188,6 +210,10 @@ MultipartWriter = PartUpload | LocalParts
 def open_parts(location: Location, size: int, token: str = "") -> MultipartWriter | None:
     """Return a writer of an object of `size` bytes: the one that `token` continues if it still exists, else a new one.
 
+    Args:
+        size: bytes of the object.
+        token: of the writer to continue; "": a new one.
+
     Returns:
         The writer; None if the store takes no parts, or for an empty remote object: S3 refuses uploads without parts.
 
@@ -199,13 +225,13 @@ def open_parts(location: Location, size: int, token: str = "") -> MultipartWrite
     return PartUpload(location, token) if size and isinstance(location.store, MultipartStore) else None
 
 
-def remove_staging_files(location: Location, ending: str) -> None:
-    """Remove the staging files `NAME.RANDOM` + ending of killed writers of a local object. Never raises."""
+def remove_partial_files(location: Location) -> None:
+    """Remove the files `NAME.TOKEN.partial` of killed writers of a local object. Never raises."""
     path = location.local_path
     if path is None:
         return
     folder, name = os.path.split(os.path.abspath(path))
-    ours = re.compile(re.escape(name) + r"\.[0-9a-f]+" + re.escape(ending))
+    ours = re.compile(re.escape(name) + r"\.[0-9a-f]+\.partial")
     with contextlib.suppress(OSError):
         for left in filter(ours.fullmatch, os.listdir(folder)):
             os.unlink(os.path.join(folder, left))
@@ -217,9 +243,8 @@ def discard_parts(location: Location, token: str) -> None:
     Args:
         token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`.
     """
-    path = location.local_path
     with contextlib.suppress(Exception):
-        if path is not None:
+        if (path := location.local_path) is not None:
             os.unlink(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
         elif token and isinstance(location.store, MultipartStore):
             location.store.upload(location.uri, token).abort()

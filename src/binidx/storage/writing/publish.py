@@ -61,7 +61,11 @@ def create_object(
 def write_object(
     location: Location, pieces: Iterable[Bytes], *, before_publish: Hook = None, durable: bool = True
 ) -> None:
-    """Do `create_object` and write the given pieces, one after the other."""
+    """Do `create_object` and write the given pieces, one after the other.
+
+    Args:
+        before_publish, durable: as in `create_object`.
+    """
     with create_object(location, before_publish=before_publish, durable=durable) as out:
         for piece in pieces:
             out.write(piece)
@@ -71,6 +75,9 @@ def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.Abs
     """Do `create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
 
     The mapping stays valid after the block, also when another file takes the name.
+
+    Args:
+        durable: as in `create_object`.
 
     Raises:
         StorageError: the file cannot be made, above all if the disk lacks space; `StagingFile` names exceptions.

@@ -23,14 +23,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from binidx.errors import StorageError
-from binidx.storage.cache.block_files import is_same_file, lock_if_possible, remove_unlocked
+from binidx.storage.cache.block_files import is_same_file, remove_unlocked, try_lock
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import node_id, raise_descriptor_limit, staging_path, sync_directory
 from binidx.storage.threads import READS
-from binidx.storage.writing.multipart import CHUNK_BYTES, PartUpload
+from binidx.storage.writing.multipart import PartUpload, cut_views
 
 ONE_PUT = 16 << 20
 """Objects up to this size are buffered in memory and sent in one request."""
@@ -78,7 +78,8 @@ class StagingFile:
                 os.makedirs(os.path.dirname(self.path), exist_ok=True)
                 file = open(self.temporary, "x+b", buffering=0)  # noqa: SIM115
             # Before it was locked, another process may have removed it.
-            if lock_if_possible(file.fileno(), fcntl.LOCK_EX) and is_same_file(file.fileno(), self.temporary):
+            locked = try_lock(file.fileno(), fcntl.LOCK_EX) is not False
+            if locked and is_same_file(file.fileno(), self.temporary):
                 return file
             file.close()
 
@@ -164,16 +165,19 @@ def list_staging_files(folder: str, now: float) -> Iterator[tuple[str, str | Non
     """Yield (path, target) of staging files whose writer may be dead: it is, if no process has locked the file.
 
     The target is None for files of this node. Files of other nodes are yielded if they have not changed for a day.
+
+    Args:
+        now: present time by the clock of the file system.
     """
     names = os.listdir(folder)
     _unlisted[folder] = len(names) // LISTED_EACH
-    for found in filter(None, map(STAGING_NAME.fullmatch, names)):
-        left = os.path.join(folder, found[0])
+    for match in filter(None, map(STAGING_NAME.fullmatch, names)):
+        left = os.path.join(folder, match[0])
         with contextlib.suppress(OSError):
-            if found[2] == node_id():
+            if match[2] == node_id():
                 yield left, None
             elif now - os.stat(left).st_mtime > FOREIGN_SECONDS:
-                yield left, found[1]
+                yield left, match[1]
 
 
 _unlisted: dict[str, int] = {}
@@ -192,34 +196,18 @@ def open_writable(location: Location) -> WritableStore:
     return store
 
 
-class WriteBuffer:
-    """Append-only buffer of bytes. Memory: the bytes written plus at most one chunk; appending copies none of them.
+def new_buffer(num_bytes: int) -> mapping.mmap:
+    """Return a buffer to which `write` appends up to `num_bytes` bytes; `tell` is the number of those written.
 
-    A bytearray that grows in place left 30 MB of heap fragments behind one upload part of 8 MiB.
+    It takes memory for the bytes written only, and none after its end. A bytearray that grows in place left 30 MB of
+    heap fragments behind one upload part of 8 MiB.
     """
+    return mapping.mmap(-1, max(num_bytes, 1), mapping.MAP_PRIVATE | mapping.MAP_ANONYMOUS)
 
-    def __init__(self) -> None:
-        self._chunks: list[bytearray] = []
-        self.size = 0
 
-    def write(self, data: Bytes) -> int:
-        """Append data; return its length in bytes."""
-        view = memoryview(data).cast("B")
-        count = len(view)
-        while view:
-            place = self.size % CHUNK_BYTES
-            if place == 0:
-                self._chunks.append(bytearray(CHUNK_BYTES))
-            taken = min(CHUNK_BYTES - place, len(view))
-            self._chunks[-1][place : place + taken] = view[:taken]
-            self.size, view = self.size + taken, view[taken:]
-        return count
-
-    @property
-    def pieces(self) -> list[memoryview]:
-        """The bytes, chunk by chunk."""
-        ends = [min(CHUNK_BYTES, self.size - number * CHUNK_BYTES) for number in range(len(self._chunks))]
-        return [memoryview(chunk)[:end] for chunk, end in zip(self._chunks, ends, strict=True)]
+def written_pieces(buffer: mapping.mmap) -> list[memoryview]:
+    """Return views of the bytes written to a buffer."""
+    return cut_views(memoryview(buffer)[: buffer.tell()])
 
 
 BLOCK_BYTES = 50 << 20
@@ -227,39 +215,34 @@ BLOCK_BYTES = 50 << 20
 
 
 class PartStream:
-    """Writer of a stream of bytes into a multipart upload.
+    """Writer of a stream of bytes into a multipart upload."""
 
-    Args:
-        start: buffer with the first bytes of the stream, at most one part.
-    """
-
-    def __init__(self, location: Location, start: WriteBuffer) -> None:
+    def __init__(self, location: Location) -> None:
         self.closed = False
         chosen_bytes = int((location.options or {}).get("default_block_size", BLOCK_BYTES))
         self._part_bytes = max(location.store.min_part, chosen_bytes)
-        self._parts, self._buffer = PartUpload(location), start
+        self._parts, self._buffer = PartUpload(location), new_buffer(self._part_bytes)
         self._thread, self._sent = READS.executor(1), list[Future[str]]()
 
     def write(self, data: Bytes) -> int:
         """Append data; return its length in bytes."""
         view = memoryview(data).cast("B")
         while view:
-            if self._buffer.size >= self._part_bytes:
+            if self._buffer.tell() == self._part_bytes:
                 self._send()
-            taken = self._buffer.write(view[: self._part_bytes - self._buffer.size])
-            view = view[taken:]
+            view = view[self._buffer.write(view[: self._part_bytes - self._buffer.tell()]) :]
         return memoryview(data).nbytes
 
     def close(self) -> None:
         """Send the rest; the object is still invisible."""
-        if self._buffer.size or not self._sent:
+        if self._buffer.tell() or not self._sent:
             self._send()
         self._sent[-1].result()
         self._thread.shutdown()
 
     def commit(self) -> None:
         """Make the object visible."""
-        self._parts.publish({part: each.result() for part, each in enumerate(self._sent, 1)})
+        self._parts.publish({part: tag.result() for part, tag in enumerate(self._sent, 1)})
 
     def discard(self) -> None:
         """Delete the parts."""
@@ -269,7 +252,7 @@ class PartStream:
     def _send(self) -> None:
         if self._sent:
             self._sent[-1].result()
-        data, self._buffer = self._buffer.pieces, WriteBuffer()
+        data, self._buffer = written_pieces(self._buffer), new_buffer(self._part_bytes)
         self._sent.append(self._thread.submit(self._parts.write_pieces, len(self._sent) + 1, data))
 
 
@@ -304,18 +287,18 @@ class StagingUpload:
 
     def __init__(self, location: Location) -> None:
         self.location, self.uri, self.store = location, location.uri, open_writable(location)
-        self.start, self.temporary = WriteBuffer(), ""
-        self.file: Any = None
         # A smaller block size asks for less memory.
         self.most = min(ONE_PUT, int((location.options or {}).get("default_block_size", ONE_PUT)))
+        self.start, self.temporary = new_buffer(self.most), ""
+        self.file: Any = None
 
     def write(self, data: Bytes) -> int:
         """Append data; return its length in bytes."""
         with storage_errors(self.uri):
             if self.file is None:
-                if self.start.size + memoryview(data).nbytes <= self.most:
+                if self.start.tell() + memoryview(data).nbytes <= self.most:
                     return self.start.write(data)
-                self.file, self.start = self._open_stream(), WriteBuffer()
+                self.file, self.start = self._open_stream(), new_buffer(0)
             return int(self.file.write(data))
 
     def complete(self) -> None:
@@ -326,24 +309,24 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            self.store.put(self.uri, self.start.pieces)
+            self.store.put(self.uri, written_pieces(self.start))
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
         else:
             self.file.commit()
-        self.start = WriteBuffer()  # a caller's variable may keep this object
+        self.start = new_buffer(0)  # a caller's variable may keep this object
 
     def _open_stream(self) -> Any:
-        if isinstance(self.store, MultipartStore):
-            return PartStream(self.location, self.start)
         file: Any
-        if isinstance(self.store, StreamingStore):
+        if isinstance(self.store, MultipartStore):
+            file = PartStream(self.location)
+        elif isinstance(self.store, StreamingStore):
             self.temporary = "" if self.store.hides_uploads else staging_path(self.uri)
             file = self.store.open_stream(self.temporary or self.uri)
         else:
             file = SpoolStream(self.store, self.uri)
-        for piece in self.start.pieces:
+        for piece in written_pieces(self.start):
             file.write(piece)
         return file
 
