@@ -107,12 +107,10 @@ def print_error(error: BaseException, message: str, status: int, as_json: bool) 
 
 
 LIBRARY_NAMES = {
-    "compared_share": "compare",
     "data_parallel_size": "world",
     "keys": "json_keys",
     "level": "compress",
     "num_documents": "count",
-    "output": "to",
     "target": "to",
     "targets": "to",
 }
@@ -244,14 +242,14 @@ def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> No
     options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
 
 
-def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], str]) -> None:
-    """Print a result: as JSON with --json, else as text."""
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
+    """Print a result, as JSON values with --json, else as text."""
+    print(json.dumps(values) if arguments.json else text)
 
 
-def print_result(found: Mapping[str, Any], text: str, arguments: argparse.Namespace) -> None:
-    """Print a result: as one JSON object with --json, else as text."""
-    print(json.dumps(found) if arguments.json else text)
+def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the arguments with these names, which are those of a library function's parameters, too."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def add_writing(options: argparse.ArgumentParser) -> None:
@@ -265,12 +263,7 @@ def add_writing(options: argparse.ArgumentParser) -> None:
 
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the library's arguments for the options of `add_writing`."""
-    return {
-        "lineage": not arguments.no_lineage,
-        "overwrite": arguments.overwrite,
-        "source_options": arguments.source_options,
-        "target_options": arguments.target_options,
-    }
+    return {"lineage": not arguments.no_lineage, **chosen(arguments, "overwrite", "source_options", "target_options")}
 
 
 DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)

@@ -15,7 +15,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -24,7 +23,7 @@ from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import write_object
 
-from ._command import command
+from ._command import command, print_result
 from ._display import table as columns
 from ._runs import add_run, open_run, step_at, stop_step
 
@@ -52,9 +51,10 @@ def account_run(arguments: argparse.Namespace) -> int:
     accounts = account(order, stop, repeats=arguments.repeats)
     if arguments.to:
         write_parquet(accounts, arguments.to, arguments.storage_options)
-    print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
-    if isinstance(order.order, BlendedOrder) and order.order.proof and not arguments.json:
-        print(order.order.proof)
+    text = table(accounts)
+    if isinstance(order.order, BlendedOrder) and order.order.proof:
+        text += f"\n{order.order.proof}"
+    print_result([asdict(row) for row in accounts], text, arguments)
     return 0
 
 

@@ -34,7 +34,7 @@ import argparse
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
 from binidx.storage.open import COMPRESSED
 
-from ._command import DATASET, RESUMES, add_json, command, prefix, show
+from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -70,20 +70,12 @@ def convert(arguments: argparse.Namespace) -> int:
     """Copy the dataset, and print a summary."""
     encoded = arguments.codec or (COMPRESSED if arguments.compress is not None else None)
     codec = "raw" if arguments.plain else encoded
+    way = StorageFormat(codec, arguments.compress or None, arguments.checksums)
+    options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
     with Bar("convert") as bar:
-        done = convert_dataset(
-            arguments.source,
-            arguments.target,
-            way=StorageFormat(codec, arguments.compress or None, arguments.checksums),
-            overwrite=arguments.overwrite,
-            verify=arguments.verify,
-            source_options=arguments.source_options,
-            target_options=arguments.target_options,
-            watch=bar,
-        )
-    show(done, arguments, describe)
-    if arguments.checksums and not arguments.json:
-        print(f"  its checksums are in {done.target}.bin.xxh3")
+        done = convert_dataset(**options, way=way, watch=bar)
+    sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums else ""
+    print_result(done.to_json(), describe(done) + sums, arguments)
     return 0
 
 

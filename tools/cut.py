@@ -29,7 +29,7 @@ from collections.abc import Callable
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
-from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._command import DATASET, add_writing, command, prefix, print_result, writing
 from ._display import Bar, counts, human_seconds
 
 
@@ -64,7 +64,7 @@ def cut(arguments: argparse.Namespace) -> int:
     """Run the chosen subcommand, and print a summary."""
     with Bar("cut") as bar:
         done = arguments.body(arguments, bar)
-    show(done, arguments, describe)
+    print_result(done.to_json(), describe(done), arguments)
     return 0
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._command import DATASET, add_json, command, prefix, show
+from ._command import DATASET, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts, human_seconds
 
 
@@ -38,16 +38,10 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
     with Bar("diff") as bar:
-        found = diff_datasets(
-            arguments.left,
-            arguments.right,
-            few=max(arguments.few, 0),
-            left_options=arguments.left_options,
-            right_options=arguments.right_options,
-            watch=bar,
-        )
-    show(found, arguments, describe)
-    return 0 if found.same else 1
+        options = chosen(arguments, "left_options", "right_options")
+        difference = diff_datasets(arguments.left, arguments.right, few=max(arguments.few, 0), **options, watch=bar)
+    print_result(difference.to_json(), describe(difference), arguments)
+    return 0 if difference.same else 1
 
 
 COPY = ("copy", "copies")

@@ -17,7 +17,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from glob import has_magic
@@ -28,7 +27,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.read import FORMATS
 
-from ._command import add_json, command, num_bytes, strip_end
+from ._command import add_json, chosen, command, num_bytes, print_result, strip_end
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -54,21 +53,17 @@ def estimate(arguments: argparse.Namespace) -> int:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
     with Bar("estimate") as bar:
-        found = estimate_tokens(
-            arguments.inputs,
-            tokenizer,
+        estimated = estimate_tokens(
+            tokenizer=tokenizer,
             keys=arguments.json_keys,
-            append_eod=arguments.append_eod,
             filters=parse_filters(arguments),
-            format=arguments.format,
             engine=arguments.tokenizer_engine,
             sample_bytes=arguments.sample,
-            seed=arguments.seed,
-            source_options=arguments.source_options,
+            **chosen(arguments, "inputs", "append_eod", "format", "seed", "source_options"),
             watch=bar,
         )
-    print(json.dumps(asdict(found)) if arguments.json else describe(found))
-    return 1 if found.problems and not found.documents.total else 0
+    print_result(asdict(estimated), describe(estimated), arguments)
+    return 1 if estimated.problems and not estimated.documents.total else 0
 
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:

@@ -15,7 +15,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from binidx.storage.interfaces import LayeredReader
 from binidx.storage.open import suffix_of
 from binidx.storage.ranges import as_block_reader
 
-from ._command import DATASET, add_json, command, prefix
+from ._command import DATASET, add_json, command, prefix, print_result
 from ._display import human_bytes, table
 from ._runs import decoder, known_origins
 
@@ -66,7 +65,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     report = build_report(dataset, arguments.documents, arguments.tokens)
     if decode := decoder(arguments.tokenizer, arguments.storage_options):
         report["texts"] = first_texts(dataset, arguments.text, decode)
-    print(json.dumps(report) if arguments.json else describe(report))
+    print_result(report, describe(report), arguments)
     return 0
 
 

@@ -32,7 +32,7 @@ from typing import Any
 from binidx.corpus.merge import MergeResult, VirtualMergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
-from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._command import DATASET, add_writing, command, prefix, print_result, writing
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -52,13 +52,12 @@ def merge(arguments: argparse.Namespace) -> int:
     done: Any
     with Bar("merge") as bar:
         if arguments.virtual:
-            options, overwrite = arguments.source_options, arguments.overwrite
-            done = merge_virtually(
-                arguments.sources, arguments.to, overwrite=overwrite, storage_options=options, watch=bar
-            )
+            options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
+            done = merge_virtually(arguments.sources, arguments.to, **options, watch=bar)
         else:
             done = merge_datasets(arguments.sources, arguments.to, **writing(arguments), watch=bar)
-    show(done, arguments, describe_virtual if arguments.virtual else describe)
+    text = describe_virtual(done) if arguments.virtual else describe(done)
+    print_result(done.to_json(), text, arguments)
     return 0
 
 

@@ -22,7 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, command, prefix, print_result
+from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts
 
 
@@ -47,17 +47,9 @@ def pack(arguments: argparse.Namespace) -> int:
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
         bar.begin("pack", dataset.index.num_tokens, 0, "tokens")
-        names = indexed_to_packed(
-            dataset,
-            arguments.others[0],
-            arguments.name,
-            arguments.chunk_size,
-            arguments.sep,
-            add_separator=arguments.add_separator,
-            overwrite=arguments.overwrite,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
+        sizes = arguments.others[0], arguments.name, arguments.chunk_size, arguments.sep
+        options = chosen(arguments, "add_separator", "overwrite", "storage_options")
+        names = indexed_to_packed(dataset, *sizes, **options, watch=bar.advance)
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
@@ -69,16 +61,11 @@ def unpack(arguments: argparse.Namespace) -> int:
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
         bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
-        count = packed_to_indexed(
-            files,
-            arguments.prefix,
-            arguments.sep,
-            overwrite=arguments.overwrite,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
-    found = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
-    print_result(found, f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}", arguments)
+        options = chosen(arguments, "overwrite", "storage_options")
+        count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=bar.advance)
+    values = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
+    text = f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
+    print_result(values, text, arguments)
     return 0
 
 

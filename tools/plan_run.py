@@ -24,7 +24,7 @@ from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.storage.stats import counted
 
-from ._command import command, show
+from ._command import command, print_result
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
 from ._runs import add_run, add_sizes, load_sized
 
@@ -44,7 +44,8 @@ def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
     run = load_sized(arguments)
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
-    show(plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second), arguments, describe)
+    planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
+    print_result(planned.to_json(), describe(planned), arguments)
     return 0
 
 

@@ -20,7 +20,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -38,7 +37,7 @@ from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import available_cores
 
-from ._command import command
+from ._command import command, print_result
 from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table
 from ._runs import add_run, add_sizes, load_sized
 
@@ -64,10 +63,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
     rows = [*build(replace(given, config=config))]
-    if arguments.json:
-        print(json.dumps({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}))
-    else:
-        print(describe(rows))
+    print_result({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}, describe(rows), arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 

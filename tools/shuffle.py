@@ -30,7 +30,7 @@ from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
-from ._command import DATASET, add_writing, command, num_bytes, prefix, show, writing
+from ._command import DATASET, add_writing, chosen, command, num_bytes, prefix, print_result, writing
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -48,12 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def shuffle(arguments: argparse.Namespace) -> int:
     """Shuffle documents or lines, and print a summary."""
-    common = {
-        **writing(arguments),
-        "seed": arguments.seed,
-        "memory_bytes": arguments.memory,
-        "scratch": arguments.scratch,
-    }
+    common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     done: Any
     with Bar("shuffle") as bar:
         if arguments.lines:
@@ -62,7 +57,8 @@ def shuffle(arguments: argparse.Namespace) -> int:
         else:
             sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
             done = shuffle_datasets(sources, target, **common, watch=bar)
-    show(done, arguments, describe_lines if arguments.lines else describe)
+    text = describe_lines(done) if arguments.lines else describe(done)
+    print_result(done.to_json(), text, arguments)
     return 0
 
 
@@ -77,12 +73,10 @@ def dataset(text: str) -> str:
 def describe(done: ShuffleResult) -> str:
     """Return the summary of shuffled documents."""
     lineage = "with" if done.lineage else "no"
-    return "\n".join(
-        [
-            f"{done.target}: {counts(datasets=done.num_sources)}",
-            f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
-            f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}",
-        ]
+    return (
+        f"{done.target}: {counts(datasets=done.num_sources)}\n"
+        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}\n"
+        f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
     )
 
 
