@@ -45,7 +45,7 @@ from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
-from binidx.prepare.text.inputs import list_local_files, list_stored_objects
+from binidx.prepare.text.inputs import list_objects
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
@@ -226,10 +226,9 @@ def delete_all(objects: Iterable[Location]) -> None:
 
 def list_other_objects(files: JobFiles, parts: Sequence[Part]) -> list[Location]:
     """Return the objects in the folder of the parts, except job.json and the objects of `parts`."""
-    folder, path = files.folder, files.folder.local_path
-    found = list_stored_objects(folder + "/") if path is None else list_local_files(path) or []
+    folder = files.folder + "/"
     ours = {file.name for file in (files.job_file, *(file for part in parts for file in files.objects(part)))}
-    return [Location(uri, folder.options) for uri in found if os.path.basename(uri) not in ours]
+    return [Location(uri, folder.options) for uri in list_objects(folder) if os.path.basename(uri) not in ours]
 
 
 @dataclass(frozen=True)
