@@ -106,39 +106,29 @@ def print_error(error: BaseException, message: str, status: int, as_json: bool) 
     return status
 
 
-LIBRARY_NAMES = {
-    "data_parallel_size": "world",
-    "keys": "json_keys",
-    "level": "compress",
-    "num_documents": "count",
-    "target": "to",
-    "targets": "to",
-}
-"""Arguments of library functions -> the arguments of commands that set them, where these have other names."""
-
-
 def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str, str]:
-    """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one."""
-    found: dict[str, str] = {}
+    """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one.
+
+    The names are those of the library's parameters.
+    """
+    flags, words = dict[str, str](), {word.partition("=")[0] for word in typed}
     for action in options._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= flags_of(next(each for name, each in action.choices.items() if name in typed), typed)
+            flags |= flags_of(next(parser for name, parser in action.choices.items() if name in typed), typed)
             continue
-        flags = action.option_strings
-        here = [each for each in flags if any(word.partition("=")[0] == each for word in typed)]
-        long = [each for each in flags if each.startswith("--")]
-        if here or action.dest not in found:
-            found[action.dest] = next(iter([*here, *long, *flags]), str(action.metavar or action.dest.upper()))
-    return found
+        names = sorted(action.option_strings, key=lambda flag: (flag not in words, not flag.startswith("--")))
+        if words.intersection(names) or action.dest not in flags:
+            flags[action.dest] = names[0] if names else str(action.metavar or action.dest.upper())
+    return flags
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
     """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`."""
     subject, colon, rest = message.partition(":")
-    names = [name if name in flags else LIBRARY_NAMES.get(name, name) for name in re.split(", ", subject)]
-    return (
-        f"{', '.join(flags[name] for name in names)}{colon}{rest}" if all(name in flags for name in names) else message
-    )
+    names = subject.split(", ")
+    if not all(name in flags for name in names):
+        return message
+    return f"{', '.join(flags[name] for name in names)}{colon}{rest}"
 
 
 class UsageError(SystemExit):

@@ -24,7 +24,7 @@ from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 
-from ._command import add_json
+from ._command import add_json, chosen
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
@@ -39,7 +39,7 @@ def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> N
 def add_sizes(options: argparse.ArgumentParser) -> None:
     """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
     group = options.add_argument_group("another run than RUN says")
-    group.add_argument("--world", type=int, metavar="N", help="data parallel ranks")
+    group.add_argument("--world", dest="data_parallel_size", type=int, metavar="N", help="data parallel ranks")
     group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
     group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")
     length = group.add_mutually_exclusive_group()
@@ -55,31 +55,22 @@ def load_sized(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: evaluations without a length, a length for a run in stages, or invalid numbers.
     """
-    batch = {
-        "data_parallel_size": arguments.world,
-        "micro_batch_size": arguments.micro_batch_size,
-        "global_batch_size": arguments.global_batch_size,
-    }
-    run = replace(Run.load(arguments.run, arguments.storage_options), **_given(batch))
-    evaluation = _given({"eval_interval": arguments.eval_interval, "eval_iters": arguments.eval_iters})
+    batch = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    run = replace(Run.load(arguments.run, arguments.storage_options), **batch)
+    evaluation = _given(arguments, "eval_interval", "eval_iters")
     if arguments.train_iters is None and arguments.train_samples is None:
         if evaluation:
             raise ConfigError("--eval-interval, --eval-iters: need --train-iters or --train-samples")
         return run
     if run.stages is not None:
         raise ConfigError("--train-iters, --train-samples: stages have sizes of their own")
-    sizes = split_sizes(
-        run.schedule,
-        train_iters=arguments.train_iters,
-        train_samples=arguments.train_samples,
-        full_validation=bool(run.config.full_validation),
-        **evaluation,
-    )
+    length = chosen(arguments, "train_iters", "train_samples")
+    sizes = split_sizes(run.schedule, **length, full_validation=bool(run.config.full_validation), **evaluation)
     return replace(run, sizes=sizes)
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in chosen(arguments, *names).items() if value is not None}
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
@@ -129,10 +120,8 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
     schedule = order.reading.schedule
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
-        near = [schedule.samples_before(each) for each in (step, step + 1)]
-        raise ConfigError(
-            f"--consumed-samples {consumed_samples}: within a step; steps begin at {near[0]:,} and {near[1]:,}"
-        )
+        near = f"{schedule.samples_before(step):,} and {schedule.samples_before(step + 1):,}"
+        raise ConfigError(f"--consumed-samples {consumed_samples}: within a step; steps begin at {near}")
     return step
 
 
@@ -176,12 +165,12 @@ def build_rows(
 def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
     """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    origins: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
         source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
         rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
-        found |= {(number, document): origin for document, origin in rows.items()}
-    return found
+        origins |= {(number, document): origin for document, origin in rows.items()}
+    return origins
 
 
 def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -43,14 +43,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
     options.add_argument("target", type=prefix, metavar="TARGET", help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
-    stored.add_argument(
-        "--compress",
-        metavar="LEVEL",
-        type=level,
-        nargs="?",
-        const=0,
-        help="write a .bin.zst, at a level of 1 to 22 (3)",
-    )
+    compress = "write a .bin.zst, at a level of 1 to 22 (3)"
+    stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)
     stored.add_argument("--plain", action="store_true", help="write a .bin, also from a .bin.zst")
     options.add_argument("--codec", metavar="NAME", help="codec of --compress (zstd); also one of an installed package")
     options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
@@ -68,9 +62,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def convert(arguments: argparse.Namespace) -> int:
     """Copy the dataset, and print a summary."""
-    encoded = arguments.codec or (COMPRESSED if arguments.compress is not None else None)
+    encoded = arguments.codec or (COMPRESSED if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
-    way = StorageFormat(codec, arguments.compress or None, arguments.checksums)
+    way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
     with Bar("convert") as bar:
         done = convert_dataset(**options, way=way, watch=bar)

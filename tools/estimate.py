@@ -37,7 +37,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
     options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
     add_tokenizer(options)
-    options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
+    options.add_argument(
+        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)"
+    )
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
     add_filters(options, "leave {} out")
     sample = f"{SAMPLE_BYTES >> 20}MiB"
@@ -55,11 +57,10 @@ def estimate(arguments: argparse.Namespace) -> int:
     with Bar("estimate") as bar:
         estimated = estimate_tokens(
             tokenizer=tokenizer,
-            keys=arguments.json_keys,
             filters=parse_filters(arguments),
             engine=arguments.tokenizer_engine,
             sample_bytes=arguments.sample,
-            **chosen(arguments, "inputs", "append_eod", "format", "seed", "source_options"),
+            **chosen(arguments, "inputs", "keys", "append_eod", "format", "seed", "source_options"),
             watch=bar,
         )
     print_result(asdict(estimated), describe(estimated), arguments)

@@ -39,7 +39,9 @@ from ._display import Bar, counts, human_bytes, human_seconds
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
-    options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
+    options.add_argument(
+        "--to", dest="target", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset"
+    )
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     add_writing(options)
 
@@ -53,9 +55,9 @@ def merge(arguments: argparse.Namespace) -> int:
     with Bar("merge") as bar:
         if arguments.virtual:
             options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
-            done = merge_virtually(arguments.sources, arguments.to, **options, watch=bar)
+            done = merge_virtually(arguments.sources, arguments.target, **options, watch=bar)
         else:
-            done = merge_datasets(arguments.sources, arguments.to, **writing(arguments), watch=bar)
+            done = merge_datasets(arguments.sources, arguments.target, **writing(arguments), watch=bar)
     text = describe_virtual(done) if arguments.virtual else describe(done)
     print_result(done.to_json(), text, arguments)
     return 0

@@ -64,7 +64,9 @@ def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
     group.add_argument("--format", choices=FORMATS, help="of all inputs (default: by their names)")
-    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)")
+    group.add_argument(
+        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)"
+    )
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
     group.add_argument("--lang", dest="language", default="english", metavar="LANG", help="of the sentences (english)")
     group.add_argument("--keep-newlines", action="store_true", help="sentences keep the newlines after them")
@@ -143,7 +145,7 @@ def parse_job(arguments: argparse.Namespace) -> Job:
     return Job(
         inputs=tuple(arguments.inputs + arguments.input),
         tokenizer=parse_tokenizer(arguments),
-        keys=tuple(arguments.json_keys),
+        keys=tuple(arguments.keys),
         filters=parse_filters(arguments),
         lineage=not arguments.no_lineage,
         codec=arguments.codec or (COMPRESSED if arguments.compress else "raw"),

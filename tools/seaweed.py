@@ -169,23 +169,13 @@ def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
     listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
     listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
     return [
-        "-logtostderr=true",
-        "server",
-        f"-dir={directory}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        "-master.telemetry=false",
+        *("-logtostderr=true", "server", "-filer", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+        *(f"-dir={directory}", "-master.telemetry=false"),
         # A bucket is a collection and takes 7 volumes when it is first written to; a volume is not preallocated.
-        "-volume.max=256",
-        "-master.volumeSizeLimitMB=4096",
-        "-filer",
-        "-s3",
-        f"-s3.config={identities}",
-        "-s3.iam=false",
+        *("-volume.max=256", "-master.volumeSizeLimitMB=4096"),
         # A misspelt bucket is an error, as on AWS.
-        "-s3.autoCreateBucket=false",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
+        *(f"-s3.config={identities}", "-s3.iam=false", "-s3.autoCreateBucket=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *listen,
     ]
 
@@ -194,9 +184,9 @@ def free_ports(count: int) -> list[int]:
     """Return distinct free ports of this machine; all stay bound until the last one is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:

@@ -37,7 +37,9 @@ from ._display import Bar, counts, human_bytes, human_seconds
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
-    options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
+    options.add_argument(
+        "--to", dest="target", required=True, metavar="TARGET", help="prefix to write; with --lines, the object"
+    )
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
     memory = f"{MEMORY_BYTES >> 30}GiB"
     options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
@@ -53,9 +55,9 @@ def shuffle(arguments: argparse.Namespace) -> int:
     with Bar("shuffle") as bar:
         if arguments.lines:
             del common["lineage"]
-            done = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
+            done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
         else:
-            sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
+            sources, target = [dataset(source) for source in arguments.sources], dataset(arguments.target)
             done = shuffle_datasets(sources, target, **common, watch=bar)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)

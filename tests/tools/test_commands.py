@@ -158,7 +158,7 @@ def test_errors_name_options_as_the_user_typed_them(arguments: list[str], messag
 
 
 def test_a_file_that_is_named_like_an_option_is_no_option() -> None:
-    flags = {"memory": "--memory", "to": "--to"}
+    flags = {"memory": "--memory", "targets": "--to"}
     assert with_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
     assert with_flags("memory, en: both", flags) == "memory, en: both"
     assert with_flags("memory, targets: both", flags) == "--memory, --to: both"
