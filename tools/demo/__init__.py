@@ -49,8 +49,7 @@ def check(options: argparse.Namespace) -> None:
 def demonstrate(options: argparse.Namespace) -> int:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .report import ENVIRONMENT, Screen, show_access, show_figures
-    from .stages import run_demo
+    from .stages import ENVIRONMENT, Screen, run_demo, show_access, show_figures
 
     screen = Screen(quiet=options.json)
     with contextlib.ExitStack() as stack:
