@@ -101,8 +101,8 @@ def run(
 def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
     """Print an error as one JSON object if `as_json`; return the exit status."""
     if as_json:
-        found = {"kind": type(error).__name__, "message": message, "exit_status": status}
-        print(json.dumps({"error": found}), flush=True)
+        values = {"kind": type(error).__name__, "message": message, "exit_status": status}
+        print(json.dumps({"error": values}), flush=True)
     return status
 
 
@@ -265,8 +265,8 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 
 def strip_end(text: str) -> str | None:
     """Return the prefix of a dataset from the name of one of its files; None for other names."""
-    found = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
-    return found if found != text else None
+    prefix = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
+    return prefix if prefix != text else None
 
 
 def prefix(text: str) -> str:

@@ -61,16 +61,16 @@ def account_run(arguments: argparse.Namespace) -> int:
 def table(accounts: Sequence[SourceAccount]) -> str:
     """Return the rows as a table, with their sum, and how often documents were read."""
     rows = []
-    for each in accounts:
-        values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
-        rows.append([each.source, *(f"{value:,}" for value in values), f"{each.epochs_read:.3f}"])
-    total = [sum(getattr(each, name) for each in accounts) for name in ("samples_read", "tokens_read")]
+    for source in accounts:
+        values = (source.documents, source.tokens, source.samples_in_run, source.samples_read, source.tokens_read)
+        rows.append([source.source, *(f"{value:,}" for value in values), f"{source.epochs_read:.3f}"])
+    total = [sum(getattr(source, name) for source in accounts) for name in ("samples_read", "tokens_read")]
     rows.append(["all", "", "", "", *(f"{value:,}" for value in total), ""])
     lines = [columns(("source", *COLUMNS), rows, most_rows=len(rows))]
-    for each in accounts:
-        if each.seen:
-            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(each.seen) if count)
-            lines.append(f"{each.source} seen {seen}")
+    for source in accounts:
+        if source.seen:
+            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
+            lines.append(f"{source.source} seen {seen}")
     return "\n".join(lines)
 
 
@@ -79,7 +79,7 @@ def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str
     from binidx.format.arrow import pa, parquet
 
     sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)
+    parquet.write_table(pa.Table.from_pylist([asdict(source) for source in accounts]), sink)
     write_object(Location(uri, options), [memoryview(sink.getvalue())])
 
 

@@ -59,11 +59,11 @@ def add_options(options: argparse.ArgumentParser) -> None:
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        found.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
-        found.add_argument("--json", action="store_true", help="print one JSON object")
-        found.set_defaults(body=body)
-        return found
+        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
+        options.add_argument("--json", action="store_true", help="print one JSON object")
+        options.set_defaults(body=body)
+        return options
 
     filled = add("warm", run_warm, "fetch objects, or the bytes that a run reads")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
@@ -95,13 +95,13 @@ def age(text: str) -> float:
 def cache_directory(arguments: argparse.Namespace) -> str:
     """Return the cache directory; by default, except for `warm`, the directory of index files."""
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
-    found = arguments.dir or settings.cache_dir
-    if not found and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
+    directory = arguments.dir or settings.cache_dir
+    if not directory and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
         print(f"binidx cache: {of_index[0]}: index files; no cache directory given", file=sys.stderr)
-        found = of_index[0]
-    if not found:
+        directory = of_index[0]
+    if not directory:
         raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
-    return os.path.abspath(found)
+    return os.path.abspath(directory)
 
 
 # warm
@@ -285,7 +285,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
         cache_directory(arguments),
         limit=arguments.bytes,
         older_than=arguments.older_than,
-        chosen=(lambda uri: any(belongs(uri, redacted(each)) for each in uris)) if uris else None,
+        chosen=(lambda uri: any(belongs(uri, redacted(name)) for name in uris)) if uris else None,
     )
     text = f"{human_bytes(done.num_bytes)} removed, {done.num_litter} leftovers of killed processes"
     if done.in_use_bytes:

@@ -47,21 +47,26 @@ def diff(arguments: argparse.Namespace) -> int:
 COPY = ("copy", "copies")
 
 
-def describe(found: Difference) -> str:
+def describe(pair: Difference) -> str:
     """Return the differences as text."""
     lines = [
         f"{name} {prefix}: {counts(documents=documents, tokens=tokens)}, "
         f"{copies:,} {COPY[copies != 1]} of earlier documents"
         for name, prefix, documents, tokens, copies in zip(
-            "AB", found.prefixes, found.num_documents, found.num_tokens, found.num_duplicates, strict=True
+            "AB",
+            pair.prefixes,
+            pair.num_documents,
+            pair.num_tokens,
+            pair.num_duplicates,
+            strict=True,
         )
     ]
     lines += [
-        f"  in both       {found.num_common:,}",
-        f"  removed       {counted(found.num_removed, found.removed, 'A')}",
-        f"  added         {counted(found.num_added, found.added, 'B')}",
-        f"  order breaks  {counted(found.num_order_breaks, found.order_breaks, 'A')}",
-        f"  {'the same documents in the same order' if found.same else 'they differ'}; {human_seconds(found.seconds)}",
+        f"  in both       {pair.num_common:,}",
+        f"  removed       {counted(pair.num_removed, pair.removed, 'A')}",
+        f"  added         {counted(pair.num_added, pair.added, 'B')}",
+        f"  order breaks  {counted(pair.num_order_breaks, pair.order_breaks, 'A')}",
+        f"  {'the same documents in the same order' if pair.same else 'they differ'}; {human_seconds(pair.seconds)}",
     ]
     return "\n".join(lines)
 

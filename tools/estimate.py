@@ -69,39 +69,37 @@ def estimate(arguments: argparse.Namespace) -> int:
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
-    for each in inputs:
-        of_file = strip_end(each)
-        bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
-        if of_file or (bare and IndexedDataset.exists(each, storage_options=storage_options)):
-            raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")
+    for name in inputs:
+        of_file = strip_end(name)
+        bare = "." not in name.rpartition("/")[2] and not name.endswith("/") and not has_magic(name)
+        if of_file or (bare and IndexedDataset.exists(name, storage_options=storage_options)):
+            raise ConfigError(f"{name}: is a dataset, needed text; binidx inspect {of_file or name} says its tokens")
 
 
-def describe(found: CorpusEstimate) -> str:
+def describe(corpus: CorpusEstimate) -> str:
     """Return the estimate as text."""
-    cost = found.cost
-    looked = (
-        f"{human_bytes(found.sampled_bytes)} of {human_bytes(found.stored_bytes)} in {counts(files=found.num_inputs)}"
-    )
+    cost = corpus.cost
+    sampled, stored = human_bytes(corpus.sampled_bytes), human_bytes(corpus.stored_bytes)
     dollars = f", ${cost.dollars:,.2f} at list price" if cost.dollars else ""
     lines = [
-        f"tokens     {interval(found.tokens)}",
-        f"documents  {interval(found.documents)}",
-        f"looked at {looked}; {human_seconds(found.seconds)}",
-        f"to make them: {cost.cpu_hours:,.2f} CPU-hours with {found.engine}, "
+        f"tokens     {interval(corpus.tokens)}",
+        f"documents  {interval(corpus.documents)}",
+        f"looked at {sampled} of {stored} in {counts(files=corpus.num_inputs)}; {human_seconds(corpus.seconds)}",
+        f"to make them: {cost.cpu_hours:,.2f} CPU-hours with {corpus.engine}, "
         f"{human_seconds(cost.cpu_hours * 3600 / cost.cores)} on the {cost.cores} cores here",
         f"  {human_bytes(cost.bytes_in)} in, {human_bytes(cost.bytes_out)} out, in {counts(parts=cost.parts)}; "
         f"{counts(requests=cost.reads)} to read and {cost.writes:,} to write{dollars}",
     ]
-    if found.problems:
-        rows = f"{found.problems:,} rows of the sample are no documents; they are not counted"
-        none = "" if found.documents.total else ", and no other was found: look at --json-keys and --format"
+    if corpus.problems:
+        rows = f"{corpus.problems:,} rows of the sample are no documents; they are not counted"
+        none = "" if corpus.documents.total else ", and no other was found: look at --json-keys and --format"
         lines.append(rows + none)
     return "\n".join(lines)
 
 
-def interval(found: Estimate) -> str:
+def interval(count: Estimate) -> str:
     """Return a text such as `1,230; 95 %: 1,200 to 1,260 (± 2.44%)`."""
-    return f"{found.total:,.0f}; 95 %: {found.low:,.0f} to {found.high:,.0f} (± {found.error:.2%})"
+    return f"{count.total:,.0f}; 95 %: {count.low:,.0f} to {count.high:,.0f} (± {count.error:.2%})"
 
 
 main = command("estimate", __doc__, add_options, estimate)

@@ -109,7 +109,7 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     """
     if isinstance(source, VirtualSource):
         parts = [
-            {"prefix": each.prefix.uri, "codec": each.codec, "checksums": bool(each.sums)} for each in source.pairs
+            {"prefix": pair.prefix.uri, "codec": pair.codec, "checksums": bool(pair.sums)} for pair in source.pairs
         ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     reader = dataset.bin_reader
@@ -124,8 +124,8 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
 
 def first_documents(dataset: IndexedDataset, count: int) -> list[int]:
     """Return the numbers of the first `count` documents with sequences, among the first `BLOCK` documents."""
-    found: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
-    return found
+    documents: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
+    return documents
 
 
 def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> list[dict[str, Any]]:
@@ -146,15 +146,15 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
     """
     documents = first_documents(dataset, count)
     spans = [starting_spans(dataset, document) for document in documents]
-    tokens = iter(dataset.read([span for each in spans for span in each]))
+    tokens = iter(dataset.read([span for starts in spans for span in starts]))
     origins = known_origins(dataset.location, documents)
-    found = []
-    for document, each in zip(documents, spans, strict=True):
-        ids = np.concatenate([next(tokens) for _ in each]).tolist()
+    texts = []
+    for document, starts in zip(documents, spans, strict=True):
+        ids = np.concatenate([next(tokens) for _ in starts]).tolist()
         first, stop = dataset.document_indices[document : document + 2].tolist()
         whole = len(ids) == int(dataset.sequence_lengths[first:stop].sum())
-        found.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
-    return found
+        texts.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
+    return texts
 
 
 def starting_spans(dataset: IndexedDataset, document: int) -> list[tuple[int, int, int]]:
@@ -191,8 +191,8 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
         return {}
     ranks = [max(0, -(-percent * len(lengths) // 100) - 1) for percent in PERCENTILES]
     ordered = np.partition(lengths, ranks)
-    found = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
-    return {**found, "max": int(lengths.max())}
+    values = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
+    return {**values, "max": int(lengths.max())}
 
 
 def describe(report: dict[str, Any]) -> str:
@@ -206,9 +206,9 @@ def describe(report: dict[str, Any]) -> str:
         lines += ["tokens in a sequence", table(["", *names, "mean"], [["", *values, mean]]), ""]
     if report["first_tokens"]:
         lines.append("first tokens")
-        for each in report["first_tokens"]:
-            shown = " ".join(map(str, each["tokens"])) or "(an empty sequence)"
-            lines.append(f"  document {each['document']:,}: {shown}")
+        for first in report["first_tokens"]:
+            shown = " ".join(map(str, first["tokens"])) or "(an empty sequence)"
+            lines.append(f"  document {first['document']:,}: {shown}")
         lines.append("")
     lines += describe_texts(report.get("texts", []), columns)
     return "\n".join(lines).rstrip()
@@ -236,8 +236,8 @@ def rows(report: dict[str, Any]) -> list[str]:
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
     """Return name -> value for lines about the stored object; none for a plain one without checksums."""
     if "parts" in stored:
-        checked = sum(each["checksums"] for each in stored["parts"])
-        compressed = sum(each["codec"] != "raw" for each in stored["parts"])
+        checked = sum(part["checksums"] for part in stored["parts"])
+        compressed = sum(part["codec"] != "raw" for part in stored["parts"])
         kinds = [
             f"{count:,} {kind}" for count, kind in ((compressed, "compressed"), (checked, "with checksums")) if count
         ]
@@ -258,10 +258,10 @@ def exact_bytes(count: int) -> str:
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """Return the texts of documents as lines for a terminal of `columns` columns."""
     lines = ["text"] if texts else []
-    for each in texts:
-        origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""
-        lines.append(f"  document {each['document']:,}{origin}")
-        text = " ".join(each["text"].split()) + ("" if each["whole"] else " …")
+    for start in texts:
+        origin = f", from {origin_text(start['origin'])}" if start["origin"] else ""
+        lines.append(f"  document {start['document']:,}{origin}")
+        text = " ".join(start["text"].split()) + ("" if start["whole"] else " …")
         lines += textwrap.wrap(text, min(columns, 120), initial_indent="    ", subsequent_indent="    ")
     return lines
 

@@ -94,19 +94,19 @@ def is_there(outcome: Outcome) -> bool:
 
 def indexed_datasets(built: Any) -> Iterator[Any]:
     """Yield the datasets with an index, split by split; the blend of a split comes first."""
-    for found in built:
-        for each in found if isinstance(found, list) else [found]:
-            if each is not None:
-                yield each
-            yield from getattr(each, "datasets", ())
+    for split in built:
+        for dataset in split if isinstance(split, list) else [split]:
+            if dataset is not None:
+                yield dataset
+            yield from getattr(dataset, "datasets", ())
 
 
 def num_indices(wanted: Run) -> int | None:
     """Return the number of indices to build; None for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
         return None
-    found = required_indices(wanted.config, wanted.sizes)
-    return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
+    required = required_indices(wanted.config, wanted.sizes)
+    return len(required.indices) + (len(required.blends) if wanted.config.path_to_cache else 0)
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:

@@ -170,9 +170,9 @@ def describe(done: Report) -> str:
     manifest = next(iter(done.manifests.values()))
     lines += describe_sources(manifest)
     engines = [
-        f"{name} {counts(parts=each['parts'])}"
-        + (f" ({counts(texts=each['compared'])} compared, all equal)" if each["compared"] else "")
-        for name, each in manifest["engines"].items()
+        f"{name} {counts(parts=engine['parts'])}"
+        + (f" ({counts(texts=engine['compared'])} compared, all equal)" if engine["compared"] else "")
+        for name, engine in manifest["engines"].items()
     ]
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
     lines.append(f"  {counts(parts=done.parts)}{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
@@ -189,13 +189,13 @@ def describe_sources(manifest: dict[str, Any]) -> list[str]:
     return [*lines, f"  all: {describe_counts(manifest['counts'])}"]
 
 
-def describe_counts(found: dict[str, Any]) -> str:
+def describe_counts(totals: dict[str, Any]) -> str:
     """Format counts: `10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
-    empty = f" ({found['num_empty']:,} empty)" if found["num_empty"] else ""
-    text = f"{counts(rows=found['num_rows'])} = {counts(documents=found['num_documents'])}{empty}"
-    if found["dropped"]:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(found["dropped"].items()))
-        text += f" + {sum(found['dropped'].values()):,} dropped: {reasons}"
+    empty = f" ({totals['num_empty']:,} empty)" if totals["num_empty"] else ""
+    text = f"{counts(rows=totals['num_rows'])} = {counts(documents=totals['num_documents'])}{empty}"
+    if totals["dropped"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(totals["dropped"].items()))
+        text += f" + {sum(totals['dropped'].values()):,} dropped: {reasons}"
     return text
 
 
@@ -219,9 +219,9 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
     if len(machines) < least:
         return ""
     rows = []
-    for name, each in machines.items():
-        numbers = [f"{count:,}" for count in (each.parts, each.documents, each.tokens)]
-        rate = "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}"
+    for name, machine in machines.items():
+        numbers = [f"{count:,}" for count in (machine.parts, machine.documents, machine.tokens)]
+        rate = "" if machine.bytes_per_second is None else f"{machine.bytes_per_second / 1e6:,.1f}"
         rows.append([name or "(unknown)", *numbers, rate])
     return "\n" + columns(("machine", "parts", "documents", "tokens", "MB/s"), rows)
 

@@ -135,10 +135,10 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 def find_weed() -> str:
     """Return the path of the program `weed`: beside this Python, or on PATH."""
-    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-    if not found:
+    program = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if not program:
         raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
-    return found
+    return program
 
 
 def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
@@ -201,9 +201,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: 
             if answers(client) and has_room(ports[SERVICES.index("master")]):
                 return
             time.sleep(0.1)
-    found = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
+    state = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
     tail = log.read_text(errors="replace")[-2000:]
-    raise StorageError(f"S3 server: {found} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")
+    raise StorageError(f"S3 server: {state} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")
 
 
 def answers(client: Any) -> bool:

@@ -43,35 +43,35 @@ def verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(found: Verification) -> str:
+def describe(checked: Verification) -> str:
     """Return the result as text."""
-    empty = f", {found.empty_documents:,} of them empty" if found.empty_documents else ""
-    trailing = f", {found.trailing_bytes:,} bytes after the last token" if found.trailing_bytes else ""
+    empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
+    trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
     lines = [
-        f"{found.prefix}: sound; {human_seconds(found.seconds)}",
-        f"  {counts(documents=found.num_documents)}{empty}, {counts(sequences=found.num_sequences)}",
-        f"  {counts(tokens=found.num_tokens)} of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
-        f"  {tokens_read(found)}",
+        f"{checked.prefix}: sound; {human_seconds(checked.seconds)}",
+        f"  {counts(documents=checked.num_documents)}{empty}, {counts(sequences=checked.num_sequences)}",
+        f"  {counts(tokens=checked.num_tokens)} of {checked.dtype}, {human_bytes(checked.bin_bytes)}{trailing}",
+        f"  {tokens_read(checked)}",
     ]
-    if found.manifest:
+    if checked.manifest:
         lines.append("  the manifest's counts are the same")
-    if found.lineage is not None:
-        lines.append(f"  {counts(documents=found.lineage)} compared with the lineage")
+    if checked.lineage is not None:
+        lines.append(f"  {counts(documents=checked.lineage)} compared with the lineage")
     return "\n".join(lines)
 
 
-def tokens_read(found: Verification) -> str:
+def tokens_read(checked: Verification) -> str:
     """Return a text about the tokens: their range, and the checksums with which they were compared."""
-    if found.token_range is None:
-        return "tokens were not read" if found.num_tokens else "there are no tokens"
-    below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""
+    if checked.token_range is None:
+        return "tokens were not read" if checked.num_tokens else "there are no tokens"
+    below = f", all in a vocabulary of {checked.vocab_size:,}" if checked.vocab_size is not None else ""
     sums = {
         None: "read; there are no checksums to compare them with",
         "frames": "compared with the checksums of their frames",
         "in part": "compared with their checksums; some parts have no checksums to compare them with",
     }
-    read = sums.get(found.checked_by, f"compared with their {found.checked_by}")
-    return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
+    read = sums.get(checked.checked_by, f"compared with their {checked.checked_by}")
+    return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
 
 
 main = command("verify", __doc__, add_options, verify)

@@ -279,7 +279,7 @@ class _Pool:
                 f"engine: no answer of the cluster for {LOST_SECONDS:.0f} s; give the same command when it is back"
             )
         elif now - self._last_seen > NO_WORKER_SECONDS:
-            tasks = ", ".join(str(each.task) for each in itertools.islice(self._running.values(), 4))
+            tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
             raise errors.WorkerError(
                 f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
                 "start workers and give the same command again"
@@ -427,7 +427,7 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     Raises:
         ConfigError: the name is not one of those in the module's table.
     """
-    kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda found: len(found[0]))
+    kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda parts: len(parts[0]))
     count_workers = operator.methodcaller("count_workers")
     local_count = count or available_cores() * (2 if remote_data else 1)
     if kind == "dask" and separator == "=" and address:

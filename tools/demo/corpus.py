@@ -86,11 +86,11 @@ def docstrings(sources: dict[str, str]) -> Iterator[str]:
     """Yield the longer docstrings of all modules; those that cannot be parsed, as templates, have none."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for text in sources.values():
-        found: list[str | None] = []
+        texts: list[str | None] = []
         with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
             warnings.simplefilter("ignore")  # about their escape sequences, which are not ours to mend
-            found = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
-        yield from (f"{each}\n" for each in found if each and len(each) >= MIN_DOCSTRING_CHARACTERS)
+            texts = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        yield from (f"{docstring}\n" for docstring in texts if docstring and len(docstring) >= MIN_DOCSTRING_CHARACTERS)
 
 
 def count_bytes(documents: list[str]) -> int:

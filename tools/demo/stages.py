@@ -122,14 +122,14 @@ def sum_costs(costs: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(cost[name] for cost in costs) for name in costs[0]}
 
 
-def show_figures(found: dict[str, Any], screen: Screen) -> None:
+def show_figures(figures: dict[str, Any], screen: Screen) -> None:
     """Print the final table and the findings."""
     rows = []
-    for name, cost in {**found["stages"], "total": found["total"]}.items():
+    for name, cost in {**figures["stages"], "total": figures["total"]}.items():
         reads = [f"{cost['requests']:,}", human_bytes(cost["bytes_asked"]), human_bytes(cost["bytes_moved"])]
         rows.append([name, f"{cost['seconds']:.1f}", *(reads if cost["requests"] else [""] * 3)])
     screen.line(f"\n{table(['', 'seconds', 'requests', 'wanted', 'moved'], rows)}\n")
-    training, resume = found["training"], found["resume"]
+    training, resume = figures["training"], figures["resume"]
     losses = f"{training['first_loss']:.2f} -> {training['last_loss']:.2f}"
     wait = training["wait_seconds_per_step"]
     share, moved = wait / training["seconds_per_step"], training["bytes_moved_per_token"]

@@ -170,7 +170,7 @@ def train(path: Path, *, resume: bool) -> Iterator[Step]:
         valid_loss = None
         if number == num_steps:
             with torch.no_grad():
-                valid_loss = fmean(model.loss(each).item() for each in islice(batches(valid), VALID_BATCHES))
+                valid_loss = fmean(model.loss(batch).item() for batch in islice(batches(valid), VALID_BATCHES))
         reads = total()
         counters = (reads.requests, reads.bytes_asked, reads.bytes_moved)
         yield Step(number, batch_hash(batch), loss, arrived - start, seconds, open_seconds, *counters, valid_loss)

@@ -60,23 +60,23 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
 
     `covered` is the number of plain bytes, in Parquet of rows, that were read: all of the input.
     """
-    found: dict[str, dict[str, Any]] = {}
+    sources: dict[str, dict[str, Any]] = {}
     for part in parts:
         record = records[part.name]
         for piece, counts, extent in zip(part.slices, record.slices, record.extents, strict=True):
             empty = {"uri": redacted(piece.uri), "identity": piece.identity, "counts": RowCounts(), "covered": 0}
-            source = found.setdefault(piece.uri, empty)
+            source = sources.setdefault(piece.uri, empty)
             source["counts"] += counts
             source["covered"] += extent.count
-    return list(found.values())
+    return list(sources.values())
 
 
 def count_engines(records: Mapping[str, Record]) -> Mapping[str, Mapping[str, int]]:
     """Return for each tokenizer engine the number of its parts, and of its texts compared with the reference."""
-    found = defaultdict[str, Counter[str]](Counter)
+    engines = defaultdict[str, Counter[str]](Counter)
     for record in records.values():
-        found[record.engine].update(parts=1, compared=record.compared)
-    return found
+        engines[record.engine].update(parts=1, compared=record.compared)
+    return engines
 
 
 def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
@@ -96,7 +96,7 @@ def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> 
 def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
     """Return the manifest of one dataset, in JSON values."""
     sources = count_sources(parts, records)
-    counts = sum((each["counts"] for each in sources), RowCounts())
+    counts = sum((source["counts"] for source in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
         **MANIFEST_FILE.tags,
@@ -107,14 +107,14 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
             "key": key,
             "dtype": job.dtype.__name__,
             "documents": counts.num_documents,
-            "sequences": sum(each.num_sequences for each in tokens),
-            "tokens": sum(each.num_tokens for each in tokens),
+            "sequences": sum(part.num_sequences for part in tokens),
+            "tokens": sum(part.num_tokens for part in tokens),
         },
         "counts": asdict(counts),
-        "sources": [each | {"counts": asdict(each["counts"])} for each in sources],
+        "sources": [source | {"counts": asdict(source["counts"])} for source in sources],
         "engines": count_engines(records),
-        "machines": {name: asdict(each) for name, each in count_machines(parts, records).items()},
-        "cpu_seconds": sum(each.cpu_seconds for each in records.values()),
+        "machines": {name: asdict(machine) for name, machine in count_machines(parts, records).items()},
+        "cpu_seconds": sum(record.cpu_seconds for record in records.values()),
     }
 
 
@@ -132,7 +132,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     files = JobFiles(job)
     for part in parts:
         records[part.name].counts.check(str(part))
-    check_extents(each for part in parts for each in zip(part.slices, records[part.name].extents, strict=True))
+    check_extents(pair for part in parts for pair in zip(part.slices, records[part.name].extents, strict=True))
     for key in job.keys:
         merge_key(files, key, parts, records, overwrite, watch)
         if job.lineage:
@@ -158,13 +158,13 @@ def merge_key(
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
     """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record."""
-    for part, each in zip(parts, opened, strict=True):
+    for part, dataset in zip(parts, opened, strict=True):
         counts = records[part.name].datasets[key]
         expected = records[part.name].counts.num_documents, counts.num_sequences, counts.num_tokens
-        found = each.index.num_documents, each.index.num_sequences, each.index.num_tokens
-        if found != expected:
+        stored = dataset.index.num_documents, dataset.index.num_sequences, dataset.index.num_tokens
+        if stored != expected:
             raise FormatError(
-                f"{each.prefix}: contradicts its record (found {found} documents, sequences and tokens, need "
+                f"{dataset.prefix}: contradicts its record (found {stored} documents, sequences and tokens, need "
                 f"{expected}); delete the record and run again"
             )
 
@@ -190,7 +190,7 @@ def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Rec
         PartLineage(
             files.prefix(part, key) + LINEAGE,
             before,
-            [each.num_documents for each in records[part.name].slices],
+            [counts.num_documents for counts in records[part.name].slices],
         )
         for part, before in zip(parts, rows_before_slices(parts, records), strict=True)
     )
@@ -200,9 +200,9 @@ def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Rec
 def write_quarantine(files: JobFiles, parts: Sequence[Part], records: Records) -> None:
     """Write the quarantine file, of rows that are not documents; if there are none, remove an older file."""
     rows = zip(parts, rows_before_slices(parts, records), strict=True)
-    found = [(files.part_quarantine(part), before) for part, before in rows if records[part.name].quarantined]
-    if found:
-        merge_quarantine(found, files.quarantine)
+    quarantined = [(files.part_quarantine(part), before) for part, before in rows if records[part.name].quarantined]
+    if quarantined:
+        merge_quarantine(quarantined, files.quarantine)
     else:  # remove that of an older job
         delete_object(files.quarantine)
 

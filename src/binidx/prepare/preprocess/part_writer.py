@@ -71,7 +71,7 @@ def merge_quarantine(parts: Iterable[tuple[Location, Sequence[int]]], target: Lo
 
 def _read_rows(file: Location) -> Iterator[dict[str, Any]]:
     reader = open_object(file, cache=False)
-    pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
+    pieces = ((block[0], reader.read([block])[0]) for block in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
     for lines in group_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
         yield from map(json.loads, bytes(lines.data).splitlines())
 

@@ -74,7 +74,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         names = ("finished", "parts", "parts_made", "parts_missing", "seconds")
-        machines = {name: asdict(each) for name, each in self.machines.items()}
+        machines = {name: asdict(machine) for name, machine in self.machines.items()}
         values = {name: getattr(self, name) for name in names}
         return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
@@ -153,7 +153,7 @@ def preprocess(
     if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
         done_bytes = sum(size for name, size in sizes.items() if name in records)
         watch.begin("tokenize", sum(sizes.values()), done_bytes)
-        uris = [job.output, *(each.uri for each in inputs)]
+        uris = [job.output, *(file.uri for file in inputs)]
         remote = any(Location(uri).local_path is None for uri in uris)
         place = (
             open_engine(engine, workers, remote_data=remote)
@@ -194,12 +194,12 @@ def find_job_inputs(job: Job) -> list[Input]:
 
 def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: ProgressWatcher) -> None:
     """Report inputs that are named more than once, and large ones that cannot be cut."""
-    for uri, count in Counter(each.uri for each in inputs).items():
+    for uri, count in Counter(file.uri for file in inputs).items():
         if count > 1:
             watch.say(f"{redacted(uri)}: named {count} times; its documents will be stored {count} times")
     # A .gz, a .zst of one frame, or a huge row group.
-    if slices := [each for part in parts for each in part.slices if each.num_bytes > MOST_BYTES]:
-        largest = max(slices, key=lambda each: each.num_bytes)
+    if slices := [piece for part in parts for piece in part.slices if piece.num_bytes > MOST_BYTES]:
+        largest = max(slices, key=lambda piece: piece.num_bytes)
         watch.say(
             f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of "
             f"{len(slices)} such inputs: one worker reads each; docs/reference/text-inputs.md lists the formats "
@@ -215,9 +215,9 @@ def unique_parts(parts: Sequence[Part]) -> list[Part]:
 def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
     manifests = {key: read_manifest(prefix + MANIFEST) for key, prefix in JobFiles(job).datasets.items()}
-    found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
+    own = {key: file for key, file in manifests.items() if file is not None and belongs_to(file, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
-    return found if exist and len(found) == len(manifests) else {}
+    return own if exist and len(own) == len(manifests) else {}
 
 
 def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
@@ -230,7 +230,7 @@ def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[
 def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
     """Return the counts of each machine in the manifests; manifests of older versions have none."""
     manifest = next(iter(manifests.values()), {})
-    return {name: Machine(**each) for name, each in manifest.get("machines", {}).items()}
+    return {name: Machine(**machine) for name, machine in manifest.get("machines", {}).items()}
 
 
 def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
@@ -261,8 +261,8 @@ def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
     """Return the records of the finished parts, by name."""
     files = JobFiles(job)
     with READS.executor(IN_FLIGHT) as threads:
-        found = threads.map(lambda part: read_record(files, part), unique_parts(parts))
-        return {record.name: record for record in found if record is not None}
+        records = threads.map(lambda part: read_record(files, part), unique_parts(parts))
+        return {record.name: record for record in records if record is not None}
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def job_status(job: Job) -> JobStatus:
 def unfinished_status(job: Job, parts: Sequence[Part], records: Mapping[str, Record], now: float) -> JobStatus:
     """Return the status of an unfinished job; `now` is in seconds since 1970."""
     sizes = part_sizes(parts)
-    last = max((each.ended for each in records.values()), default=0.0)
+    last = max((record.ended for record in records.values()), default=0.0)
     return JobStatus(
         output=redacted(job.output),
         finished=False,

@@ -130,7 +130,7 @@ class TokenizedBatch:
 
 def total_lengths(batches: Sequence[TokenizedBatch]) -> NDArray[np.int64]:
     """Return the number of ids of each document in all keys together, shape (num_documents,)."""
-    total: NDArray[np.int64] = np.sum([each.lengths for each in batches], axis=0)
+    total: NDArray[np.int64] = np.sum([batch.lengths for batch in batches], axis=0)
     return total
 
 
@@ -141,27 +141,27 @@ def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCount
     long = ~short & (lengths > (np.iinfo(np.int64).max if job.max_tokens is None else job.max_tokens))
     empty = ~short & ~long & (lengths == 0) & (job.empty == "drop")
     counts.drop({"min tokens": int(short.sum()), "max tokens": int(long.sum()), "empty": int(empty.sum())})
-    return [each.select(~(short | long | empty)) for each in batches]
+    return [batch.select(~(short | long | empty)) for batch in batches]
 
 
 def split_specials(
     piece: Slice, batches: Sequence[TokenizedBatch], tokenizer: TokenizerSpec
 ) -> tuple[list[Problem], list[TokenizedBatch]]:
     """Return the documents with a special token in their text as problems, and the other documents."""
-    counts: NDArray[np.int64] = np.sum([each.count_specials(tokenizer) for each in batches], axis=0)
-    texts = [each.batch for each in batches]
+    counts: NDArray[np.int64] = np.sum([batch.count_specials(tokenizer) for batch in batches], axis=0)
+    texts = [batch.batch for batch in batches]
     problems = [
         document_problem(SPECIAL, piece, texts, number, f"{counts[number]} of them in its text")
         for number in np.flatnonzero(counts).tolist()
     ]
-    return problems, [each.select(counts == 0) for each in batches]
+    return problems, [batch.select(counts == 0) for batch in batches]
 
 
 def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
     """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys."""
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
     where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
-    line = b"\n".join(each.document_bytes(number) for each in batches)
+    line = b"\n".join(batch.document_bytes(number) for batch in batches)
     return Problem(kind, piece.uri, row, position, where, detail, line)
 
 
@@ -273,7 +273,7 @@ class PartTokenizer:
         job, piece, counts, first = self._job, self._part.slices[number], self.counts[number], batches[0]
         counts.num_rows += first.num_rows
         counts.stored_bytes += first.num_bytes
-        counts.text_bytes += sum(len(each.texts) for each in batches)
+        counts.text_bytes += sum(len(batch.texts) for batch in batches)
         counts.drop(first.dropped)
         self._drop_problems(first.problems, number)
         tokenized = self._encode_all(number, batches)
@@ -283,30 +283,30 @@ class PartTokenizer:
         tokenized = drop_by_length(tokenized, job, counts)
         counts.num_documents += tokenized[0].batch.num_documents
         counts.num_empty += int((total_lengths(tokenized) == 0).sum())
-        for each in tokenized:
-            ids, documents, empty_too = (each.ids, each.offsets), each.batch.documents, job.empty == "eod"
+        for batch in tokenized:
+            ids, documents, empty_too = (batch.ids, batch.offsets), batch.batch.documents, job.empty == "eod"
             stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
-            self._writer.datasets[each.batch.key].add(redacted(piece.uri), each.batch, stored)
+            self._writer.datasets[batch.batch.key].add(redacted(piece.uri), batch.batch, stored)
 
     def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:
         """Return the batches with ids; documents on which the tokenizer's library fails become problems."""
         try:
-            return [self._encode(each) for each in batches]
+            return [self._encode(batch) for batch in batches]
         except LibraryError:
             failures = [self._failure(batches, document) for document in range(batches[0].num_documents)]
         piece = self._part.slices[number]
-        found = [(at, text) for at, text in enumerate(failures) if text]
-        problems = [document_problem(UNENCODED, piece, batches, at, text) for at, text in found]
+        failed = [(at, text) for at, text in enumerate(failures) if text]
+        problems = [document_problem(UNENCODED, piece, batches, at, text) for at, text in failed]
         self._drop_problems(problems, number)
         good = np.array([not text for text in failures], np.bool_)
-        return [self._encode(each.select(good)) for each in batches]
+        return [self._encode(batch.select(good)) for batch in batches]
 
     def _failure(self, batches: Sequence[Batch], document: int) -> str:
         """Return the error of the tokenizer's library on a document; empty if there is none."""
         alone = np.arange(batches[0].num_documents) == document
         try:
-            for each in batches:
-                self._encode(each.select(alone))
+            for batch in batches:
+                self._encode(batch.select(alone))
         except LibraryError as error:
             return str(error)
         return ""

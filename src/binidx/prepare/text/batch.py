@@ -104,7 +104,7 @@ class Strings:
 
     def tolist(self) -> list[str | None]:
         """Return the strings as Python strings, None for absent ones."""
-        return [None if each is None else each.decode() for each in self.values()]
+        return [None if value is None else value.decode() for value in self.values()]
 
     def select(self, chosen: NDArray[np.bool_]) -> Strings:
         """Return the chosen strings; `chosen` is a mask of shape (d,)."""
@@ -222,8 +222,8 @@ class Filters:
 
     def _conditions(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
         for (name, values), column in zip(self.keep.items(), fields, strict=True):
-            accepted = {each.encode() for each in values}
-            yield f"keep {name}", np.array([each in accepted for each in column.values()], np.bool_)
+            accepted = {value.encode() for value in values}
+            yield f"keep {name}", np.array([value in accepted for value in column.values()], np.bool_)
         if self.min_characters or self.max_characters is not None:
             count = count_characters(batch)
             yield "min characters", count >= self.min_characters
@@ -237,13 +237,13 @@ def parse_keep(texts: Iterable[str]) -> dict[str, list[str]]:
     Raises:
         ConfigError: a text without = or without a name.
     """
-    found: dict[str, list[str]] = {}
+    conditions: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise ConfigError(f"keep: not a condition (found {text!r}, need FIELD=VALUE)")
-        found.setdefault(name, []).append(value)
-    return found
+        conditions.setdefault(name, []).append(value)
+    return conditions
 
 
 def count_characters(batch: Batch) -> NDArray[np.int64]:

@@ -120,10 +120,10 @@ def read_slice(
     for batches, columns in FORMATS[piece.format].read(request):
         by_name = dict(zip(fields, columns, strict=True))
         if id_key is not None:
-            batches = [replace(each, ids=by_name[id_key]) for each in batches]
+            batches = [replace(batch, ids=by_name[id_key]) for batch in batches]
         chosen, dropped = filters.apply(batches[0], [by_name[name] for name in filters.keep])
         if dropped:
-            batches = [replace(each.select(chosen), dropped=each.dropped + dropped) for each in batches]
+            batches = [replace(batch.select(chosen), dropped=batch.dropped + dropped) for batch in batches]
         yield tuple(batches)
 
 
@@ -195,10 +195,10 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
         check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
-        with closing(map_in_flight(lambda each: reader.read([each])[0], ranges, IN_FLIGHT)) as responses:
+        with closing(map_in_flight(lambda block: reader.read([block])[0], ranges, IN_FLIGHT)) as responses:
             yield from responses
-        for each in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
-            yield reader.read([each])[0]
+        for block in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
+            yield reader.read([block])[0]
     except ObjectChangedError as error:
         raise ObjectChangedError(
             f"{redacted(piece.uri)}: changed since it was planned; plan it again ({error})"
@@ -356,9 +356,9 @@ def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, c
     """
     stored, plain = sizes
     if before + count > plain if position <= stored else before < plain:
-        found = f"more than {plain}" if position <= stored else str(before)
+        size = f"more than {plain}" if position <= stored else str(before)
         raise FormatError(
-            f"{uri}: {found} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
+            f"{uri}: {size} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
         )
 
 
@@ -375,12 +375,12 @@ def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
     if frames is None and Location(reader.uri).local_path is not None:
         frames = _walk_frames(reader)
     joined: list[InputBlock] = []
-    for each in frames or []:
+    for frame in frames or []:
         if joined and joined[-1].stored_bytes < LEAST_BYTES:
             last = joined.pop()
-            stop = each.stored + each.stored_bytes
-            each = InputBlock(last.stored, stop - last.stored, last.first, last.count + each.count)
-        joined.append(each)
+            stop = frame.stored + frame.stored_bytes
+            frame = InputBlock(last.stored, stop - last.stored, last.first, last.count + frame.count)
+        joined.append(frame)
     return tuple(joined) if len(joined) > 1 else ()
 
 
@@ -438,8 +438,8 @@ _LINES = (".jsonl", ".json", ".ndjson")
 
 FORMATS = {
     JSONL: InputFormat(_LINES),
-    GZIP: InputFormat(tuple(f"{each}.gz" for each in _LINES), None, decompress_gzip),
-    ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, decompress_zstd),
+    GZIP: InputFormat(tuple(f"{suffix}.gz" for suffix in _LINES), None, decompress_gzip),
+    ZSTD: InputFormat(tuple(f"{suffix}.zst" for suffix in _LINES), find_zstd_blocks, decompress_zstd),
     PARQUET: InputFormat(
         (".parquet",),
         lambda reader: _parquet_reader().parquet_blocks(reader),

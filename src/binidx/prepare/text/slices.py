@@ -98,9 +98,9 @@ class Slice:
 def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
     """Raise ObjectChangedError unless this is the identity of the planned object."""
     if not same_identity(piece.identity, identity):
-        planned, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, identity))
+        planned, current = (", ".join(f"{k} {v}" for k, v in marks.items()) for marks in (piece.identity, identity))
         raise ObjectChangedError(
-            f"{redacted(piece.uri)}: changed since it was planned (found {found}, need {planned}); plan it again"
+            f"{redacted(piece.uri)}: changed since it was planned (found {current}, need {planned}); plan it again"
         )
 
 
@@ -123,21 +123,21 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
     """
     if part_bytes < 1:
         raise ValueError(f"part_bytes: too small (found {part_bytes}, need 1 or more)")
-    return [piece for each in inputs for piece in _slice_input(each, part_bytes)]
+    return [piece for file in inputs for piece in _slice_input(file, part_bytes)]
 
 
-def _slice_input(each: Input, part_bytes: int) -> list[Slice]:
-    if each.format == JSONL:
-        return [slice_lines(each, *bounds) for bounds in pairwise([*range(0, each.size or 1, part_bytes), each.size])]
-    if not each.blocks:
-        return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)]
-    sizes = [block.stored_bytes for block in each.blocks]
-    return [_slice_blocks(each, first, last) for first, last in group_by_size(sizes, part_bytes)]
+def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
+    if file.format == JSONL:
+        return [slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
+    if not file.blocks:
+        return [Slice(file.uri, file.format, file.identity, 0, None, 0, file.size, 0)]
+    sizes = [block.stored_bytes for block in file.blocks]
+    return [_slice_blocks(file, first, last) for first, last in group_by_size(sizes, part_bytes)]
 
 
-def slice_lines(each: Input, first: int, last: int) -> Slice:
+def slice_lines(file: Input, first: int, last: int) -> Slice:
     """Return the slice of an uncompressed jsonl input between two bounds in bytes."""
-    return Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
+    return Slice(file.uri, file.format, file.identity, first, last, first, last - first, None if first else 0)
 
 
 def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
@@ -151,14 +151,14 @@ def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
     return list(pairwise([*firsts, count]))
 
 
-def _slice_blocks(each: Input, first: int, last: int) -> Slice:
-    begin, end = each.blocks[first], each.blocks[last - 1]
-    num_bytes = sum(block.stored_bytes for block in each.blocks[first:last])
-    if each.format == PARQUET:
-        return Slice(each.uri, each.format, each.identity, first, last, begin.stored, num_bytes, begin.first)
-    stop = end.first + end.count if last < len(each.blocks) else None
+def _slice_blocks(file: Input, first: int, last: int) -> Slice:
+    begin, end = file.blocks[first], file.blocks[last - 1]
+    num_bytes = sum(block.stored_bytes for block in file.blocks[first:last])
+    if file.format == PARQUET:
+        return Slice(file.uri, file.format, file.identity, first, last, begin.stored, num_bytes, begin.first)
+    stop = end.first + end.count if last < len(file.blocks) else None
     first_row = 0 if begin.first == 0 else None
-    return Slice(each.uri, each.format, each.identity, begin.first, stop, begin.stored, num_bytes, first_row)
+    return Slice(file.uri, file.format, file.identity, begin.first, stop, begin.stored, num_bytes, first_row)
 
 
 @dataclass

@@ -215,8 +215,8 @@ class HuggingFace(ReferenceEngine):
         while first < len(texts):
             stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
             with library_errors(self.name):
-                found = self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped)
-            yield from (encoding.ids for encoding in found)
+                encodings = self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped)
+            yield from (encoding.ids for encoding in encodings)
             first = stop
 
 
@@ -248,8 +248,8 @@ class SentencePiece(ReferenceEngine):
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         with library_errors(self.name):
-            found = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
-        return concatenate_ids(found)
+            ids = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
+        return concatenate_ids(ids)
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.processor.decode(ids)
@@ -325,8 +325,8 @@ def parse_ranks(uri: str, content: bytes) -> dict[bytes, int]:
     """
     try:
         rows = (line.split() for line in content.splitlines() if line)
-        if found := {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}:
-            return found
+        if ranks := {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}:
+            return ranks
         raise ValueError("no entry")
     except ValueError as error:
         raise FormatError(f"{uri}: not a file of ranks ({error}); correct the name") from error

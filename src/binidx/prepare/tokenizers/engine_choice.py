@@ -84,8 +84,8 @@ class Gigatoken:
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         # gigatoken's threads would compete with the other processes of the job.
         with library_errors(self.name):
-            found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
-        encoded = add_special_ids(found.content.data, found.offsets.data, self.spec)
+            rows = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
+        encoded = add_special_ids(rows.content.data, rows.offsets.data, self.spec)
         if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
             return encoded
         numbers = find_new_code_points(texts, offsets)
@@ -195,7 +195,7 @@ FIRST_LEAD = 0xDF
 LEADS = np.zeros(1 << 16, bool)
 """Table over two bytes, as one big-endian number: True if they begin the UTF-8 of a code point in RUNS."""
 
-LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
+LEADS[[int.from_bytes(chr(code).encode()[:2], "big") for run in RUNS.tolist() for code in range(*run)]] = True
 
 
 def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -204,8 +204,8 @@ def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -
     positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
     positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
     candidates = np.unique(np.searchsorted(offsets, positions, side="right") - 1)
-    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
-    return np.array(found, np.int64)
+    numbers = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
+    return np.array(numbers, np.int64)
 
 
 REFERENCES: dict[str, type[ReferenceEngine]] = {
@@ -317,14 +317,14 @@ class CheckedEngine:
         if len(bounds) != len(offsets):
             raise MismatchError(f"{self.name}: {len(bounds) - 1} texts returned (need {len(offsets) - 1})")
         for text in self._sample(offsets):
-            content, found = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
+            content, tokens = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
             if len(content) > LONGEST_BYTES:
                 end = LONGEST_BYTES
                 while content[end] & 0xC0 == 0x80:  # inside a character
                     end -= 1
                 content = content[:end]
-                found, _ = self.engine.encode(content, np.array([0, len(content)], np.int64))
-            self._compare(text, content, found)
+                tokens, _ = self.engine.encode(content, np.array([0, len(content)], np.int64))
+            self._compare(text, content, tokens)
         self.seen += len(offsets) - 1
         self._seen_bytes += int(offsets[-1] - offsets[0])
         return ids, bounds
@@ -336,17 +336,17 @@ class CheckedEngine:
         drawn[first] |= (self._seen_bytes + offsets[:-1] - offsets[0] < FIRST_BYTES)[first]
         return np.flatnonzero(drawn)
 
-    def _compare(self, text: int, content: NDArray[np.uint8], found: NDArray[np.uint32]) -> None:
+    def _compare(self, text: int, content: NDArray[np.uint8], tokens: NDArray[np.uint32]) -> None:
         needed, _ = self.reference.encode(content, np.array([0, len(content)], np.int64))
         self.compared += 1
-        if np.array_equal(found, needed):
+        if np.array_equal(tokens, needed):
             return
-        shared = min(len(found), len(needed))
-        at = int(np.argmin(np.append(found[:shared] == needed[:shared], False)))
+        shared = min(len(tokens), len(needed))
+        at = int(np.argmin(np.append(tokens[:shared] == needed[:shared], False)))
         window = slice(max(0, at - DIFFERENCE_TOKENS), at + DIFFERENCE_TOKENS)
         raise MismatchError(
             f"text {self.seen + text}, {len(content)} bytes, beginning "
-            f"{content[:40].tobytes().decode(errors='replace')!r}: {self.name} has {found[window].tolist()} and "
+            f"{content[:40].tobytes().decode(errors='replace')!r}: {self.name} has {tokens[window].tolist()} and "
             f"{self.reference.name} {needed[window].tolist()} from token {window.start}, where {at} is the first that "
-            f"differs ({len(found)} and {len(needed)} tokens); --tokenizer-engine {self.reference.name} is exact"
+            f"differs ({len(tokens)} and {len(needed)} tokens); --tokenizer-engine {self.reference.name} is exact"
         )

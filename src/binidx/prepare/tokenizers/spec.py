@@ -98,11 +98,11 @@ def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
         ObjectChangedError: its digest is not the spec's.
     """
     content = fetch_content(Location(spec.uri, storage_options), spec.merges)
-    found = content_digest(content)
-    if found != spec.digest:
+    actual = content_digest(content)
+    if actual != spec.digest:
         raise ObjectChangedError(
-            f"{spec.uri}: changed since it was described (found sha256 {found[:12]}, need {spec.digest[:12]}); restore "
-            "it, or begin another job"
+            f"{spec.uri}: changed since it was described (found sha256 {actual[:12]}, need {spec.digest[:12]}); "
+            "restore it, or begin another job"
         )
     return content
 
@@ -169,7 +169,7 @@ class TokenizerModel:
         if prefix := self.continuing_subword_prefix:
             # The library cuts these bytes off whatever they are; half a character left over ends the process.
             seconds = [pair.partition(" ")[2] if isinstance(pair, str) else pair[1] for pair in self.merges or []]
-            if wrong := [each for each in seconds if not each.startswith(prefix)]:
+            if wrong := [second for second in seconds if not second.startswith(prefix)]:
                 raise ValueError(f"merges: found {wrong[0]!r}, needs continuing_subword_prefix {prefix!r} at its start")
 
 
@@ -274,8 +274,8 @@ def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[tuple[str, int], ..
     """
     special = [(token["content"], token["id"]) for token in added_tokens(parsed) if token.get("special")]
     model = parsed["model"]
-    unknown = [each for each in special if each[0] == model.get("unk_token") or each[1] == model.get("unk_id")]
-    return tuple(each for each in special if each not in unknown), unknown[0][0] if unknown else ""
+    unknown = [token for token in special if token[0] == model.get("unk_token") or token[1] == model.get("unk_id")]
+    return tuple(token for token in special if token not in unknown), unknown[0][0] if unknown else ""
 
 
 def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
