@@ -88,7 +88,7 @@ def run(
     except BinidxError as error:
         message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
         if isinstance(error, ConfigError):
-            message = with_flags(message, flags or {})
+            message = name_flags(message, flags or {})
         print(f"binidx {name}: {message}", file=sys.stderr)
         return print_error(error, message, status, as_json)
     except KeyboardInterrupt as error:
@@ -122,7 +122,7 @@ def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str
     return flags
 
 
-def with_flags(message: str, flags: Mapping[str, str]) -> str:
+def name_flags(message: str, flags: Mapping[str, str]) -> str:
     """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`."""
     subject, colon, rest = message.partition(":")
     names = subject.split(", ")

@@ -26,23 +26,15 @@ MEGATRON_TYPES = {
 
 def add_tokenizer(group: Any) -> None:
     """Add the options that `parse_tokenizer` reads, and the option of the engine."""
-    group.add_argument(
-        "--tokenizer",
-        "--tokenizer-model",
-        metavar="URI",
-        help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
-    )
+    tokenizer = "tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt"
+    group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
     group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
     group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
-    group.add_argument(
-        "--specials",
-        choices=POLICIES,
-        default="parse",
-        help="a special token in text: its id, plain text, an error",
-    )
+    specials = "a special token in text: its id, plain text, an error"
+    group.add_argument("--specials", choices=POLICIES, default="parse", help=specials)
     group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
     group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
 

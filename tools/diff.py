@@ -49,17 +49,11 @@ COPY = ("copy", "copies")
 
 def describe(pair: Difference) -> str:
     """Return the differences as text."""
+    columns = pair.prefixes, pair.num_documents, pair.num_tokens, pair.num_duplicates
     lines = [
         f"{name} {prefix}: {counts(documents=documents, tokens=tokens)}, "
         f"{copies:,} {COPY[copies != 1]} of earlier documents"
-        for name, prefix, documents, tokens, copies in zip(
-            "AB",
-            pair.prefixes,
-            pair.num_documents,
-            pair.num_tokens,
-            pair.num_duplicates,
-            strict=True,
-        )
+        for name, prefix, documents, tokens, copies in zip("AB", *columns, strict=True)
     ]
     lines += [
         f"  in both       {pair.num_common:,}",

@@ -79,22 +79,12 @@ def _add_text(group: Any) -> None:
 
 
 def _add_tokens(group: Any) -> None:
-    group.add_argument(
-        "--to",
-        "--output-prefix",
-        dest="output",
-        required=True,
-        metavar="PREFIX",
-        help="path or URI: PREFIX_KEY_document",
-    )
+    prefix = "path or URI: PREFIX_KEY_document"
+    group.add_argument("--to", "--output-prefix", dest="output", required=True, metavar="PREFIX", help=prefix)
     add_tokenizer(group)
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
-    group.add_argument(
-        "--empty",
-        choices=EMPTY,
-        default="zero-seq",
-        help="a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped",
-    )
+    empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
+    group.add_argument("--empty", choices=EMPTY, default="zero-seq", help=empty)
     compared = "of texts that the reference tokenises too (0.0001)"
     group.add_argument("--compare", dest="compared_share", type=float, default=1e-4, metavar="SHARE", help=compared)
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")

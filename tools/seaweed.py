@@ -233,20 +233,11 @@ def s3_client(endpoint: str, key: str, secret: str) -> Any:
         import botocore.session
     except ImportError as error:
         raise MissingDriverError("S3 server: needs botocore; pip install 'binidx[demo]'") from error
-    return botocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id=key,
-        aws_secret_access_key=secret,
-        config=botocore.config.Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=2,
-            read_timeout=20,
-            proxies={},
-            s3={"addressing_style": "path"},
-        ),
-    )
+    limits = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 20}
+    config = botocore.config.Config(**limits, proxies={}, s3={"addressing_style": "path"})
+    credentials = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+    session = botocore.session.get_session()
+    return session.create_client("s3", REGION, endpoint_url=endpoint, config=config, **credentials)
 
 
 def stop(process: subprocess.Popen[bytes], ports: list[int]) -> None:

@@ -262,7 +262,7 @@ class _Pool:
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
         if self._answer is None and (not progress or time.monotonic() > self._asked + POLL_SECONDS):
-            self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
+            self._answer, self._asked = run_in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
         if self._answer is not None and futures.wait([self._answer], timeout=0 if progress else 1).done:
             error = self._answer.exception()
             if isinstance(error, errors.UnreachableError) and not progress:
@@ -291,7 +291,7 @@ def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task
     return work(task)
 
 
-def in_thread(call: Callable[[], Result]) -> Future[Result]:
+def run_in_thread(call: Callable[[], Result]) -> Future[Result]:
     """Run a call that may never return in a thread that does not keep the process alive; return its future."""
     future = Future[Result]()
 
@@ -370,7 +370,7 @@ class RayExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         # A cluster that is lost may never answer. Then descriptor 1 stays as it is, as Ray goes on printing.
-        if self._connected and futures.wait([in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
+        if self._connected and futures.wait([run_in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
             self._restore_stdout()
 
     def _restore_stdout(self) -> None:
@@ -414,7 +414,7 @@ class DaskExecutor(Executor):
                 self._executor.shutdown(wait=wait and not cancel_futures)
             self.client.close()
 
-        futures.wait([in_thread(close)], CLOSE_SECONDS)
+        futures.wait([run_in_thread(close)], CLOSE_SECONDS)
 
 
 def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:

@@ -17,7 +17,7 @@ from conftest import Bucket
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, main, usage
-from binidx.tools._command import add_json, num_bytes, parser, run, with_flags, wrap_block
+from binidx.tools._command import add_json, name_flags, num_bytes, parser, run, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -159,10 +159,10 @@ def test_errors_name_options_as_the_user_typed_them(arguments: list[str], messag
 
 def test_a_file_that_is_named_like_an_option_is_no_option() -> None:
     flags = {"memory": "--memory", "targets": "--to"}
-    assert with_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
-    assert with_flags("memory, en: both", flags) == "memory, en: both"
-    assert with_flags("memory, targets: both", flags) == "--memory, --to: both"
-    assert with_flags("no subject", flags) == "no subject"
+    assert name_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
+    assert name_flags("memory, en: both", flags) == "memory, en: both"
+    assert name_flags("memory, targets: both", flags) == "--memory, --to: both"
+    assert name_flags("no subject", flags) == "no subject"
 
 
 def test_sizes_are_decimal_or_binary_in_any_case() -> None:

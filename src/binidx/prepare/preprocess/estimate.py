@@ -309,26 +309,17 @@ def estimate_tokens(
             watch.advance(int(units.sizes[number]))
     reading = time.process_time() - began_cpu - counter.seconds
     tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
-    total_tokens, total_documents, total_text = (
-        estimate_total(sample, sizes, counts, spread, total_bytes)
-        for counts, spread in ((tokens, variances), (documents, 0 * sizes), (text, 0 * sizes))
-    )
+
+    def total(counts: Floats, spread: Floats) -> Estimate:
+        return estimate_total(sample, sizes, counts, spread, total_bytes)
+
+    totals = total(tokens, variances), total(documents, 0 * sizes), total(text, 0 * sizes)
     seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenised.sum(), 1)
     item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
-    bytes_out = total_tokens.total * item_bytes + total_documents.total * IDX_BYTES
-    return CorpusEstimate(
-        len(files),
-        total_tokens,
-        total_documents,
-        total_text,
-        total_bytes,
-        int(sizes.sum()),
-        int(tokenised.sum()),
-        int(problems.sum()),
-        chosen_engine.name,
-        estimate_cost(files, seconds_per_byte * total_text.total, bytes_out, source_options),
-        time.monotonic() - began,
-    )
+    bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
+    cost = estimate_cost(files, seconds_per_byte * totals[2].total, bytes_out, source_options)
+    sums = total_bytes, int(sizes.sum()), int(tokenised.sum()), int(problems.sum())
+    return CorpusEstimate(len(files), *totals, *sums, chosen_engine.name, cost, time.monotonic() - began)
 
 
 @dataclass

@@ -81,7 +81,7 @@ class DatasetWriter:
 
     def __init__(self, files: JobFiles, part: Part, key: str) -> None:
         self._prefix, self._columns = files.prefix(part, key), IndexColumns(files.job.dtype)
-        self._bin = BinWriter(in_small_blocks(self._prefix + files.bin_suffix))
+        self._bin = BinWriter(limit_part_bytes(self._prefix + files.bin_suffix))
         self._lineage = None
         if files.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
             from binidx.format.sidecars.lineage import LineageWriter
@@ -118,7 +118,7 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-def in_small_blocks(location: Location) -> Location:
+def limit_part_bytes(location: Location) -> Location:
     """Return a location with the smallest upload part of the store, unless its options name a size, to save memory.
 
     The default, 50 MiB, is for objects of up to 500 GB; those of a part have less than a thousandth of that.
@@ -148,7 +148,7 @@ class PartWriter:
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row that is not a document to the quarantine file."""
         if not self.quarantined:
-            self._quarantine = BinWriter(in_small_blocks(self._quarantine_file))
+            self._quarantine = BinWriter(limit_part_bytes(self._quarantine_file))
             self._opened.callback(self._quarantine.abandon)
         self._quarantine.write(format_problem(problem, slice_number))
         self.quarantined += 1

@@ -139,7 +139,7 @@ def preprocess(
         raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: too few (found {workers}, need 1 or more)")
-    began, watch, job = time.monotonic(), watch or SilentWatcher(), with_absolute_paths(job)
+    began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)
     inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
     if manifests := remove_parts_of_finished(job, parts):
@@ -175,7 +175,7 @@ def preprocess(
     return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
 
 
-def with_absolute_paths(job: Job) -> Job:
+def make_paths_absolute(job: Job) -> Job:
     """Return the job with absolute local paths: workers may have another working directory."""
     spec = job.tokenizer
     merges = spec.merges and Location(spec.merges).absolute
@@ -305,7 +305,7 @@ def job_status(job: Job) -> JobStatus:
     Raises:
         ObjectExistsError: the existing parts belong to another job.
     """
-    job = with_absolute_paths(job)
+    job = make_paths_absolute(job)
     parts = plan_parts(job, find_job_inputs(job))
     manifests = read_finished_manifests(job, parts)
     records: dict[str, Record] = {}

@@ -45,7 +45,7 @@ from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Re
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import PARQUET, Extent, Slice
-from binidx.prepare.tokenizers.engine import Engine, LibraryError, as_stored_tokens, decode_texts
+from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
     FIRST_OF_WORKER,
@@ -285,7 +285,7 @@ class PartTokenizer:
         counts.num_empty += int((total_lengths(tokenized) == 0).sum())
         for batch in tokenized:
             ids, documents, empty_too = (batch.ids, batch.offsets), batch.batch.documents, job.empty == "eod"
-            stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
+            stored = build_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
             self._writer.datasets[batch.batch.key].add(redacted(piece.uri), batch.batch, stored)
 
     def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:

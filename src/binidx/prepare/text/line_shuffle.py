@@ -13,7 +13,7 @@ import contextlib
 import gzip
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
-from binidx.corpus.whole_dataset import JsonResult
+from binidx.corpus.whole_dataset import JsonResult, Options
 from binidx.errors import ConfigError, FormatError
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
@@ -35,7 +35,6 @@ from binidx.storage.open import codec_named, codec_of
 from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-Options = Mapping[str, Any] | None
 WHOLE = 1 << 62
 """Bytes of a part: each input becomes one slice."""
 

@@ -2,7 +2,7 @@
 
 No text and no token becomes a Python object on the way, unless the engine's library offers nothing else.
 
-`as_stored_tokens` turns ids into the contents of `.bin` and `.idx`, with Megatron's dtype, EOD and empty documents:
+`build_stored_tokens` turns ids into the contents of `.bin` and `.idx`, with Megatron's dtype, EOD and empty documents:
 
     texts         "a b" | ""  | "c"  | ""           ids      5 6 | | 7 |
     documents     ----------  ------   --           tokens   5 6 0 | 7 0 |      EOD 0
@@ -123,7 +123,7 @@ class Stored(NamedTuple):
     document_indices: NDArray[np.int64]  # (num_documents + 1,)
 
 
-def as_stored_tokens(
+def build_stored_tokens(
     ids: NDArray[np.uint32],
     offsets: NDArray[np.int64],
     documents: NDArray[np.int64],
@@ -185,10 +185,6 @@ class ReferenceEngine(Engine):
         """Return the readable text of ids; special tokens and bytes that are not UTF-8 may be lost."""
 
 
-BATCH_BYTES = 1 << 18
-"""Bytes of text in one call of Hugging Face's library, which keeps some 100 bytes a token until the call returns."""
-
-
 class HuggingFace(ReferenceEngine):
     """Engine for any tokenizer.json or WordPiece vocab.txt. It uses one thread, as a job has many processes."""
 
@@ -204,20 +200,14 @@ class HuggingFace(ReferenceEngine):
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        return concatenate_ids(list(self._encode_in_batches(decode_texts(texts, offsets), offsets)))
+        strings = decode_texts(texts, offsets)
+        with library_errors(self.name):
+            encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=self.wrapped)
+        return concatenate_ids([encoding.ids for encoding in encodings])
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids)
         return text
-
-    def _encode_in_batches(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
-        first = 0
-        while first < len(texts):
-            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
-            with library_errors(self.name):
-                encodings = self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped)
-            yield from (encoding.ids for encoding in encodings)
-            first = stop
 
 
 @functools.lru_cache(maxsize=1)

@@ -72,7 +72,7 @@ class Gigatoken:
         try:
             with library_errors("does not read it"):
                 load_gigatoken(spec, content)
-                return known_differences(spec, json.loads(as_tokenizer_json(spec, content)))
+                return known_differences(spec, json.loads(convert_to_json(spec, content)))
         except LibraryError as error:
             return str(error)
 
@@ -145,7 +145,7 @@ def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
     """Return gigatoken's tokenizer; for SentencePiece, or if `spec.specials` is "text", without special tokens."""
     from gigatoken import Tokenizer
 
-    content = as_tokenizer_json(spec, content)
+    content = convert_to_json(spec, content)
     if spec.specials == "text" or spec.kind == "sentencepiece":
         parsed = json.loads(content)
         parsed["added_tokens"] = [token for token in added_tokens(parsed) if not token.get("special")]
@@ -153,7 +153,7 @@ def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
     return Tokenizer.from_json(content)
 
 
-def as_tokenizer_json(spec: TokenizerSpec, content: bytes) -> bytes:
+def convert_to_json(spec: TokenizerSpec, content: bytes) -> bytes:
     """Return a tokenizer.json unchanged; convert a SentencePiece model with gigatoken's function."""
     if spec.kind == "json":
         return content
