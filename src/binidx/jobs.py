@@ -236,20 +236,18 @@ class _Pool:
         self._asked = 0.0
 
     def close(self) -> None:
-        if not self._engine.owned:  # an executor of ours cancels when it is shut down
-            for future in self._running:
-                future.cancel()
-        self._shutdown(wait=True)
-
-    def _shutdown(self, *, wait: bool) -> None:
         if self._engine.owned:
-            self._executor.shutdown(wait, cancel_futures=True)
+            self._executor.shutdown(cancel_futures=True)
+            return
+        for future in self._running:
+            future.cancel()
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
         try:
             return self._submit(work, task)
         except BrokenExecutor:
-            self._shutdown(wait=False)
+            if self._engine.owned:
+                self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = self._engine.open()
             return self._submit(work, task)
 

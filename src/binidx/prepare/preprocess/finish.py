@@ -25,7 +25,6 @@ of another job with parts            an error with the differences; `overwrite` 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 from collections import Counter, defaultdict
@@ -152,8 +151,7 @@ def merge_key(
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened.datasets)
         old = obsolete_objects(target, columns, overwrite)
-        remove_old = functools.partial(delete_objects, old)
-        merge_tokens(opened, target, columns, remove_old, watch)
+        merge_tokens(opened, target, columns, lambda: delete_objects(old), watch)
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
@@ -186,15 +184,11 @@ def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Rec
     """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
     from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
-    rows = (
-        PartLineage(
-            files.prefix(part, key) + LINEAGE,
-            before,
-            [counts.num_documents for counts in records[part.name].slices],
-        )
-        for part, before in zip(parts, rows_before_slices(parts, records), strict=True)
-    )
-    merge_lineage(rows, files.datasets[key] + LINEAGE)
+    lineages = []
+    for part, before in zip(parts, rows_before_slices(parts, records), strict=True):
+        num_documents = [counts.num_documents for counts in records[part.name].slices]
+        lineages.append(PartLineage(files.prefix(part, key) + LINEAGE, before, num_documents))
+    merge_lineage(lineages, files.datasets[key] + LINEAGE)
 
 
 def write_quarantine(files: JobFiles, parts: Sequence[Part], records: Records) -> None:

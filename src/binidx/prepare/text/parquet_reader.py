@@ -135,7 +135,8 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
         _check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
         row = 0
         for number in groups:
-            first, num_rows, size = row, metadata.row_group(number).num_rows, _stored_bytes(metadata.row_group(number))
+            group, first = metadata.row_group(number), row
+            num_rows, size = group.num_rows, sum(column.total_compressed_size for column in columns_of(group))
             for table in _tables(piece.uri, file, number, names, request.batch_bytes):
                 at = row - first
                 count = num_rows - at if isinstance(table, Exception) else table.num_rows
@@ -224,10 +225,6 @@ def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
         )
     except pa.ArrowException as error:
         raise FormatError(f"{uri}: not a Parquet file, or damaged ({error}); restore it from its source") from error
-
-
-def _stored_bytes(group: Any) -> int:
-    return sum(column.total_compressed_size for column in columns_of(group))
 
 
 def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
