@@ -99,7 +99,14 @@ def run(
 
 
 def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
-    """Print an error as one JSON object if `as_json`; return the exit status."""
+    """Print an error as one JSON object if `as_json`; return the exit status.
+
+    Args:
+        error: its class is the `kind` in the object.
+        message: text with the flags as the user typed them.
+        status: exit status.
+        as_json: whether to print anything.
+    """
     if as_json:
         values = {"kind": type(error).__name__, "message": message, "exit_status": status}
         print(json.dumps({"error": values}), flush=True)
@@ -110,6 +117,10 @@ def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str
     """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one.
 
     The names are those of the library's parameters.
+
+    Args:
+        options: parser of the command.
+        typed: arguments of the command line.
     """
     flags, words = dict[str, str](), {word.partition("=")[0] for word in typed}
     for action in options._actions:
@@ -123,7 +134,12 @@ def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`."""
+    """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`.
+
+    Args:
+        message: message of a ConfigError.
+        flags: name of each argument -> what the user types.
+    """
     subject, colon, rest = message.partition(":")
     names = subject.split(", ")
     if not all(name in flags for name in names):
@@ -170,7 +186,12 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def wrap_block(block: str, width: int) -> str:
-    """Return a paragraph, or indented lines of `name  text`, in lines of a width; a longer example continues."""
+    """Return a paragraph, or indented lines of `name  text`, in lines of a width; a longer example continues.
+
+    Args:
+        block: paragraph of a docstring.
+        width: most characters of a line.
+    """
     if block.startswith("example:"):
         return re.sub(rf"^(?=.{{{width + 1}}})(.{{,{width - 2}}}) (--)", r"\1 \\\n      \2", block, flags=re.MULTILINE)
     if not block.startswith(" "):
@@ -226,14 +247,24 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> None:
-    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments."""
+    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments.
+
+    Args:
+        flag: such as `--storage-options`.
+        purpose: beginning of its help.
+    """
     variable = f"BINIDX_{flag.strip('-').replace('-', '_').upper()}"
     told = f"{purpose}: JSON, or @FILE with it; else {variable}"
     options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
 
 
 def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
-    """Print a result, as JSON values with --json, else as text."""
+    """Print a result, as JSON values with --json, else as text.
+
+    Args:
+        values: JSON values.
+        text: the same for people.
+    """
     print(json.dumps(values) if arguments.json else text)
 
 

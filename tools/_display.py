@@ -30,7 +30,13 @@ class Bar:
         self._bar.close()
 
     def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
-        """Start a new bar, below the previous one."""
+        """Start a new bar, below the previous one.
+
+        Args:
+            what: name of the stage.
+            total, done: units of the whole stage, and of the part that was done before.
+            unit: name of the units, in the plural.
+        """
         self._bar.close()
         shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
@@ -79,7 +85,11 @@ def table(
 
 
 def shortened(text: str, width: int) -> str:
-    """Return `text` without its middle if it is longer than `width`."""
+    """Return `text` without its middle if it is longer than `width`.
+
+    Args:
+        width: most characters.
+    """
     if len(text) <= width:
         return text
     left = (width - 1) // 3

@@ -31,7 +31,11 @@ TEXT_WIDTH = 100
 
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
-    """Add the argument RUN, and the storage options for `of`."""
+    """Add the argument RUN, and the storage options for `of`.
+
+    Args:
+        of: subject of the storage options, for the help.
+    """
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
@@ -74,7 +78,12 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed."""
+    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed.
+
+    Args:
+        arguments: with those of `add_run`.
+        in_ranges: whether to read indices by ranges.
+    """
     run = Run.load(arguments.run, arguments.storage_options)
     if in_ranges:
         return RunOrder.open(run)
@@ -108,7 +117,12 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
 
 
 def require_steps(order: RunOrder, steps: range, argument: str) -> None:
-    """Raise ConfigError about this argument unless the run has these steps."""
+    """Raise ConfigError about this argument unless the run has these steps.
+
+    Args:
+        steps: steps that must exist.
+        argument: name of the argument, for the message.
+    """
     try:
         check_steps(steps, order.num_steps(), argument)
     except IndexError as error:
@@ -126,7 +140,12 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
-    """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`."""
+    """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`.
+
+    Args:
+        uri: any name that `describe_tokenizer` takes.
+        options: fsspec's options of its store.
+    """
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
@@ -140,7 +159,15 @@ def build_rows(
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document."""
+    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
+
+    Args:
+        order: order of the run.
+        readings: step, rank and slot of each sample.
+        contents: documents of the same samples.
+        decode: returns the text of ids.
+        lineage: whether to add the origins of documents.
+    """
     tokens = read_text(order.order, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
     origins = sample_origins(order, contents) if lineage else {}
@@ -174,7 +201,12 @@ def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int,
 
 
 def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints."""
+    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints.
+
+    Args:
+        prefix: of the dataset.
+        documents: numbers of documents.
+    """
     try:
         return read_origins(prefix, documents)
     except MissingDriverError as error:
@@ -188,7 +220,12 @@ def _print_once(message: str) -> None:
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
-    """Print one JSON object per line, or one block per sample; return the number of rows."""
+    """Print one JSON object per line, or one block per sample; return the number of rows.
+
+    Args:
+        rows: as `build_rows` yields them.
+        as_json: whether to print JSON.
+    """
     count = 0
     for row in rows:
         print(json.dumps(row) if as_json else _block(row))

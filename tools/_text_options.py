@@ -64,7 +64,12 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
 
 
 def add_filters(group: Any, drop: str) -> None:
-    """Add the options that `parse_filters` reads; `drop` is their help, with {} for the documents out of bounds."""
+    """Add the options that `parse_filters` reads; `drop` is their help, with {} for the documents out of bounds.
+
+    Args:
+        group: parser or group of options.
+        drop: help of the bounds, with {} for the documents out of bounds.
+    """
     group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
     group.add_argument("--min-characters", type=int, default=0, metavar="N", help=drop.format("shorter documents"))
     group.add_argument("--max-characters", type=int, metavar="N", help=drop.format("longer ones"))

@@ -75,7 +75,13 @@ def table(accounts: Sequence[SourceAccount]) -> str:
 
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
-    """Write a Parquet file with one row per source."""
+    """Write a Parquet file with one row per source.
+
+    Args:
+        accounts: one for each source.
+        uri: object to write.
+        options: fsspec's options of its store.
+    """
     from binidx.format.arrow import pa, parquet
 
     sink = pa.BufferOutputStream()

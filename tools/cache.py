@@ -134,7 +134,14 @@ def run_warm(arguments: argparse.Namespace) -> int:
 
 
 def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
-    """Return the summary of a fetch."""
+    """Return the summary of a fetch.
+
+    Args:
+        done: counts of the fetch.
+        directory: of the cache.
+        num_objects: number of its objects.
+        seconds: its duration.
+    """
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
     rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
     text = (
@@ -295,7 +302,12 @@ def run_prune(arguments: argparse.Namespace) -> int:
 
 
 def belongs(uri: str, chosen: str) -> bool:
-    """Return whether an object is `chosen`, a file of the dataset prefix `chosen`, or in the folder `chosen`."""
+    """Return whether an object is `chosen`, a file of the dataset prefix `chosen`, or in the folder `chosen`.
+
+    Args:
+        uri: of an object.
+        chosen: URI that the user named.
+    """
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 

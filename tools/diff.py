@@ -66,7 +66,13 @@ def describe(pair: Difference) -> str:
 
 
 def counted(count: int, first: Sequence[int], where: str) -> str:
-    """Return a text such as `12: documents 3, 7, 9 ... of A`."""
+    """Return a text such as `12: documents 3, 7, 9 ... of A`.
+
+    Args:
+        count: number of documents.
+        first: numbers of the first of them.
+        where: name of their dataset.
+    """
     if not first:
         return f"{count:,}"
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"

@@ -143,6 +143,10 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
     """Return for the first documents with sequences: number, start of the text, whether that is all of it, and origin.
 
     The tokens are read by one vectored read.
+
+    Args:
+        count: most documents.
+        decode: returns the text of ids.
     """
     documents = first_documents(dataset, count)
     spans = [starting_spans(dataset, document) for document in documents]
@@ -234,7 +238,12 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
-    """Return name -> value for lines about the stored object; none for a plain one without checksums."""
+    """Return name -> value for lines about the stored object; none for a plain one without checksums.
+
+    Args:
+        stored: as `how_stored` returns it.
+        bin_bytes: plain bytes of the tokens.
+    """
     if "parts" in stored:
         checked = sum(part["checksums"] for part in stored["parts"])
         compressed = sum(part["codec"] != "raw" for part in stored["parts"])

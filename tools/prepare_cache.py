@@ -110,7 +110,13 @@ def num_indices(wanted: Run) -> int | None:
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
-    """Return the JSON values of one index; documents and epochs of a blend are None."""
+    """Return the JSON values of one index; documents and epochs of a blend are None.
+
+    Args:
+        dataset: dataset with the index.
+        split: name of its split.
+        outcome: how the index was made; None if it is not kept.
+    """
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
     how = outcome.how if outcome else NOT_KEPT
     is_blend = isinstance(dataset, BlendedDataset)

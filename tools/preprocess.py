@@ -205,7 +205,12 @@ def describe_status(status: JobStatus) -> str:
 
 
 def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
-    """Return a table of the machines that begins with a newline; "" if there are fewer than `least`."""
+    """Return a table of the machines that begins with a newline; "" if there are fewer than `least`.
+
+    Args:
+        machines: name of each machine -> its counts.
+        least: fewest machines that are printed.
+    """
     if len(machines) < least:
         return ""
     rows = []

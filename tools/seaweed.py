@@ -142,7 +142,12 @@ def find_weed() -> str:
 
 
 def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
-    """Start the server on free ports, with a new key; return its process, its ports and the server."""
+    """Start the server on free ports, with a new key; return its process, its ports and the server.
+
+    Args:
+        program: path of `weed`.
+        directory: folder of its objects, log and configuration.
+    """
     ports = free_ports(2 * len(SERVICES))
     key, secret = secrets.token_hex(8), secrets.token_hex(16)
     credentials = [{"accessKey": key, "secretKey": secret}]
@@ -164,7 +169,13 @@ def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[
 
 
 def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
-    """Return the arguments of `weed`: one HTTP and one gRPC port for each service; nothing else listens."""
+    """Return the arguments of `weed`: one HTTP and one gRPC port for each service; nothing else listens.
+
+    Args:
+        directory: folder of the objects.
+        identities: file with the keys.
+        ports: HTTP ports of SERVICES, then their gRPC ports.
+    """
     http, grpc = ports[: len(SERVICES)], ports[len(SERVICES) :]
     listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
     listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
@@ -191,6 +202,11 @@ def free_ports(count: int) -> list[int]:
 
 def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:
     """Return when the server answers a signed request and has room for writes; its port opens before that.
+
+    Args:
+        process, server: the started server.
+        ports: as in `arguments`.
+        log: file with the output of the process.
 
     Raises:
         StorageError: the server ended, or was not ready within `SECONDS_TO_START`.
@@ -227,7 +243,12 @@ def has_room(master_port: int) -> bool:
 
 
 def s3_client(endpoint: str, key: str, secret: str) -> Any:
-    """Return a plain S3 client, for buckets and for probing without retries."""
+    """Return a plain S3 client, for buckets and for probing without retries.
+
+    Args:
+        endpoint: URL of the server.
+        key, secret: its credentials.
+    """
     try:
         import botocore.config
         import botocore.session
@@ -241,7 +262,12 @@ def s3_client(endpoint: str, key: str, secret: str) -> Any:
 
 
 def stop(process: subprocess.Popen[bytes], ports: list[int]) -> None:
-    """Kill the server and remove the sockets that it leaves in /tmp, whatever its arguments."""
+    """Kill the server and remove the sockets that it leaves in /tmp, whatever its arguments.
+
+    Args:
+        process: the server.
+        ports: as in `arguments`.
+    """
     process.kill()
     process.wait()
     for port in ports:

@@ -84,7 +84,13 @@ def _earlier(order: RunOrder, arguments: argparse.Namespace, past: int) -> str:
 
 
 def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
-    """Return source -> numbers of the named documents."""
+    """Return source -> numbers of the named documents.
+
+    Args:
+        order: order of the run.
+        sources: numbers of the sources to search.
+        names: numbers, FILE:ROW or id=ID.
+    """
     documents: dict[int, list[int]] = {}
     for name in names:
         if name.isdecimal():
@@ -102,6 +108,11 @@ def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]
 
 def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
     """Return source -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
+
+    Args:
+        order: order of the run.
+        sources: numbers of the sources to search.
+        name: FILE:ROW or id=ID.
 
     Raises:
         ConfigError: no document has that name.

@@ -141,7 +141,13 @@ def show_figures(figures: dict[str, Any], screen: Screen) -> None:
 
 
 def show_access(names: Iterable[str], environment: dict[str, str], screen: Screen) -> None:
-    """Print how other terminals reach the bucket while it stays up."""
+    """Print how other terminals reach the bucket while it stays up.
+
+    Args:
+        names: names of the datasets.
+        environment: environment variables of the server.
+        screen: output.
+    """
     screen.line("\nThe bucket stays up until Ctrl-C. In another terminal:")
     for variable, value in environment.items():
         screen.line(f"  export {variable}={value}")
@@ -278,7 +284,13 @@ class Demo:
 
 
 def check_step(step: Step, number: int, order: list[str]) -> None:
-    """Raise BinidxError unless this is step `number`, with the batch of an uninterrupted run."""
+    """Raise BinidxError unless this is step `number`, with the batch of an uninterrupted run.
+
+    Args:
+        step: record of a step.
+        number: its expected number, from 1.
+        order: hash of each batch of an uninterrupted run.
+    """
     if step.number != number:
         raise BinidxError(f"training: found step {step.number}, needed {number}")
     unbroken = order[number - 1]

@@ -128,7 +128,12 @@ def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps
 
 
 def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
-    """Return the batches after `consumed_samples` samples; this number is the whole state that a resume needs."""
+    """Return the batches after `consumed_samples` samples; this number is the whole state that a resume needs.
+
+    Args:
+        dataset: built dataset.
+        consumed_samples: number of samples served before.
+    """
     loader = binidx.build_pretraining_data_loader(dataset, consumed_samples, micro_batch_size=BATCH_SIZE)
     assert loader is not None
     return iter(loader)
@@ -177,7 +182,12 @@ def train(path: Path, *, resume: bool) -> Iterator[Step]:
 
 
 def learning_rate(number: int, num_steps: int) -> float:
-    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth."""
+    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth.
+
+    Args:
+        number: step, counted from 1.
+        num_steps: steps of the run.
+    """
     warm = min(1.0, number / WARMUP_STEPS)
     return PEAK_LEARNING_RATE * warm * (1 - 0.9 * (number - 1) / num_steps)
 

@@ -208,7 +208,14 @@ class Cost:
 def estimate_cost(
     inputs: Sequence[Input], cpu_seconds: float, bytes_out: float, storage_options: Options = None
 ) -> Cost:
-    """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses."""
+    """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses.
+
+    Args:
+        inputs: objects with the text, of known sizes.
+        cpu_seconds: CPU time of the whole job.
+        bytes_out: plain bytes of tokens and indices.
+        storage_options: fsspec's options of the inputs.
+    """
     bytes_in = sum(file.size for file in inputs)
     parts = -(-bytes_in // choose_part_bytes(bytes_in))
     reads = sum(-(-file.size // REQUEST_BYTES) for file in inputs) + parts

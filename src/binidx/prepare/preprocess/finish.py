@@ -44,7 +44,7 @@ from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
-from binidx.prepare.text.inputs import list_objects
+from binidx.prepare.text.inputs import list_matches
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
@@ -58,6 +58,10 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
     """Return a JSON object with the counts of each input, in their order; an input that is named twice counts twice.
 
     `covered` is the number of plain bytes, in Parquet of rows, that were read: all of the input.
+
+    Args:
+        parts: parts of the job, in their order.
+        records: name of each part -> its record.
     """
     sources: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -79,7 +83,12 @@ def count_engines(records: Mapping[str, Record]) -> Mapping[str, Mapping[str, in
 
 
 def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
-    """Return for each slice of each part the number of rows before it in its file."""
+    """Return for each slice of each part the number of rows before it in its file.
+
+    Args:
+        parts: parts of the job, in their order.
+        records: name of each part -> its record.
+    """
     before, last, rows = list[list[int]](), "", 0
     for part in parts:
         before.append([])
@@ -93,7 +102,12 @@ def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> 
 
 
 def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
-    """Return the manifest of one dataset, in JSON values."""
+    """Return the manifest of one dataset, in JSON values.
+
+    Args:
+        key: JSON key of the dataset.
+        parts, records: parts of the job in their order, and the record of each by its name.
+    """
     sources = count_sources(parts, records)
     counts = sum((source["counts"] for source in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
@@ -124,6 +138,11 @@ Records = Mapping[str, Record]
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
     """Merge the parts into the datasets; write lineage, quarantine and, last, the manifests.
 
+    Args:
+        parts, records: parts of the job in their order, and the record of each by its name.
+        overwrite: whether to replace another dataset.
+        watch: receiver of the progress.
+
     Raises:
         FormatError: the counts do not add up, or a part contradicts its record.
         ObjectExistsError: another dataset exists, without `overwrite`.
@@ -145,7 +164,13 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
 def merge_key(
     files: JobFiles, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
 ) -> None:
-    """Merge the parts of one key into its dataset."""
+    """Merge the parts of one key into its dataset.
+
+    Args:
+        files: locations of the job's objects.
+        key: JSON key of the dataset.
+        parts, records, overwrite, watch: as in `finish`.
+    """
     target = DatasetTarget(files.datasets[key], files.job.codec)
     opened = SourceDatasets([files.prefix(part, key) for part in parts])
     with merged_index(opened, watch) as columns:
@@ -155,7 +180,13 @@ def merge_key(
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
-    """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record."""
+    """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record.
+
+    Args:
+        key: JSON key of the dataset.
+        parts, records: as in `finish`.
+        opened: datasets of the parts, in the same order.
+    """
     for part, dataset in zip(parts, opened, strict=True):
         counts = records[part.name].datasets[key]
         expected = records[part.name].counts.num_documents, counts.num_sequences, counts.num_tokens
@@ -169,6 +200,11 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
 
 def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[Location]:
     """Return the objects to remove right before the new dataset appears.
+
+    Args:
+        target: dataset to write.
+        columns: its index.
+        overwrite: whether another dataset is replaced.
 
     Raises:
         ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
@@ -219,10 +255,14 @@ def delete_all(objects: Iterable[Location]) -> None:
 
 
 def list_other_objects(files: JobFiles, parts: Sequence[Part]) -> list[Location]:
-    """Return the objects in the folder of the parts, except job.json and the objects of `parts`."""
+    """Return the objects in the folder of the parts, except job.json and the objects of `parts`.
+
+    Args:
+        parts: parts whose objects are left out.
+    """
     folder = files.folder + "/"
     ours = {file.name for file in (files.job_file, *(file for part in parts for file in files.objects(part)))}
-    return [Location(uri, folder.options) for uri in list_objects(folder) if os.path.basename(uri) not in ours]
+    return [Location(uri, folder.options) for uri in list_matches(folder) if os.path.basename(uri) not in ours]
 
 
 @dataclass(frozen=True)
@@ -239,6 +279,10 @@ JOB_FILE = JsonFile(JobFile, {"binidx_job": 1}, open=True)
 
 def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
+
+    Args:
+        parts: all parts of this job.
+        overwrite: whether to remove parts of another job.
 
     Raises:
         ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
@@ -269,7 +313,11 @@ def format_job_file(job: Job, parts: Sequence[Part]) -> bytes:
 
 
 def describe_job_difference(existing: bytes, ours: bytes) -> str:
-    """Return a clause for a message: the settings in which the jobs of two job.json files differ."""
+    """Return a clause for a message: the settings in which the jobs of two job.json files differ.
+
+    Args:
+        existing, ours: contents of both files.
+    """
     try:
         theirs, mine = JOB_FILE.decode(existing, ""), JOB_FILE.decode(ours, "")
     except FormatError as error:

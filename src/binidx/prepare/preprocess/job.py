@@ -209,6 +209,9 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
     """Return parts of about the same size, in the order of the inputs; small neighbouring slices share one.
 
     A part has up to 1.5 times the planned bytes: the last slice of a file may be tiny.
+
+    Args:
+        inputs: as `find_inputs` returns them.
     """
     part_bytes = job.part_bytes or choose_part_bytes(sum(file.size for file in inputs))
     slices, recipe = plan_slices(inputs, part_bytes), json_digest(job.recipe)

@@ -43,7 +43,12 @@ QUARANTINE_BLOCK_BYTES = 1 << 20
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
-    """Return a line of a part's quarantine, with the row counted from the first row of its slice."""
+    """Return a line of a part's quarantine, with the row counted from the first row of its slice.
+
+    Args:
+        problem: row that is not a document.
+        slice_number: number of its slice in the part; `merge_quarantine` needs it.
+    """
     row = {
         "file": redacted(problem.uri),
         "line": problem.row + 1,

@@ -234,7 +234,12 @@ def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
 
 
 def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
-    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently."""
+    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently.
+
+    Args:
+        manifest: content of a manifest.
+        job, parts: this job, and all its parts.
+    """
     dropped = manifest.get("counts", {}).get("dropped", {})
     same_policy = manifest.get("job", {}).get("on_error") == job.on_error
     return (same_policy or not count_problems(dropped)) and manifest.get("plan") == plan_digest(job, parts)
@@ -243,7 +248,12 @@ def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> boo
 def finish_once(
     job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: ProgressWatcher
 ) -> None:
-    """Finish the job, unless another process finishes it first."""
+    """Finish the job, unless another process finishes it first.
+
+    Args:
+        records: name of each part -> its record.
+        overwrite, watch: as in `preprocess`.
+    """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             finish(job, parts, records, overwrite=overwrite, watch=watch)

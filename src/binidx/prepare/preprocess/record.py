@@ -108,7 +108,12 @@ def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
 
 
 def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
-    """Return the counts of each machine by name; the name is "" for records of older versions."""
+    """Return the counts of each machine by name; the name is "" for records of older versions.
+
+    Args:
+        parts: all parts of a job.
+        records: name of each finished part -> its record.
+    """
     sizes, machines = part_sizes(parts), dict[str, Machine]()
     for host in sorted({record.host for record in records.values()}):
         own = [record for record in records.values() if record.host == host]
@@ -123,7 +128,12 @@ def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict
 
 
 def recent_speed(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
-    """Return the stored bytes per second of the last parts on all machines; None if it is unknown."""
+    """Return the stored bytes per second of the last parts on all machines; None if it is unknown.
+
+    Args:
+        sizes: name of each part -> stored bytes of its text.
+        records: records of finished parts, in any order.
+    """
     timed = sorted(records, key=lambda record: record.ended)
     since = timed[-RECENT_PARTS - 1].ended if len(timed) > RECENT_PARTS else 0.0
     return _speed(sizes, timed[-RECENT_PARTS:], since)

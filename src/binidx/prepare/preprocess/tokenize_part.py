@@ -79,6 +79,10 @@ def split_sentences(batch: Batch, split: Callable[[str], list[str]]) -> Batch:
 def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]:
     """Return the function that splits a text into sentences.
 
+    Args:
+        language: name of a model in NLTK's data, such as `english`.
+        keep_newlines: whether sentences keep the newlines after them.
+
     Raises:
         MissingDriverError: NLTK is not installed.
         ConfigError: NLTK's data has no model of this language.
@@ -135,7 +139,12 @@ def total_lengths(batches: Sequence[TokenizedBatch]) -> NDArray[np.int64]:
 
 
 def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCounts) -> list[TokenizedBatch]:
-    """Drop documents with too few or too many tokens in all keys together, or none with `empty="drop"`; count them."""
+    """Drop documents with too few or too many tokens in all keys together, or none with `empty="drop"`; count them.
+
+    Args:
+        batches: the same documents, a batch for each key.
+        counts: counts of the slice, updated.
+    """
     lengths = total_lengths(batches)
     short = lengths < (job.min_tokens or 0)
     long = ~short & (lengths > (np.iinfo(np.int64).max if job.max_tokens is None else job.max_tokens))
@@ -147,7 +156,12 @@ def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCount
 def split_specials(
     piece: Slice, batches: Sequence[TokenizedBatch], tokenizer: TokenizerSpec
 ) -> tuple[list[Problem], list[TokenizedBatch]]:
-    """Return the documents with a special token in their text as problems, and the other documents."""
+    """Return the documents with a special token in their text as problems, and the other documents.
+
+    Args:
+        piece: slice of the documents.
+        batches: the same documents, a batch for each key.
+    """
     counts: NDArray[np.int64] = np.sum([batch.count_specials(tokenizer) for batch in batches], axis=0)
     texts = [batch.batch for batch in batches]
     problems = [
@@ -158,7 +172,15 @@ def split_specials(
 
 
 def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
-    """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys."""
+    """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys.
+
+    Args:
+        kind: a key of KINDS, SPECIAL or UNENCODED.
+        piece: slice of the document.
+        batches: the same documents, a batch for each key.
+        number: number of the document in the batches.
+        detail: description for the message.
+    """
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
     where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
     line = b"\n".join(batch.document_bytes(number) for batch in batches)
@@ -223,7 +245,12 @@ def make_part(job: Job, part: Part) -> Record:
 
 
 def read_record(files: JobFiles, part: Part) -> Record | None:
-    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently."""
+    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently.
+
+    Args:
+        files: locations of the job's objects.
+        part: part of the job.
+    """
     file = files.record(part)
     data = read_small(file)
     record = None if data is None else RECORD_FILE.decode(data, file.uri)

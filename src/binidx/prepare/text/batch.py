@@ -183,7 +183,12 @@ def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDAr
 
 
 def check_limits(names: str, least: int, most: int | None) -> None:
-    """Raise ConfigError unless 0 <= least <= most; None for no upper bound."""
+    """Raise ConfigError unless 0 <= least <= most; None for no upper bound.
+
+    Args:
+        names: names of both bounds, for the message.
+        least, most: bounds, inclusive.
+    """
     if least < 0 or (most is not None and most < least):
         raise ConfigError(
             f"{names}: not a range (found {least}, {most}, need 0 or more, and the maximum not below the minimum)"

@@ -40,7 +40,7 @@ def is_folder(location: Location) -> bool:
     return not is_pattern(location.uri) if path is None else os.path.isdir(path)
 
 
-def list_objects(location: Location) -> list[str]:
+def list_matches(location: Location) -> list[str]:
     """Return the sorted objects of a glob, or below a folder without hidden ones, from one listing.
 
     Raises:
@@ -122,7 +122,7 @@ def _expand(
             pass  # it may be a pattern with [ ] or ?, or a folder: Spark names folders x.parquet
     if path is not None and os.path.exists(path) and not os.path.isdir(path):
         return [(Location(path), None)]
-    objects = [uri for uri in list_objects(location) if not exclude(uri)]
+    objects = [uri for uri in list_matches(location) if not exclude(uri)]
     inputs = objects
     if is_folder(location):
         inputs = [uri for uri in objects if (format or format_of(uri)) and not uri.endswith(NOT_TEXT)]

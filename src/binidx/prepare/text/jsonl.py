@@ -227,6 +227,10 @@ def _strings(values: list[Any]) -> Strings:
 def parse_line(line: bytes, keys: Sequence[str]) -> dict[str, Any]:
     """Return the JSON object of one line, after checking that its values at all keys are texts.
 
+    Args:
+        line: bytes without the newline.
+        keys: JSON keys of the texts.
+
     Raises:
         NotADocument: the line is blank or has a problem.
     """

@@ -155,7 +155,14 @@ class _CountingIterator:
 def read_lines(
     piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
-    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`."""
+    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`.
+
+    Args:
+        piece: slice of a format with lines.
+        batch_bytes, max_line_bytes: plain bytes of a run, and the limit of a line with its newline.
+        location: of the slice's object.
+        extent: updated with the part of the input that was read.
+    """
     decompress, before = FORMATS[piece.format].decompress, 0
     with closing(_stream_stored_bytes(piece, location)) as pieces:
         stored = _CountingIterator(pieces)
@@ -275,6 +282,10 @@ def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int
     """Yield the header of each block of a frame, and the number of bytes after it, which the caller takes or skips.
 
     After the header of the last block they include the frame's checksum.
+
+    Args:
+        stream: bytes after the header.
+        header: of the frame, from `next_frame_header`.
     """
     checksum_bytes = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
     last = False
@@ -298,6 +309,10 @@ WINDOW_BYTES = 1 << 27
 
 def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
     """Yield the plain bytes of gzip members.
+
+    Args:
+        pieces: stored bytes from the start of the slice on.
+        piece: the slice, for messages.
 
     Raises:
         FormatError: damaged, truncated, or followed by bytes that are not a member.
@@ -323,6 +338,10 @@ def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
 
 def decompress_zstd(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
     """Yield the plain bytes of zstd frames; if the slice ends before its file, check that they have the planned sizes.
+
+    Args:
+        pieces: stored bytes from the start of the slice on.
+        piece: the slice.
 
     Raises:
         FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes than planned.

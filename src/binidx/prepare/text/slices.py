@@ -96,7 +96,12 @@ class Slice:
 
 
 def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError unless this is the identity of the planned object."""
+    """Raise ObjectChangedError unless this is the identity of the planned object.
+
+    Args:
+        piece: a planned slice.
+        identity: of the object as it is now.
+    """
     if not same_identity(piece.identity, identity):
         planned, current = (", ".join(f"{k} {v}" for k, v in marks.items()) for marks in (piece.identity, identity))
         raise ObjectChangedError(
@@ -120,6 +125,10 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
     """Return slices of about `part_bytes` stored bytes, in the order of the inputs: every row is in exactly one.
 
     An empty input has one slice, so that it is accounted for. A block is never cut, and a slice never spans two inputs.
+
+    Args:
+        inputs: as `find_inputs` returns them.
+        part_bytes: stored bytes of a slice, at least 1.
     """
     if part_bytes < 1:
         raise ValueError(f"part_bytes: too small (found {part_bytes}, need 1 or more)")
@@ -136,12 +145,22 @@ def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
 
 
 def slice_lines(file: Input, first: int, last: int) -> Slice:
-    """Return the slice of an uncompressed jsonl input between two bounds in bytes."""
+    """Return the slice of an uncompressed jsonl input between two bounds in bytes.
+
+    Args:
+        file: the input.
+        first, last: bounds in bytes.
+    """
     return Slice(file.uri, file.format, file.identity, first, last, first, last - first, None if first else 0)
 
 
 def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item."""
+    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item.
+
+    Args:
+        sizes: bytes of each item.
+        limit: most bytes of a run.
+    """
     firsts, count, total = list[int](), 0, 0
     for count, size in enumerate(sizes, 1):
         if not firsts or total + size > limit:

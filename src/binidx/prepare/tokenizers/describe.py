@@ -167,6 +167,11 @@ GENERIC = (None, "TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedToke
 def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
     """Raise ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
+    Args:
+        uri: of the tokenizer.json.
+        parsed: content of the tokenizer.json.
+        config: content of the tokenizer_config.json beside it.
+
     Source: transformers 5, TokenizersBackend and AutoTokenizer.from_pretrained.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}

@@ -69,13 +69,24 @@ class Engine(Protocol):
 
 
 def decode_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """Return the texts as Python strings, for libraries that accept nothing else."""
+    """Return the texts as Python strings, for libraries that accept nothing else.
+
+    Args:
+        texts: valid UTF-8, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+    """
     whole = memoryview(texts.data)
     return [str(whole[start:stop], "utf-8") for start, stop in pairwise(offsets.tolist())]
 
 
 def add_special_ids(ids: NDArray[np.uint32], bounds: NDArray[np.int64], spec: TokenizerSpec) -> Encoded:
-    """Return ids with the post-processor's ids around those of each text, for libraries without a post-processor."""
+    """Return ids with the post-processor's ids around those of each text, for libraries without a post-processor.
+
+    Args:
+        ids: ids of all texts, shape (num_ids,).
+        bounds: start of each text's ids, then the end of the last, shape (num_texts + 1,).
+        spec: its prefix and suffix are added.
+    """
     around = len(spec.prefix) + len(spec.suffix)
     if not around:
         return ids, bounds

@@ -105,7 +105,12 @@ class Gigatoken:
 
 
 def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
-    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently; else None."""
+    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently; else None.
+
+    Args:
+        spec: tokenizer to run.
+        parsed: its tokenizer.json.
+    """
     tokens, normalizer = added_tokens(parsed), json.dumps(parsed.get("normalizer"))
     words = [token["content"] for token in tokens if token.get("single_word")]
     if words:
@@ -199,7 +204,12 @@ LEADS[[int.from_bytes(chr(code).encode()[:2], "big") for run in RUNS.tolist() fo
 
 
 def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the texts with a code point in RUNS, rising."""
+    """Return the numbers of the texts with a code point in RUNS, rising.
+
+    Args:
+        texts: valid UTF-8, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+    """
     first, stop = int(offsets[0]), int(offsets[-1])
     positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
     positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
@@ -219,7 +229,12 @@ ENGINES = {row.name: row for row in _ROWS}
 
 
 def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
-    """Return for each engine the reason why it cannot be used; None if it gives the reference's ids."""
+    """Return for each engine the reason why it cannot be used; None if it gives the reference's ids.
+
+    Args:
+        spec: tokenizer to run.
+        content: its content, from `read_content`.
+    """
     return {name: row.refusal(spec, content) for name, row in ENGINES.items()}
 
 
@@ -227,6 +242,11 @@ def choose_engine(
     spec: TokenizerSpec, name: str = "auto", *, storage_options: Mapping[str, Any] | None = None
 ) -> Engine:
     """Return the engine of this name; with `auto` the fastest that is installed and exact.
+
+    Args:
+        spec: tokenizer to run.
+        name: a key of ENGINES, or `auto`.
+        storage_options: fsspec's options of the tokenizer's store.
 
     Raises:
         ConfigError: no such engine, or none that can be used; the message names the packages that would do, else all
@@ -249,6 +269,10 @@ def choose_engine(
 def reference_engine(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> ReferenceEngine:
     """Return the reference engine of a tokenizer: the one whose token ids every other engine must reproduce.
 
+    Args:
+        spec: tokenizer to run.
+        storage_options: fsspec's options of the tokenizer's store.
+
     Raises:
         ConfigError: the package of the engine is not installed.
     """
@@ -260,6 +284,10 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     """Return a function that decodes ids to readable text.
 
     The function raises ConfigError for an id outside the vocabulary.
+
+    Args:
+        spec: tokenizer of the ids.
+        storage_options: fsspec's options of the tokenizer's store.
     """
     engine = reference_engine(spec, storage_options)
 
