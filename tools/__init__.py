@@ -79,7 +79,7 @@ def _run(name: str, *arguments: str) -> int:
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
         return int(module.main(arguments))
-    except KeyboardInterrupt:  # before the command began; later `_command.run` handles it
+    except KeyboardInterrupt:  # before the command began; later its `main` handles it
         print(f"\nbinidx {name}: interrupted", file=sys.stderr)
         return 130
 

@@ -46,56 +46,37 @@ def command(
 ) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
 
+    A BinidxError or a warning is printed as one line; with --json, an error is one JSON object on stdout, too.
+
     Args:
         doc: docstring of the command's module, which is its help.
         after_interrupt: message after Ctrl-C.
     """
 
     def main(argv: Sequence[str]) -> int:
-        options = parser(name, doc)
+        options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.formatwarning
         add_options(options)
-        as_json = "--json" in argv
         try:
             arguments = options.parse_args(argv)
+            warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
+            with ended_by_signals():
+                return body(arguments)
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise
-        flags = flags_of(options, argv)
-        return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
+        except BinidxError as error:
+            message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
+            if isinstance(error, ConfigError):
+                message = name_flags(message, flags_of(options, argv))
+            print(f"binidx {name}: {message}", file=sys.stderr)
+            return print_error(error, message, status, as_json)
+        except KeyboardInterrupt as error:
+            print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
+            return print_error(error, after_interrupt, 130, as_json)
+        finally:
+            warnings.formatwarning = as_before
 
     return main
-
-
-def run(
-    name: str,
-    body: Callable[[], int],
-    *,
-    after_interrupt: str = "interrupted",
-    flags: Mapping[str, str] | None = None,
-    as_json: bool = False,
-) -> int:
-    """Run a command and return its exit status; a BinidxError or a warning is printed as one line.
-
-    Args:
-        flags: names of arguments as the user typed them, for errors.
-        as_json: print an error on stdout, too, as one JSON object.
-    """
-    as_before = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
-    try:
-        with ended_by_signals():
-            return body()
-    except BinidxError as error:
-        message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
-        if isinstance(error, ConfigError):
-            message = name_flags(message, flags or {})
-        print(f"binidx {name}: {message}", file=sys.stderr)
-        return print_error(error, message, status, as_json)
-    except KeyboardInterrupt as error:
-        print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
-        return print_error(error, after_interrupt, 130, as_json)
-    finally:
-        warnings.formatwarning = as_before
 
 
 def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -17,8 +18,14 @@ from conftest import Bucket
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, main, usage
-from binidx.tools._command import add_json, name_flags, num_bytes, parser, run, wrap_block
+from binidx.tools._command import add_json, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
+
+
+def run(body: Callable[[], int]) -> int:
+    """Run a command without options."""
+    return command("name", "Name.", lambda options: None, lambda arguments: body())([])
+
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "int32"
@@ -76,7 +83,7 @@ def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, cap
     def fail() -> int:
         raise error
 
-    assert run("name", fail) == status
+    assert run(fail) == status
     assert capsys.readouterr().err == "binidx name: x\n"
 
 
@@ -181,7 +188,7 @@ def test_an_interrupt_is_130(capsys) -> None:
     def interrupt() -> int:
         raise KeyboardInterrupt
 
-    assert run("name", interrupt) == 130
+    assert run(interrupt) == 130
     assert capsys.readouterr().err == "\nbinidx name: interrupted\n"
 
 
@@ -190,7 +197,7 @@ def test_errors_that_are_not_ours_keep_their_traceback() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run("name", fail)
+        run(fail)
 
 
 def test_numbers_for_people() -> None:

@@ -36,7 +36,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -45,9 +45,6 @@ from binidx.errors import BinidxError, FormatError
 from binidx.native.token_files import wrap_rows
 from binidx.prepare.text.batch import cumulative_offsets
 from binidx.prepare.tokenizers.spec import TokenizerSpec, wordpiece_json
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 # Token ids, shape (num_tokens,); start of each text's ids, then the end, shape (num_texts + 1,), from 0.
 Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -222,14 +219,14 @@ class HuggingFace(ReferenceEngine):
 
 
 @functools.lru_cache(maxsize=1)
-def load_tokenizer(content: bytes, specials_as_text: bool) -> Tokenizer:
+def load_tokenizer(content: bytes, specials_as_text: bool) -> Any:
     """Return the library's tokenizer, without the file's truncation and padding, which Megatron ignores, too.
 
     The last tokenizer is cached: it is a process's reference, and encodes texts with new code points for gigatoken.
     """
     from tokenizers import Tokenizer
 
-    tokenizer: Tokenizer = Tokenizer.from_buffer(content)
+    tokenizer: Any = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = specials_as_text

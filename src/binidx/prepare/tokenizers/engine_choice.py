@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,6 @@ from binidx.prepare.tokenizers.engine import (
     missing_package,
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_content
-
-if TYPE_CHECKING:
-    from gigatoken import Tokenizer
 
 
 class Gigatoken:
@@ -146,7 +143,7 @@ def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
     return not last["add_prefix_space"] if before else bool(last.get("use_regex", True))
 
 
-def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
+def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Any:
     """Return gigatoken's tokenizer; for SentencePiece, or if `spec.specials` is "text", without special tokens."""
     from gigatoken import Tokenizer
 
