@@ -41,7 +41,7 @@ def command(
     name: str,
     doc: str | None,
     add_options: Callable[[argparse.ArgumentParser], None],
-    body: Callable[[argparse.Namespace], int],
+    body: Callable[[argparse.Namespace], int | None],
     after_interrupt: str = "interrupted",
 ) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
@@ -50,6 +50,7 @@ def command(
 
     Args:
         doc: docstring of the command's module, which is its help.
+        body: runs the command; returns the exit status, None for 0.
         after_interrupt: message after Ctrl-C.
     """
 
@@ -60,7 +61,7 @@ def command(
             arguments = options.parse_args(argv)
             warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
             with ended_by_signals():
-                return body(arguments)
+                return body(arguments) or 0
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise

@@ -43,7 +43,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON list")
 
 
-def account_run(arguments: argparse.Namespace) -> int:
+def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
     order = open_run(arguments, in_ranges=not arguments.repeats)
     asked = arguments.consumed_samples
@@ -55,7 +55,6 @@ def account_run(arguments: argparse.Namespace) -> int:
     if isinstance(order.order, BlendedOrder) and order.order.proof:
         text += f"\n{order.order.proof}"
     print_result([asdict(row) for row in accounts], text, arguments)
-    return 0
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:

@@ -32,7 +32,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def bake_run(arguments: argparse.Namespace) -> int:
+def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     baked = plan_bake(order, parse_steps(order, arguments.steps))
@@ -47,7 +47,6 @@ def bake_run(arguments: argparse.Namespace) -> int:
     text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}"
     values = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "num_bytes": size}
     print_result(values, f"{arguments.to}: {text}", arguments)
-    return 0
 
 
 main = command("bake", __doc__, add_options, bake_run, RESUMES)

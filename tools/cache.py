@@ -58,7 +58,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the four subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
+    def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
         options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
         options.add_argument("--json", action="store_true", help="print one JSON object")
@@ -245,7 +245,7 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
 # list
 
 
-def run_list(arguments: argparse.Namespace) -> int:
+def run_list(arguments: argparse.Namespace) -> None:
     """Print the cached objects."""
     contents = cached_contents(cache_directory(arguments))
     disk_bytes, now = sum(kept.disk_bytes for kept in contents), time.time()
@@ -261,7 +261,6 @@ def run_list(arguments: argparse.Namespace) -> int:
         lines.append(f"{uri or '(unknown object; prune removes it)'}\n  {share}, used {used}")
     lines.append(f"{len(rows)} objects, {human_bytes(disk_bytes)} on the disk")
     print_result({"objects": rows, "disk_bytes": disk_bytes}, "\n".join(lines), arguments)
-    return 0
 
 
 # verify and prune
@@ -285,7 +284,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
-def run_prune(arguments: argparse.Namespace) -> int:
+def run_prune(arguments: argparse.Namespace) -> None:
     """Remove cached data, and print the number of removed bytes."""
     uris = arguments.uri
     done = prune(
@@ -298,7 +297,6 @@ def run_prune(arguments: argparse.Namespace) -> int:
     if done.in_use_bytes:
         text += f"\n{human_bytes(done.in_use_bytes)} kept: in use"
     print_result(asdict(done), text, arguments)
-    return 0
 
 
 def belongs(uri: str, chosen: str) -> bool:
@@ -311,4 +309,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, lambda arguments: int(arguments.body(arguments)), RESUMES)
+main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES)

@@ -34,7 +34,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def clean(arguments: argparse.Namespace) -> int:
+def clean(arguments: argparse.Namespace) -> None:
     """List the staging files below the directories, or remove them; print them."""
     files: list[dict[str, Any]] = []
     now = time.time()
@@ -55,7 +55,6 @@ def clean(arguments: argparse.Namespace) -> int:
         lines.append(f"{file['path']}\n  {human_bytes(file['num_bytes'])}, {written}, {state}")
     lines.append(f"{counts(files=len(files))}, {human_bytes(sum(file['num_bytes'] for file in files))}")
     print_result({"files": files}, "\n".join(lines), arguments)
-    return 0
 
 
 main = command("clean", __doc__, add_options, clean)

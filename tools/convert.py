@@ -60,7 +60,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-def convert(arguments: argparse.Namespace) -> int:
+def convert(arguments: argparse.Namespace) -> None:
     """Copy the dataset, and print a summary."""
     encoded = arguments.codec or (COMPRESSED if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
@@ -70,7 +70,6 @@ def convert(arguments: argparse.Namespace) -> int:
         done = convert_dataset(**options, way=way, watch=bar)
     sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums else ""
     print_result(done.to_json(), describe(done) + sums, arguments)
-    return 0
 
 
 def level(text: str) -> int:

@@ -61,12 +61,11 @@ def add_options(options: argparse.ArgumentParser) -> None:
         hashed.add_argument("--seed", type=int, required=True, help="of the hash")
 
 
-def cut(arguments: argparse.Namespace) -> int:
+def cut(arguments: argparse.Namespace) -> None:
     """Run the chosen subcommand, and print a summary."""
     with Bar("cut") as bar:
         done = arguments.body(arguments, bar)
     print_result(done.to_json(), describe(done), arguments)
-    return 0
 
 
 def cut_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:

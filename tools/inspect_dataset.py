@@ -57,7 +57,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def inspect(arguments: argparse.Namespace) -> int:
+def inspect(arguments: argparse.Namespace) -> None:
     """Print the report on a dataset."""
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
@@ -66,7 +66,6 @@ def inspect(arguments: argparse.Namespace) -> int:
     if decode := decoder(arguments.tokenizer, arguments.storage_options):
         report["texts"] = first_texts(dataset, arguments.text, decode)
     print_result(report, describe(report), arguments)
-    return 0
 
 
 def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: int = 16) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_writing(options)
 
 
-def merge(arguments: argparse.Namespace) -> int:
+def merge(arguments: argparse.Namespace) -> None:
     """Merge datasets, and print a summary."""
     same = arguments.target_options in (None, arguments.source_options)
     if arguments.virtual and not same:
@@ -60,7 +60,6 @@ def merge(arguments: argparse.Namespace) -> int:
             done = merge_datasets(arguments.sources, arguments.target, **writing(arguments), watch=bar)
     text = describe_virtual(done) if arguments.virtual else describe(done)
     print_result(done.to_json(), text, arguments)
-    return 0
 
 
 def describe_virtual(done: VirtualMergeResult) -> str:

@@ -47,11 +47,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
 
 
-def export_order(arguments: argparse.Namespace) -> int:
+def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
     order: Any = open_order(arguments)
     if arguments.check_nesting:
-        return check_nesting(order, arguments)
+        check_nesting(order, arguments)
+        return
     if not arguments.to:
         raise ConfigError("to, check_nesting: found none, need one of them")
     from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
@@ -67,7 +68,6 @@ def export_order(arguments: argparse.Namespace) -> int:
         written = export(order, arguments.to, parts, docs=docs, **options, watch=bar.advance)
     text = f"{arguments.to}: {counts(files=len(parts))}, {written:,} written now, {counts(rows=rows)}"
     print_result({"to": arguments.to, "files": len(parts), "written": written, "rows": rows}, text, arguments)
-    return 0
 
 
 def open_order(arguments: argparse.Namespace) -> Any:
@@ -77,7 +77,7 @@ def open_order(arguments: argparse.Namespace) -> Any:
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 
-def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
+def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
     text, lines, sets = arguments.check_nesting, [], []
     if not isinstance(order, PackedRunOrder) or order.files is None:
@@ -107,7 +107,6 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
             behind = f"{rest['files_behind']:,} files after it are not in step"
             lines.append(f"  {rest['ranks']} ranks: {behind}, {rest['files_dropped']:,} are never read")
     print_result(sets, "\n".join(lines), arguments)
-    return 0
 
 
 main = command("order", __doc__, add_options, export_order, RESUMES)

@@ -40,7 +40,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_json(options, "--storage-options", "fsspec's own")
 
 
-def pack(arguments: argparse.Namespace) -> int:
+def pack(arguments: argparse.Namespace) -> None:
     """Write packed files from a dataset."""
     if len(arguments.others) != 1:
         raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
@@ -53,10 +53,9 @@ def pack(arguments: argparse.Namespace) -> int:
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
-    return 0
 
 
-def unpack(arguments: argparse.Namespace) -> int:
+def unpack(arguments: argparse.Namespace) -> None:
     """Write a dataset from packed files."""
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
@@ -66,7 +65,6 @@ def unpack(arguments: argparse.Namespace) -> int:
     values = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
     text = f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
     print_result(values, text, arguments)
-    return 0
 
 
 main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments), RESUMES)

@@ -40,13 +40,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def plan(arguments: argparse.Namespace) -> int:
+def plan(arguments: argparse.Namespace) -> None:
     """Compute the plan, and print it."""
     run = load_sized(arguments)
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
     planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
     print_result(planned.to_json(), describe(planned), arguments)
-    return 0
 
 
 def describe(planned: RunPlan) -> str:

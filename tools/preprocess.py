@@ -112,13 +112,13 @@ def _add_work(group: Any) -> None:
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-def make(arguments: argparse.Namespace) -> int:
+def make(arguments: argparse.Namespace) -> int | None:
     """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
         status = job_status(job)
         print_result(status.to_json(), describe_status(status), arguments)
-        return 0
+        return None
     with Bar("preprocess") as bar:
         done = preprocess(
             job,

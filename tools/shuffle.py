@@ -48,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_writing(options)
 
 
-def shuffle(arguments: argparse.Namespace) -> int:
+def shuffle(arguments: argparse.Namespace) -> None:
     """Shuffle documents or lines, and print a summary."""
     common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     done: Any
@@ -61,7 +61,6 @@ def shuffle(arguments: argparse.Namespace) -> int:
             done = shuffle_datasets(sources, target, **common, watch=bar)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)
-    return 0
 
 
 def dataset(text: str) -> str:

@@ -34,13 +34,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 
-def verify(arguments: argparse.Namespace) -> int:
+def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
     with Bar("verify") as bar:
         options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options")
         checked = verify_dataset(arguments.prefix, **options, watch=bar)
     print_result(checked.to_json(), describe(checked), arguments)
-    return 0
 
 
 def describe(checked: Verification) -> str:

@@ -51,7 +51,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
-def find(arguments: argparse.Namespace) -> int:
+def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, and the number of these samples."""
     order = open_run(arguments, in_ranges=True)
     stop = stop_step(order, arguments.before_step)
@@ -69,7 +69,6 @@ def find(arguments: argparse.Namespace) -> int:
         f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop)}{_earlier(order, arguments, past)}",
         file=sys.stderr,
     )
-    return 0
 
 
 def _earlier(order: RunOrder, arguments: argparse.Namespace, past: int) -> str:

@@ -46,7 +46,7 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--directory: {options.directory} is not empty; name a new one")
 
 
-def demonstrate(options: argparse.Namespace) -> int:
+def demonstrate(options: argparse.Namespace) -> None:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
     from .stages import ENVIRONMENT, Screen, run_demo, show_access, show_figures
@@ -69,7 +69,6 @@ def demonstrate(options: argparse.Namespace) -> int:
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
-    return 0
 
 
 main = command("demo", __doc__, add_options, demonstrate)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs import ATTEMPTS, JobEngine, open_engine, run_tasks
 from binidx.prepare.preprocess.finish import (
+    Records,
     claim_output,
     describe_job_difference,
     finish,
@@ -29,13 +30,7 @@ from binidx.prepare.preprocess.finish import (
     remove_parts,
 )
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobFiles, Part, plan_digest, plan_parts
-from binidx.prepare.preprocess.record import (
-    Record,
-    count_machines,
-    count_problems,
-    part_sizes,
-    recent_speed,
-)
+from binidx.prepare.preprocess.record import Record, count_machines, count_problems, part_sizes, recent_speed
 from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
@@ -45,6 +40,9 @@ from binidx.storage.requests.retries import pause
 from binidx.storage.threads import READS, available_cores
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+
+Manifests = dict[str, dict[str, Any]]
+"""Key -> manifest of its dataset."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Report:
     parts: int
     parts_made: int
     parts_missing: int
-    manifests: dict[str, dict[str, Any]]
+    manifests: Manifests
     seconds: float
     machines: dict[str, Machine]
 
@@ -212,7 +210,7 @@ def unique_parts(parts: Sequence[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
     """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
     manifests = {key: read_manifest(prefix + MANIFEST) for key, prefix in JobFiles(job).datasets.items()}
     own = {key: file for key, file in manifests.items() if file is not None and belongs_to(file, job, parts)}
@@ -220,14 +218,14 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[s
     return own if exist and len(own) == len(manifests) else {}
 
 
-def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
         remove_parts(JobFiles(job), parts)
     return manifests
 
 
-def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
+def machines_of(manifests: Manifests) -> dict[str, Machine]:
     """Return the counts of each machine in the manifests; manifests of older versions have none."""
     manifest = next(iter(manifests.values()), {})
     return {name: Machine(**machine) for name, machine in manifest.get("machines", {}).items()}
@@ -327,24 +325,28 @@ def job_status(job: Job) -> JobStatus:
             raise ObjectExistsError(f"{file}: parts of another job, {differs}; give the options of that job")
         records = read_records(job, parts)
         manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
-    if not manifests:
-        return unfinished_status(job, parts, records, time.time())
-    count, total = len(unique_parts(parts)), sum(part_sizes(parts).values())
-    return JobStatus(redacted(job.output), True, count, count, total, total, None, None, machines_of(manifests))
+    return build_status(job, parts, {} if manifests else records, manifests, time.time())
 
 
-def unfinished_status(job: Job, parts: Sequence[Part], records: Mapping[str, Record], now: float) -> JobStatus:
-    """Return the status of an unfinished job; `now` is in seconds since 1970."""
+def build_status(job: Job, parts: Sequence[Part], records: Records, manifests: Manifests, now: float) -> JobStatus:
+    """Return the status of a job.
+
+    Args:
+        records: name of each finished part -> its record; empty for a finished job.
+        manifests: key -> manifest of its dataset; empty for an unfinished job.
+        now: seconds since 1970.
+    """
     sizes = part_sizes(parts)
+    done = sizes if manifests else records
     last = max((record.ended for record in records.values()), default=0.0)
     return JobStatus(
         output=redacted(job.output),
-        finished=False,
+        finished=bool(manifests),
         parts=len(sizes),
-        parts_done=len(records),
+        parts_done=len(done),
         total_bytes=sum(sizes.values()),
-        done_bytes=sum(sizes[name] for name in records),
+        done_bytes=sum(sizes[name] for name in done),
         bytes_per_second=recent_speed(sizes, records.values()),
         last_part_seconds=max(0.0, now - last) if last else None,
-        machines=count_machines(parts, records),
+        machines=machines_of(manifests) or count_machines(parts, records),
     )

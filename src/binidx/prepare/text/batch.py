@@ -219,11 +219,9 @@ class Filters:
         """
         passed, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
         for reason, accepted in self._conditions(batch, fields):
-            count = int((passed & ~accepted).sum())
+            dropped[reason] += int((passed & ~accepted).sum())
             passed &= accepted
-            if count:
-                dropped[reason] += count
-        return passed, dropped
+        return passed, +dropped  # without reasons that dropped no document
 
     def _conditions(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
         for (name, values), column in zip(self.keep.items(), fields, strict=True):
