@@ -27,16 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import (
-    BinidxError,
-    ConfigError,
-    FormatError,
-    MismatchError,
-    MissingDriverError,
-    StorageError,
-    WorkerError,
-    redacted,
-)
+from binidx import errors
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobFiles, Part
@@ -90,11 +81,11 @@ def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]
     try:
         from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
     except ImportError as error:
-        raise MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
+        raise errors.MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
     try:
         punkt: Any = PunktTokenizer(language)
     except (LookupError, ValueError) as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"sentences: no Punkt model of {language!r} in NLTK's data; python -m nltk.downloader punkt_tab fetches it"
         ) from error
     if keep_newlines:
@@ -207,12 +198,12 @@ def run_part(task: PartTask) -> Record | TaskFailure:
     """Make a part; return its record, or a TaskFailure."""
     try:
         return make_part(task.job, task.part)
-    except BinidxError as error:
+    except errors.BinidxError as error:
         return TaskFailure(error.__class__(str(error)), is_transient(error))
     except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return TaskFailure(StorageError(f"{task}: {error}"), is_transient(error))
+        return TaskFailure(errors.StorageError(f"{task}: {error}"), is_transient(error))
     except Exception:  # a defect of ours: the traceback must cross processes
-        return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), False)
+        return TaskFailure(errors.WorkerError(f"{task}: {traceback.format_exc()}"), False)
 
 
 def make_part(job: Job, part: Part) -> Record:
@@ -257,7 +248,7 @@ def read_record(files: JobFiles, part: Part) -> Record | None:
     if record is None or not record.valid_for(files.job.on_error):
         return None
     if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*files.job.keys}:
-        raise FormatError(f"{file}: not the record of {part}; delete it and run again")
+        raise errors.FormatError(f"{file}: not the record of {part}; delete it and run again")
     return record
 
 
@@ -313,7 +304,7 @@ class PartTokenizer:
         for batch in tokenized:
             ids, documents, empty_too = (batch.ids, batch.offsets), batch.batch.documents, job.empty == "eod"
             stored = build_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
-            self._writer.datasets[batch.batch.key].add(redacted(piece.uri), batch.batch, stored)
+            self._writer.datasets[batch.batch.key].add(errors.redacted(piece.uri), batch.batch, stored)
 
     def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:
         """Return the batches with ids; documents on which the tokenizer's library fails become problems."""
@@ -343,13 +334,13 @@ class PartTokenizer:
             batch = split_sentences(batch, self._split)
         try:
             return TokenizedBatch(batch, *self.engine.encode(batch.texts, batch.offsets))
-        except MismatchError as error:
-            raise MismatchError(f"{self._part}: {error}") from error
+        except errors.MismatchError as error:
+            raise errors.MismatchError(f"{self._part}: {error}") from error
 
     def _drop_problems(self, problems: Iterable[Problem], number: int) -> None:
         for problem in problems:
             if self._job.on_error == "raise":
-                raise FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
+                raise errors.FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
             self.counts[number].drop({problem.kind: 1})
             if self._job.on_error == "quarantine":
                 self._writer.add_problem(problem, number)
