@@ -58,13 +58,13 @@ from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_con
 class Gigatoken:
     """Engine for byte-level BPE with the usual patterns, and for SentencePiece BPE with byte fallback."""
 
-    name = "gigatoken"
+    name = package = "gigatoken"
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
         if spec.kind not in ("json", "sentencepiece"):
             return f"reads a tokenizer.json or a .model here, not {spec.kind}"
-        if missing := missing_package("gigatoken"):
+        if missing := missing_package(cls.package):
             return missing
         try:
             with library_errors("does not read it"):
@@ -251,14 +251,17 @@ def choose_engine(
     """
     if name not in ("auto", *ENGINES):
         raise ConfigError(f"engine: unknown (found {name}, need auto or one of {', '.join(ENGINES)})")
-    content, reasons = read_content(spec, storage_options), []
+    content, reasons, extras = read_content(spec, storage_options), [], []
     for candidate in ENGINES if name == "auto" else [name]:
-        reason = ENGINES[candidate].refusal(spec, content)
+        engine = ENGINES[candidate]
+        reason = engine.refusal(spec, content)
         if reason is None:
             with library_errors(f"{spec.uri}: {candidate} does not read it"):
-                return ENGINES[candidate](spec, content)
+                return engine(spec, content)
         reasons.append(f"{candidate}: {reason}")
-    if extras := re.findall(r"'binidx\[\w+\]'", " ".join(reasons)):
+        if reason == missing_package(engine.package):
+            extras.append(f"'binidx[{engine.package}]'")
+    if extras:
         raise ConfigError(f"{spec.uri}: no engine that reads it is installed; pip install {' or '.join(extras)}")
     raise ConfigError(f"{spec.uri}: {'; '.join(reasons)}")
 
