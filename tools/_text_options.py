@@ -11,6 +11,8 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
 
+from ._command import chosen
+
 MEGATRON_TYPES = {
     "HuggingFaceTokenizer": "json",
     "SentencePieceTokenizer": "sentencepiece",
@@ -29,9 +31,13 @@ def add_tokenizer(group: Any) -> None:
     tokenizer = "tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt"
     group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
-    group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
+    group.add_argument(
+        "--tiktoken-pattern", dest="pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex"
+    )
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
-    group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
+    group.add_argument(
+        "--merge-file", dest="merges", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json"
+    )
     group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
     specials = "a special token in text: its id, plain text, an error"
     group.add_argument("--specials", choices=POLICIES, default="parse", help=specials)
@@ -49,14 +55,12 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     spec = describe_tokenizer(
         uri,
         eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
-        specials=arguments.specials,
         post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
         lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
-        merges=arguments.merge_file,
-        pattern=arguments.tiktoken_pattern,
         storage_options=arguments.source_options,
+        **chosen(arguments, "specials", "merges", "pattern"),
     )
-    if arguments.tiktoken_pattern and spec.kind != "tiktoken":
+    if arguments.pattern and spec.kind != "tiktoken":
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
     if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")

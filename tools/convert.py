@@ -49,12 +49,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--codec", metavar="NAME", help="codec of --compress (zstd); also one of an installed package")
     options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
     options.add_argument("--overwrite", action="store_true", help="replace another dataset, or wrong checksums")
-    options.add_argument(
-        "--verify",
-        choices=["checksum", "size"],
-        default="checksum",
-        help="read back all that arrived (default), or only compare sizes and, with what stands there, samples",
-    )
+    verify = "read back all that arrived (default), or only compare sizes and, with what stands there, samples"
+    options.add_argument("--verify", choices=["checksum", "size"], default="checksum", help=verify)
     add_json(options, "--source-options", "fsspec's options for the source")
     add_json(options, "--target-options", "the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")

@@ -73,11 +73,11 @@ def build(wanted: Run) -> Iterator[dict[str, Any]]:
     # disable=None: no bar unless it is a terminal.
     with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
 
-        def hear(outcome: Outcome) -> None:
+        def record(outcome: Outcome) -> None:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        datasets = [*indexed_datasets(wanted.build(on_outcome=hear))]
+        datasets = [*indexed_datasets(wanted.build(on_outcome=record))]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
         outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")

@@ -33,7 +33,7 @@ from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobFiles, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
-from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
+from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import PARQUET, Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
@@ -112,9 +112,8 @@ class TokenizedBatch:
         """Return the chosen documents; `chosen` is a mask of shape (num_documents,)."""
         if chosen.all():
             return self
-        texts, lengths = np.repeat(chosen, np.diff(self.batch.documents)), np.diff(self.offsets)
-        ids = self.ids[np.repeat(texts, lengths)]
-        return TokenizedBatch(self.batch.select(chosen), ids, cumulative_offsets(lengths[texts]))
+        texts = np.repeat(chosen, np.diff(self.batch.documents))
+        return TokenizedBatch(self.batch.select(chosen), *select_items(self.ids, self.offsets, texts))
 
     def count_specials(self, tokenizer: TokenizerSpec) -> NDArray[np.int64]:
         """Return the number of special tokens in each document's text, shape (num_documents,)."""

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,6 +72,21 @@ def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
     return offsets
 
 
+def select_items(
+    data: NDArray[Any], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the chosen ones of adjacent items, and their bounds; neighbours are copied together.
+
+    Args:
+        data: values of all n items.
+        bounds: start of each item in `data`, then the end of the last, shape (n + 1,).
+        chosen: mask of shape (n,).
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
+    runs = (data[bounds[first] : bounds[last]] for first, last in edges.tolist())
+    return np.concatenate([data[:0], *runs]), cumulative_offsets(np.diff(bounds)[chosen])
+
+
 def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the bytes of all n texts joined; and the start of each text, then the end, shape (n + 1,)."""
     return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
@@ -108,8 +124,7 @@ class Strings:
 
     def select(self, chosen: NDArray[np.bool_]) -> Strings:
         """Return the chosen strings; `chosen` is a mask of shape (d,)."""
-        offsets = cumulative_offsets(np.diff(self.offsets)[chosen])
-        return Strings(_copy_items(self.bytes, self.offsets, chosen), offsets, self.present[chosen])
+        return Strings(*select_items(self.bytes, self.offsets, chosen), self.present[chosen])
 
 
 @dataclass(frozen=True)
@@ -164,22 +179,16 @@ class Batch:
         """Return the documents of the mask `chosen`, shape (d,), with the problems and counts of the whole batch."""
         if chosen.all():
             return self
-        texts = np.repeat(chosen, np.diff(self.documents))
+        texts, offsets = select_items(self.texts, self.offsets, np.repeat(chosen, np.diff(self.documents)))
         return replace(
             self,
-            texts=_copy_items(self.texts, self.offsets, texts),
-            offsets=cumulative_offsets(np.diff(self.offsets)[texts]),
+            texts=texts,
+            offsets=offsets,
             documents=cumulative_offsets(np.diff(self.documents)[chosen]),
             rows=self.rows[chosen],
             positions=self.positions[chosen],
             ids=None if self.ids is None else self.ids.select(chosen),
         )
-
-
-def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the bytes of the chosen items; neighbouring items are copied together."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
-    return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
 
 
 def check_limits(names: str, least: int, most: int | None) -> None:

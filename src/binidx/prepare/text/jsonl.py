@@ -194,7 +194,10 @@ def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.
     documents, errors = [], {}
     for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         try:
-            documents.append(parse_line(bytes(data[start:stop]), keys))
+            row = parse_line(bytes(data[start:stop]))
+            for key in keys:
+                check_texts(row, key)
+            documents.append(row)
         except NotADocument as error:
             errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
     return documents, errors
@@ -224,23 +227,12 @@ def _strings(values: list[Any]) -> Strings:
     return Strings(*join_texts([text.encode(errors="replace") for text in texts]), present)
 
 
-def parse_line(line: bytes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON object of one line, after checking that its values at all keys are texts.
-
-    Args:
-        line: bytes without the newline.
-        keys: JSON keys of the texts.
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of one line, without the newline.
 
     Raises:
-        NotADocument: the line is blank or has a problem.
+        NotADocument: the line is blank or not an object.
     """
-    row = _parse_object(line)
-    for key in keys:
-        _check_texts(row, key)
-    return row
-
-
-def _parse_object(line: bytes) -> dict[str, Any]:
     if not line.strip(WHITESPACE):
         raise NotADocument(BLANK)
     with suppress(*REFUSED):
@@ -258,7 +250,8 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_texts(row: dict[str, Any], key: str) -> None:
+def check_texts(row: dict[str, Any], key: str) -> None:
+    """Raise NotADocument unless the value at a key is a text or a list of texts."""
     if key not in row:
         raise NotADocument("missing key", f"{key!r} is not among {', '.join(map(repr, list(row)[:8])) or 'no keys'}")
     value = row[key]
