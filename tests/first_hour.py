@@ -81,8 +81,7 @@ class Newcomer:
 
 def prepare(folder: Path) -> None:
     """Write what a newcomer brings: text, a tokenizer, and an empty bucket."""
-    from binidx.tools.demo.corpus import build_corpus
-    from binidx.tools.demo.tokenizer import train_bpe
+    from binidx.tools.demo.corpus import build_corpus, train_bpe
 
     texts = build_corpus()["en"][:2_000]
     rows = [json.dumps({"id": f"doc-{number}", "text": text}) for number, text in enumerate(texts)]

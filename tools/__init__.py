@@ -73,13 +73,13 @@ def _run(name: str, *arguments: str) -> int:
 
         return print_completion(*arguments[:1])
     if name not in COMMANDS:
-        near = "".join(f", did you mean {each!r}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
+        near = "".join(f", did you mean {match!r}?" for match in difflib.get_close_matches(name, COMMANDS, 1))
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
         return 2
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
         return int(module.main(arguments))
-    except KeyboardInterrupt:  # before the command began; later `_command.run` handles it
+    except KeyboardInterrupt:  # before the command began; later its `main` handles it
         print(f"\nbinidx {name}: interrupted", file=sys.stderr)
         return 130
 

@@ -41,106 +41,92 @@ def command(
     name: str,
     doc: str | None,
     add_options: Callable[[argparse.ArgumentParser], None],
-    body: Callable[[argparse.Namespace], int],
+    body: Callable[[argparse.Namespace], int | None],
     after_interrupt: str = "interrupted",
 ) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
 
+    A BinidxError or a warning is printed as one line; with --json, an error is one JSON object on stdout, too.
+
     Args:
         doc: docstring of the command's module, which is its help.
+        body: runs the command; returns the exit status, None for 0.
         after_interrupt: message after Ctrl-C.
     """
 
     def main(argv: Sequence[str]) -> int:
-        options = parser(name, doc)
+        options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.formatwarning
         add_options(options)
-        as_json = "--json" in argv
         try:
             arguments = options.parse_args(argv)
+            warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
+            with ended_by_signals():
+                return body(arguments) or 0
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise
-        flags = flags_of(options, argv)
-        return run(name, lambda: body(arguments), after_interrupt=after_interrupt, flags=flags, as_json=as_json)
+        except BinidxError as error:
+            message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
+            if isinstance(error, ConfigError):
+                message = name_flags(message, flags_of(options, argv))
+            print(f"binidx {name}: {message}", file=sys.stderr)
+            return print_error(error, message, status, as_json)
+        except KeyboardInterrupt as error:
+            print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
+            return print_error(error, after_interrupt, 130, as_json)
+        finally:
+            warnings.formatwarning = as_before
 
     return main
 
 
-def run(
-    name: str,
-    body: Callable[[], int],
-    *,
-    after_interrupt: str = "interrupted",
-    flags: Mapping[str, str] | None = None,
-    as_json: bool = False,
-) -> int:
-    """Run a command and return its exit status; a BinidxError or a warning is printed as one line.
+def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
+    """Print an error as one JSON object if `as_json`; return the exit status.
 
     Args:
-        flags: names of arguments as the user typed them, for errors.
-        as_json: print an error on stdout, too, as one JSON object.
+        error: its class is the `kind` in the object.
+        message: text with the flags as the user typed them.
+        status: exit status.
+        as_json: whether to print anything.
     """
-    as_before = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
-    try:
-        with ended_by_signals():
-            return body()
-    except BinidxError as error:
-        message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
-        if isinstance(error, ConfigError):
-            message = with_flags(message, flags or {})
-        print(f"binidx {name}: {message}", file=sys.stderr)
-        return print_error(error, message, status, as_json)
-    except KeyboardInterrupt as error:
-        print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
-        return print_error(error, after_interrupt, 130, as_json)
-    finally:
-        warnings.formatwarning = as_before
-
-
-def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
-    """Print an error as one JSON object if `as_json`; return the exit status."""
     if as_json:
-        found = {"kind": type(error).__name__, "message": message, "exit_status": status}
-        print(json.dumps({"error": found}), flush=True)
+        values = {"kind": type(error).__name__, "message": message, "exit_status": status}
+        print(json.dumps({"error": values}), flush=True)
     return status
 
 
-LIBRARY_NAMES = {
-    "compared_share": "compare",
-    "data_parallel_size": "world",
-    "keys": "json_keys",
-    "level": "compress",
-    "num_documents": "count",
-    "output": "to",
-    "target": "to",
-    "targets": "to",
-}
-"""Arguments of library functions -> the arguments of commands that set them, where these have other names."""
-
-
 def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str, str]:
-    """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one."""
-    found: dict[str, str] = {}
+    """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one.
+
+    The names are those of the library's parameters.
+
+    Args:
+        options: parser of the command.
+        typed: arguments of the command line.
+    """
+    flags, words = dict[str, str](), {word.partition("=")[0] for word in typed}
     for action in options._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= flags_of(next(each for name, each in action.choices.items() if name in typed), typed)
+            flags |= flags_of(next(parser for name, parser in action.choices.items() if name in typed), typed)
             continue
-        flags = action.option_strings
-        here = [each for each in flags if any(word.partition("=")[0] == each for word in typed)]
-        long = [each for each in flags if each.startswith("--")]
-        if here or action.dest not in found:
-            found[action.dest] = next(iter([*here, *long, *flags]), str(action.metavar or action.dest.upper()))
-    return found
+        names = sorted(action.option_strings, key=lambda flag: (flag not in words, not flag.startswith("--")))
+        if words.intersection(names) or action.dest not in flags:
+            flags[action.dest] = names[0] if names else str(action.metavar or action.dest.upper())
+    return flags
 
 
-def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`."""
+def name_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Return an error with the arguments of its subject as the user typed them: `memory: ...` -> `--memory: ...`.
+
+    Args:
+        message: message of a ConfigError.
+        flags: name of each argument -> what the user types.
+    """
     subject, colon, rest = message.partition(":")
-    names = [name if name in flags else LIBRARY_NAMES.get(name, name) for name in re.split(", ", subject)]
-    return (
-        f"{', '.join(flags[name] for name in names)}{colon}{rest}" if all(name in flags for name in names) else message
-    )
+    names = subject.split(", ")
+    if not all(name in flags for name in names):
+        return message
+    return f"{', '.join(flags[name] for name in names)}{colon}{rest}"
 
 
 class UsageError(SystemExit):
@@ -182,7 +168,12 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def wrap_block(block: str, width: int) -> str:
-    """Return a paragraph, or indented lines of `name  text`, in lines of a width; a longer example continues."""
+    """Return a paragraph, or indented lines of `name  text`, in lines of a width; a longer example continues.
+
+    Args:
+        block: paragraph of a docstring.
+        width: most characters of a line.
+    """
     if block.startswith("example:"):
         return re.sub(rf"^(?=.{{{width + 1}}})(.{{,{width - 2}}}) (--)", r"\1 \\\n      \2", block, flags=re.MULTILINE)
     if not block.startswith(" "):
@@ -238,20 +229,30 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> None:
-    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments."""
+    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments.
+
+    Args:
+        flag: such as `--storage-options`.
+        purpose: beginning of its help.
+    """
     variable = f"BINIDX_{flag.strip('-').replace('-', '_').upper()}"
     told = f"{purpose}: JSON, or @FILE with it; else {variable}"
     options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
 
 
-def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], str]) -> None:
-    """Print a result: as JSON with --json, else as text."""
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
+    """Print a result, as JSON values with --json, else as text.
+
+    Args:
+        values: JSON values.
+        text: the same for people.
+    """
+    print(json.dumps(values) if arguments.json else text)
 
 
-def print_result(found: Mapping[str, Any], text: str, arguments: argparse.Namespace) -> None:
-    """Print a result: as one JSON object with --json, else as text."""
-    print(json.dumps(found) if arguments.json else text)
+def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the arguments with these names, which are those of a library function's parameters, too."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def add_writing(options: argparse.ArgumentParser) -> None:
@@ -265,12 +266,7 @@ def add_writing(options: argparse.ArgumentParser) -> None:
 
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the library's arguments for the options of `add_writing`."""
-    return {
-        "lineage": not arguments.no_lineage,
-        "overwrite": arguments.overwrite,
-        "source_options": arguments.source_options,
-        "target_options": arguments.target_options,
-    }
+    return {"lineage": not arguments.no_lineage, **chosen(arguments, "overwrite", "source_options", "target_options")}
 
 
 DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
@@ -282,8 +278,8 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 
 def strip_end(text: str) -> str | None:
     """Return the prefix of a dataset from the name of one of its files; None for other names."""
-    found = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
-    return found if found != text else None
+    prefix = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
+    return prefix if prefix != text else None
 
 
 def prefix(text: str) -> str:

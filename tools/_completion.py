@@ -34,7 +34,7 @@ def _complete_paths(parser: argparse.ArgumentParser, paths: Any) -> None:
     """Let each value that is not one of some choices be a path, in this parser and those of its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                _complete_paths(each, paths)
+            for command in action.choices.values():
+                _complete_paths(command, paths)
         elif action.choices is None and action.nargs != 0:
             action.complete = paths  # type: ignore[attr-defined]

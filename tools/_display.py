@@ -21,17 +21,23 @@ class Bar:
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._bar: tqdm[Any] | None = None
+        self._bar: tqdm[Any] = tqdm(disable=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self._bar.close()
 
     def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
-        """Start a new bar, below the previous one."""
-        self._end()
+        """Start a new bar, below the previous one.
+
+        Args:
+            what: name of the stage.
+            total, done: units of the whole stage, and of the part that was done before.
+            unit: name of the units, in the plural.
+        """
+        self._bar.close()
         shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
         self._bar = tqdm(
@@ -41,18 +47,12 @@ class Bar:
 
     def advance(self, count: int) -> None:
         """Advance the bar."""
-        if self._bar is not None:
-            self._bar.update(count)
+        self._bar.update(count)
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
-        self._end()
+        self._bar.close()
         print(f"binidx {self._command}: {message}", file=sys.stderr)
-
-    def _end(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
 
 
 def table(
@@ -72,7 +72,7 @@ def table(
     width = width or shutil.get_terminal_size().columns
     columns = [*zip(head, *rows, strict=True)]
     widths = [max(map(len, column)) for column in columns]
-    rest = sum(each + GAP for each in widths[1:])
+    rest = sum(column + GAP for column in widths[1:])
     if widths[0] + rest <= width:
         return "\n".join(_line(row, widths) for row in (head, *rows))
     if GAP + rest > width:
@@ -85,7 +85,11 @@ def table(
 
 
 def shortened(text: str, width: int) -> str:
-    """Return `text` without its middle if it is longer than `width`."""
+    """Return `text` without its middle if it is longer than `width`.
+
+    Args:
+        width: most characters.
+    """
     if len(text) <= width:
         return text
     left = (width - 1) // 3

@@ -24,14 +24,18 @@ from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 
-from ._command import add_json
+from ._command import add_json, chosen
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
 
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
-    """Add the argument RUN, and the storage options for `of`."""
+    """Add the argument RUN, and the storage options for `of`.
+
+    Args:
+        of: subject of the storage options, for the help.
+    """
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
@@ -39,7 +43,7 @@ def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> N
 def add_sizes(options: argparse.ArgumentParser) -> None:
     """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
     group = options.add_argument_group("another run than RUN says")
-    group.add_argument("--world", type=int, metavar="N", help="data parallel ranks")
+    group.add_argument("--world", dest="data_parallel_size", type=int, metavar="N", help="data parallel ranks")
     group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
     group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")
     length = group.add_mutually_exclusive_group()
@@ -55,35 +59,31 @@ def load_sized(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: evaluations without a length, a length for a run in stages, or invalid numbers.
     """
-    batch = {
-        "data_parallel_size": arguments.world,
-        "micro_batch_size": arguments.micro_batch_size,
-        "global_batch_size": arguments.global_batch_size,
-    }
-    run = replace(Run.load(arguments.run, arguments.storage_options), **_given(batch))
-    evaluation = _given({"eval_interval": arguments.eval_interval, "eval_iters": arguments.eval_iters})
+    batch = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    run = replace(Run.load(arguments.run, arguments.storage_options), **batch)
+    evaluation = _given(arguments, "eval_interval", "eval_iters")
     if arguments.train_iters is None and arguments.train_samples is None:
         if evaluation:
             raise ConfigError("--eval-interval, --eval-iters: need --train-iters or --train-samples")
         return run
     if run.stages is not None:
         raise ConfigError("--train-iters, --train-samples: stages have sizes of their own")
-    sizes = split_sizes(
-        run.schedule,
-        train_iters=arguments.train_iters,
-        train_samples=arguments.train_samples,
-        full_validation=bool(run.config.full_validation),
-        **evaluation,
-    )
+    length = chosen(arguments, "train_iters", "train_samples")
+    sizes = split_sizes(run.schedule, **length, full_validation=bool(run.config.full_validation), **evaluation)
     return replace(run, sizes=sizes)
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in chosen(arguments, *names).items() if value is not None}
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed."""
+    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed.
+
+    Args:
+        arguments: with those of `add_run`.
+        in_ranges: whether to read indices by ranges.
+    """
     run = Run.load(arguments.run, arguments.storage_options)
     if in_ranges:
         return RunOrder.open(run)
@@ -117,7 +117,12 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
 
 
 def require_steps(order: RunOrder, steps: range, argument: str) -> None:
-    """Raise ConfigError about this argument unless the run has these steps."""
+    """Raise ConfigError about this argument unless the run has these steps.
+
+    Args:
+        steps: steps that must exist.
+        argument: name of the argument, for the message.
+    """
     try:
         check_steps(steps, order.num_steps(), argument)
     except IndexError as error:
@@ -129,15 +134,18 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
     schedule = order.reading.schedule
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
-        near = [schedule.samples_before(each) for each in (step, step + 1)]
-        raise ConfigError(
-            f"--consumed-samples {consumed_samples}: within a step; steps begin at {near[0]:,} and {near[1]:,}"
-        )
+        near = f"{schedule.samples_before(step):,} and {schedule.samples_before(step + 1):,}"
+        raise ConfigError(f"--consumed-samples {consumed_samples}: within a step; steps begin at {near}")
     return step
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
-    """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`."""
+    """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`.
+
+    Args:
+        uri: any name that `describe_tokenizer` takes.
+        options: fsspec's options of its store.
+    """
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
@@ -151,7 +159,15 @@ def build_rows(
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document."""
+    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
+
+    Args:
+        order: order of the run.
+        readings: step, rank and slot of each sample.
+        contents: documents of the same samples.
+        decode: returns the text of ids.
+        lineage: whether to add the origins of documents.
+    """
     tokens = read_text(order.order, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
     origins = sample_origins(order, contents) if lineage else {}
@@ -176,16 +192,21 @@ def build_rows(
 def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
     """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    origins: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
         source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
         rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
-        found |= {(number, document): origin for document, origin in rows.items()}
-    return found
+        origins |= {(number, document): origin for document, origin in rows.items()}
+    return origins
 
 
 def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints."""
+    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints.
+
+    Args:
+        prefix: of the dataset.
+        documents: numbers of documents.
+    """
     try:
         return read_origins(prefix, documents)
     except MissingDriverError as error:
@@ -199,7 +220,12 @@ def _print_once(message: str) -> None:
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
-    """Print one JSON object per line, or one block per sample; return the number of rows."""
+    """Print one JSON object per line, or one block per sample; return the number of rows.
+
+    Args:
+        rows: as `build_rows` yields them.
+        as_json: whether to print JSON.
+    """
     count = 0
     for row in rows:
         print(json.dumps(row) if as_json else _block(row))

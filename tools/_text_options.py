@@ -11,6 +11,8 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
 
+from ._command import chosen
+
 MEGATRON_TYPES = {
     "HuggingFaceTokenizer": "json",
     "SentencePieceTokenizer": "sentencepiece",
@@ -26,23 +28,19 @@ MEGATRON_TYPES = {
 
 def add_tokenizer(group: Any) -> None:
     """Add the options that `parse_tokenizer` reads, and the option of the engine."""
-    group.add_argument(
-        "--tokenizer",
-        "--tokenizer-model",
-        metavar="URI",
-        help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
-    )
+    tokenizer = "tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt"
+    group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
-    group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
-    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
-    group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
-    group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
     group.add_argument(
-        "--specials",
-        choices=POLICIES,
-        default="parse",
-        help="a special token in text: its id, plain text, an error",
+        "--tiktoken-pattern", dest="pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex"
     )
+    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
+    group.add_argument(
+        "--merge-file", dest="merges", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json"
+    )
+    group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
+    specials = "a special token in text: its id, plain text, an error"
+    group.add_argument("--specials", choices=POLICIES, default="parse", help=specials)
     group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
     group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
 
@@ -57,14 +55,12 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     spec = describe_tokenizer(
         uri,
         eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
-        specials=arguments.specials,
         post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
         lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
-        merges=arguments.merge_file,
-        pattern=arguments.tiktoken_pattern,
         storage_options=arguments.source_options,
+        **chosen(arguments, "specials", "merges", "pattern"),
     )
-    if arguments.tiktoken_pattern and spec.kind != "tiktoken":
+    if arguments.pattern and spec.kind != "tiktoken":
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
     if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
@@ -72,7 +68,12 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
 
 
 def add_filters(group: Any, drop: str) -> None:
-    """Add the options that `parse_filters` reads; `drop` is their help, with {} for the documents out of bounds."""
+    """Add the options that `parse_filters` reads; `drop` is their help, with {} for the documents out of bounds.
+
+    Args:
+        group: parser or group of options.
+        drop: help of the bounds, with {} for the documents out of bounds.
+    """
     group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
     group.add_argument("--min-characters", type=int, default=0, metavar="N", help=drop.format("shorter documents"))
     group.add_argument("--max-characters", type=int, metavar="N", help=drop.format("longer ones"))

@@ -15,7 +15,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -24,7 +23,7 @@ from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import write_object
 
-from ._command import command
+from ._command import command, print_result
 from ._display import table as columns
 from ._runs import add_run, open_run, step_at, stop_step
 
@@ -44,7 +43,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON list")
 
 
-def account_run(arguments: argparse.Namespace) -> int:
+def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
     order = open_run(arguments, in_ranges=not arguments.repeats)
     asked = arguments.consumed_samples
@@ -52,34 +51,40 @@ def account_run(arguments: argparse.Namespace) -> int:
     accounts = account(order, stop, repeats=arguments.repeats)
     if arguments.to:
         write_parquet(accounts, arguments.to, arguments.storage_options)
-    print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
-    if isinstance(order.order, BlendedOrder) and order.order.proof and not arguments.json:
-        print(order.order.proof)
-    return 0
+    text = table(accounts)
+    if isinstance(order.order, BlendedOrder) and order.order.proof:
+        text += f"\n{order.order.proof}"
+    print_result([asdict(row) for row in accounts], text, arguments)
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:
     """Return the rows as a table, with their sum, and how often documents were read."""
     rows = []
-    for each in accounts:
-        values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
-        rows.append([each.source, *(f"{value:,}" for value in values), f"{each.epochs_read:.3f}"])
-    total = [sum(getattr(each, name) for each in accounts) for name in ("samples_read", "tokens_read")]
+    for source in accounts:
+        values = (source.documents, source.tokens, source.samples_in_run, source.samples_read, source.tokens_read)
+        rows.append([source.source, *(f"{value:,}" for value in values), f"{source.epochs_read:.3f}"])
+    total = [sum(getattr(source, name) for source in accounts) for name in ("samples_read", "tokens_read")]
     rows.append(["all", "", "", "", *(f"{value:,}" for value in total), ""])
     lines = [columns(("source", *COLUMNS), rows, most_rows=len(rows))]
-    for each in accounts:
-        if each.seen:
-            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(each.seen) if count)
-            lines.append(f"{each.source} seen {seen}")
+    for source in accounts:
+        if source.seen:
+            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
+            lines.append(f"{source.source} seen {seen}")
     return "\n".join(lines)
 
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
-    """Write a Parquet file with one row per source."""
+    """Write a Parquet file with one row per source.
+
+    Args:
+        accounts: one for each source.
+        uri: object to write.
+        options: fsspec's options of its store.
+    """
     from binidx.format.arrow import pa, parquet
 
     sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)
+    parquet.write_table(pa.Table.from_pylist([asdict(source) for source in accounts]), sink)
     write_object(Location(uri, options), [memoryview(sink.getvalue())])
 
 

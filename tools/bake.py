@@ -17,7 +17,7 @@ import argparse
 
 from binidx.run.provenance.baking import bake, plan_bake
 
-from ._command import RESUMES, command, print_result, shard
+from ._command import RESUMES, chosen, command, print_result, shard
 from ._display import Bar, counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
@@ -32,7 +32,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def bake_run(arguments: argparse.Namespace) -> int:
+def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     baked = plan_bake(order, parse_steps(order, arguments.steps))
@@ -41,21 +41,12 @@ def bake_run(arguments: argparse.Namespace) -> int:
     total = sum(map(len, mine))
     with Bar("bake") as bar:
         bar.begin("bake", total, 0, "samples")
-        written = bake(
-            order,
-            arguments.to,
-            baked,
-            threads=arguments.threads,
-            shard=number,
-            num_shards=count,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
+        options = chosen(arguments, "threads", "storage_options")
+        written = bake(order, arguments.to, baked, shard=number, num_shards=count, **options, watch=bar.advance)
     size = total * baked.stored_length * order.token_dtype.itemsize
     text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}"
-    found = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "num_bytes": size}
-    print_result(found, f"{arguments.to}: {text}", arguments)
-    return 0
+    values = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "num_bytes": size}
+    print_result(values, f"{arguments.to}: {text}", arguments)
 
 
 main = command("bake", __doc__, add_options, bake_run, RESUMES)

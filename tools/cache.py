@@ -25,16 +25,15 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
@@ -44,13 +43,14 @@ from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
+from binidx.storage.ranges import coalesce
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
 
-from ._command import RESUMES, add_json, command, num_bytes
+from ._command import RESUMES, add_json, command, num_bytes, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -58,12 +58,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the four subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        found.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
-        found.add_argument("--json", action="store_true", help="print one JSON object")
-        found.set_defaults(body=body)
-        return found
+    def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
+        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
+        options.add_argument("--json", action="store_true", help="print one JSON object")
+        options.set_defaults(body=body)
+        return options
 
     filled = add("warm", run_warm, "fetch objects, or the bytes that a run reads")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
@@ -95,13 +95,13 @@ def age(text: str) -> float:
 def cache_directory(arguments: argparse.Namespace) -> str:
     """Return the cache directory; by default, except for `warm`, the directory of index files."""
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
-    found = arguments.dir or settings.cache_dir
-    if not found and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
+    directory = arguments.dir or settings.cache_dir
+    if not directory and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
         print(f"binidx cache: {of_index}: index files; no cache directory given", file=sys.stderr)
-        found = of_index
-    if not found:
+        directory = of_index
+    if not directory:
         raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
-    return os.path.abspath(found)
+    return os.path.abspath(directory)
 
 
 # warm
@@ -128,15 +128,20 @@ def run_warm(arguments: argparse.Namespace) -> int:
         bar.begin("warm", total, 0)
         done = warm(jobs, bar.advance)
     seconds = time.monotonic() - began
-    if arguments.json:
-        print(json.dumps({**asdict(done), "num_objects": len(jobs), "seconds": seconds}))
-    else:
-        print(describe_warm(done, directory, len(jobs), seconds))
+    values = {**asdict(done), "num_objects": len(jobs), "seconds": seconds}
+    print_result(values, describe_warm(done, directory, len(jobs), seconds), arguments)
     return 1 if done.lacking_bytes else 0
 
 
 def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
-    """Return the summary of a fetch."""
+    """Return the summary of a fetch.
+
+    Args:
+        done: counts of the fetch.
+        directory: of the cache.
+        num_objects: number of its objects.
+        seconds: its duration.
+    """
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
     rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
     text = (
@@ -197,9 +202,8 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     steps = range(arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
-    for stored, found in sample_ranges(train, idxs):
+    for stored, ranges in sample_ranges(train, idxs):
         reader = stored.bin_reader
-        ranges = [(start, stop) for start, stop in found.tolist()]
         parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
         for part, wanted in parts:
             if isinstance(part, DiskCache):
@@ -213,62 +217,50 @@ SAMPLES_AT_ONCE = 4096
 """Number of samples whose spans are in memory together: 1 MB."""
 
 
-def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDataset, NDArray[np.int64]]]:
+def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDataset, list[Range]]]:
     """Return the byte ranges of the tokens of samples of a GPT dataset, or of a blend of GPT datasets.
 
+    Args:
+        idxs: numbers of the samples, in any order.
+
     Returns:
-        For each stored dataset with some of the samples its ranges, shape (n, 2), sorted and disjoint; once if a blend
-        names it twice.
+        For each stored dataset with some of the samples its ranges, sorted and disjoint; once if a blend names it
+        twice.
     """
-    found: dict[str, tuple[IndexedDataset, list[NDArray[np.int64]]]] = {}
+    ranges: dict[str, tuple[IndexedDataset, list[Range]]] = {}
     for first in range(0, len(idxs), SAMPLES_AT_ONCE):
         spans, _ = dataset.order.spans(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64))
         for source in np.unique(spans[:, 0]).tolist():
             stored = dataset.order.sources[source].dataset
-            _, parts = found.setdefault(stored.path_prefix, (stored, []))
             own = np.ascontiguousarray(spans[spans[:, 0] == source, 1:])
-            parts.append(merge_ranges(stored.locate_all(own)))
-    return [(stored, merge_ranges(np.concatenate(parts))) for stored, parts in found.values() if parts]
+            ranges.setdefault(stored.path_prefix, (stored, []))[1].extend(join_ranges(stored.locate_all(own).tolist()))
+    return [(stored, join_ranges(parts)) for stored, parts in ranges.values() if parts]
 
 
-def merge_ranges(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the same bytes as sorted, disjoint ranges, shape (n, 2); adjacent ranges are joined."""
-    ranges = ranges[ranges[:, 0] < ranges[:, 1]]
-    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(ranges[:, 1])
-    first = np.flatnonzero(np.concatenate([[True], ranges[1:, 0] > reach[:-1]])[: len(ranges)])
-    last = np.concatenate([first[1:], [len(ranges)]])[: len(first)] - 1
-    return np.stack([ranges[first, 0], reach[last]], axis=1)
+def join_ranges(ranges: Sequence[Range]) -> list[Range]:
+    """Return the same bytes as sorted, disjoint ranges; adjacent ranges are joined."""
+    return coalesce(ranges, max_gap=0, max_request=sys.maxsize)
 
 
 # list
 
 
-def run_list(arguments: argparse.Namespace) -> int:
+def run_list(arguments: argparse.Namespace) -> None:
     """Print the cached objects."""
     contents = cached_contents(cache_directory(arguments))
-    rows: list[dict[str, Any]] = [
-        {
-            "uri": redacted(kept.content.uri) if kept.content else None,
-            "size": kept.content.size if kept.content else 0,
-            "identity": dict(kept.content.identity) if kept.content else {},
-            "cached_bytes": kept.num_bytes,
-            "disk_bytes": kept.disk_bytes,
-            "used_at": kept.used_at,
-        }
-        for kept in contents
-    ]
-    disk_bytes = sum(kept.disk_bytes for kept in contents)
-    if arguments.json:
-        print(json.dumps({"objects": rows, "disk_bytes": disk_bytes}))
-        return 0
-    now = time.time()
-    for row in rows:
-        used = f"{human_seconds(max(0.0, now - row['used_at']))} ago" if row["used_at"] else "never"
-        share = f"{human_bytes(row['cached_bytes'])} of {human_bytes(row['size'])}"
-        print(f"{row['uri'] or '(unknown object; prune removes it)'}\n  {share}, used {used}")
-    print(f"{len(rows)} objects, {human_bytes(disk_bytes)} on the disk")
-    return 0
+    disk_bytes, now = sum(kept.disk_bytes for kept in contents), time.time()
+    rows, lines = list[dict[str, Any]](), []
+    for kept in contents:
+        content, age_seconds = kept.content, max(0.0, now - kept.used_at)
+        uri, size = (redacted(content.uri), content.size) if content else (None, 0)
+        row = {"uri": uri, "size": size, "identity": dict(content.identity) if content else {}}
+        usage = {"cached_bytes": kept.num_bytes, "disk_bytes": kept.disk_bytes, "used_at": kept.used_at}
+        rows.append({**row, **usage})
+        used = f"{human_seconds(age_seconds)} ago" if kept.used_at else "never"
+        share = f"{human_bytes(kept.num_bytes)} of {human_bytes(size)}"
+        lines.append(f"{uri or '(unknown object; prune removes it)'}\n  {share}, used {used}")
+    lines.append(f"{len(rows)} objects, {human_bytes(disk_bytes)} on the disk")
+    print_result({"objects": rows, "disk_bytes": disk_bytes}, "\n".join(lines), arguments)
 
 
 # verify and prune
@@ -277,46 +269,44 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Compare all cached data with its checksums, and print the damaged objects."""
     contents = cached_contents(cache_directory(arguments))
-    total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
-    damaged: dict[str, int] = {}
+    total, num_chunks, damaged = sum(kept.disk_bytes for kept in contents), 0, Counter[str]()
     with Bar("cache") as bar:
         bar.begin("verify", total, 0)
         for kept in contents:
-            found = verify(kept, bar.advance)
-            num_chunks += found.num_chunks
-            if found.num_bad and kept.content:
-                uri = redacted(kept.content.uri)
-                damaged[uri] = damaged.get(uri, 0) + found.num_bad
-    if arguments.json:
-        print(json.dumps({"num_chunks": num_chunks, "num_damaged": sum(damaged.values()), "damaged": damaged}))
-    else:
-        for uri, count in damaged.items():
-            print(f"{uri}: {count} chunks were damaged, and are dropped")
-        print(f"{num_chunks:,} chunks compared, {sum(damaged.values())} were damaged")
+            checked = verify(kept, bar.advance)
+            num_chunks += checked.num_chunks
+            if checked.num_bad and kept.content:
+                damaged[redacted(kept.content.uri)] += checked.num_bad
+    values = {"num_chunks": num_chunks, "num_damaged": damaged.total(), "damaged": damaged}
+    lines = [f"{uri}: {count} chunks were damaged, and are dropped" for uri, count in damaged.items()]
+    lines.append(f"{num_chunks:,} chunks compared, {damaged.total()} were damaged")
+    print_result(values, "\n".join(lines), arguments)
     return 1 if damaged else 0
 
 
-def run_prune(arguments: argparse.Namespace) -> int:
+def run_prune(arguments: argparse.Namespace) -> None:
     """Remove cached data, and print the number of removed bytes."""
     uris = arguments.uri
     done = prune(
         cache_directory(arguments),
         limit=arguments.bytes,
         older_than=arguments.older_than,
-        chosen=(lambda uri: any(belongs(uri, redacted(each)) for each in uris)) if uris else None,
+        chosen=(lambda uri: any(belongs(uri, redacted(name)) for name in uris)) if uris else None,
     )
-    if arguments.json:
-        print(json.dumps(asdict(done)))
-        return 0
-    print(f"{human_bytes(done.num_bytes)} removed, {done.num_litter} leftovers of killed processes")
+    text = f"{human_bytes(done.num_bytes)} removed, {done.num_litter} leftovers of killed processes"
     if done.in_use_bytes:
-        print(f"{human_bytes(done.in_use_bytes)} kept: in use")
-    return 0
+        text += f"\n{human_bytes(done.in_use_bytes)} kept: in use"
+    print_result(asdict(done), text, arguments)
 
 
 def belongs(uri: str, chosen: str) -> bool:
-    """Return whether an object is `chosen`, a file of the dataset prefix `chosen`, or in the folder `chosen`."""
+    """Return whether an object is `chosen`, a file of the dataset prefix `chosen`, or in the folder `chosen`.
+
+    Args:
+        uri: of an object.
+        chosen: URI that the user named.
+    """
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, lambda arguments: int(arguments.body(arguments)), RESUMES)
+main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES)

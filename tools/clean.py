@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import time
 from typing import Any
@@ -24,7 +23,7 @@ from binidx.errors import ObjectNotFoundError
 from binidx.storage.cache.block_files import remove_unlocked
 from binidx.storage.writing.staging import list_staging_files
 
-from ._command import command
+from ._command import command, print_result
 from ._display import counts, human_bytes, human_seconds
 
 
@@ -35,7 +34,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def clean(arguments: argparse.Namespace) -> int:
+def clean(arguments: argparse.Namespace) -> None:
     """List the staging files below the directories, or remove them; print them."""
     files: list[dict[str, Any]] = []
     now = time.time()
@@ -45,19 +44,17 @@ def clean(arguments: argparse.Namespace) -> int:
         for folder, _, _ in os.walk(directory):
             for path, _ in list_staging_files(folder, now):
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(path)
+                    status = os.stat(path)
                     removed = arguments.remove and remove_unlocked(path)
-                    age = max(0.0, now - found.st_mtime)
-                    files.append({"path": path, "num_bytes": found.st_size, "age_seconds": age, "removed": removed})
-    if arguments.json:
-        print(json.dumps({"files": files}))
-        return 0
-    for each in files:
-        state = "removed" if each["removed"] else "in use" if arguments.remove else "left"
-        written = f"written {human_seconds(each['age_seconds'])} ago"
-        print(f"{each['path']}\n  {human_bytes(each['num_bytes'])}, {written}, {state}")
-    print(f"{counts(files=len(files))}, {human_bytes(sum(each['num_bytes'] for each in files))}")
-    return 0
+                    age = max(0.0, now - status.st_mtime)
+                    files.append({"path": path, "num_bytes": status.st_size, "age_seconds": age, "removed": removed})
+    lines = []
+    for file in files:
+        state = "removed" if file["removed"] else "in use" if arguments.remove else "left"
+        written = f"written {human_seconds(file['age_seconds'])} ago"
+        lines.append(f"{file['path']}\n  {human_bytes(file['num_bytes'])}, {written}, {state}")
+    lines.append(f"{counts(files=len(files))}, {human_bytes(sum(file['num_bytes'] for file in files))}")
+    print_result({"files": files}, "\n".join(lines), arguments)
 
 
 main = command("clean", __doc__, add_options, clean)

@@ -34,7 +34,7 @@ import argparse
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
 from binidx.storage.open import COMPRESSED
 
-from ._command import DATASET, RESUMES, add_json, command, prefix, show
+from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -43,48 +43,29 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
     options.add_argument("target", type=prefix, metavar="TARGET", help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
-    stored.add_argument(
-        "--compress",
-        metavar="LEVEL",
-        type=level,
-        nargs="?",
-        const=0,
-        help="write a .bin.zst, at a level of 1 to 22 (3)",
-    )
+    compress = "write a .bin.zst, at a level of 1 to 22 (3)"
+    stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)
     stored.add_argument("--plain", action="store_true", help="write a .bin, also from a .bin.zst")
     options.add_argument("--codec", metavar="NAME", help="codec of --compress (zstd); also one of an installed package")
     options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
     options.add_argument("--overwrite", action="store_true", help="replace another dataset, or wrong checksums")
-    options.add_argument(
-        "--verify",
-        choices=["checksum", "size"],
-        default="checksum",
-        help="read back all that arrived (default), or only compare sizes and, with what stands there, samples",
-    )
+    verify = "read back all that arrived (default), or only compare sizes and, with what stands there, samples"
+    options.add_argument("--verify", choices=["checksum", "size"], default="checksum", help=verify)
     add_json(options, "--source-options", "fsspec's options for the source")
     add_json(options, "--target-options", "the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-def convert(arguments: argparse.Namespace) -> int:
+def convert(arguments: argparse.Namespace) -> None:
     """Copy the dataset, and print a summary."""
-    encoded = arguments.codec or (COMPRESSED if arguments.compress is not None else None)
+    encoded = arguments.codec or (COMPRESSED if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
+    way = StorageFormat(codec, arguments.level or None, arguments.checksums)
+    options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
     with Bar("convert") as bar:
-        done = convert_dataset(
-            arguments.source,
-            arguments.target,
-            way=StorageFormat(codec, arguments.compress or None, arguments.checksums),
-            overwrite=arguments.overwrite,
-            verify=arguments.verify,
-            source_options=arguments.source_options,
-            target_options=arguments.target_options,
-            watch=bar,
-        )
-    show(done, arguments, describe)
-    if arguments.checksums and not arguments.json:
-        print(f"  its checksums are in {done.target}.bin.xxh3")
-    return 0
+        done = convert_dataset(**options, way=way, watch=bar)
+    sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums else ""
+    print_result(done.to_json(), describe(done) + sums, arguments)
 
 
 def level(text: str) -> int:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
-from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._command import DATASET, add_writing, chosen, command, prefix, print_result, writing
 from ._display import Bar, counts, human_seconds
 
 
@@ -40,53 +40,53 @@ def add_options(options: argparse.ArgumentParser) -> None:
     def add(
         name: str, body: Callable[[argparse.Namespace, ProgressWatcher], CutResult], purpose: str
     ) -> argparse.ArgumentParser:
-        found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        found.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
+        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        options.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
-        found.add_argument("--to", required=True, nargs=many, type=prefix, metavar="PREFIX", help="to write to")
-        add_writing(found)
-        found.set_defaults(body=body)
-        return found
+        options.add_argument(
+            "--to", required=True, dest="targets", nargs=many, type=prefix, metavar="PREFIX", help="to write to"
+        )
+        add_writing(options)
+        options.set_defaults(body=body)
+        return options
 
     first = add("head", cut_head, "the first documents")
-    first.add_argument(
-        "-n", dest="count", type=int, required=True, metavar="N", help="how many; all if there are fewer"
-    )
+    count = "how many; all if there are fewer"
+    first.add_argument("-n", dest="num_documents", type=int, required=True, metavar="N", help=count)
     sample = add("sample", cut_split, "a part of the documents")
     sample.add_argument("--fraction", dest="fractions", nargs=1, type=float, required=True, metavar="F", help="0 to 1")
     split = add("split", cut_split, "each document into one of several datasets")
     split.add_argument("--fractions", nargs="+", type=float, required=True, metavar="F", help="0 to 1")
-    for each in (sample, split):
-        each.add_argument("--seed", type=int, required=True, help="of the hash")
+    for hashed in (sample, split):
+        hashed.add_argument("--seed", type=int, required=True, help="of the hash")
 
 
-def cut(arguments: argparse.Namespace) -> int:
+def cut(arguments: argparse.Namespace) -> None:
     """Run the chosen subcommand, and print a summary."""
     with Bar("cut") as bar:
         done = arguments.body(arguments, bar)
-    show(done, arguments, describe)
-    return 0
+    print_result(done.to_json(), describe(done), arguments)
 
 
 def cut_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """Write the first documents of a dataset."""
-    return head_dataset(arguments.source, arguments.to[0], arguments.count, **writing(arguments), watch=watch)
+    count, target = arguments.num_documents, arguments.targets[0]
+    return head_dataset(arguments.source, target, count, **writing(arguments), watch=watch)
 
 
 def cut_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """Write a sample or a split of a dataset."""
-    return split_dataset(
-        arguments.source, arguments.to, arguments.fractions, seed=arguments.seed, **writing(arguments), watch=watch
-    )
+    options = chosen(arguments, "source", "targets", "fractions", "seed")
+    return split_dataset(**options, **writing(arguments), watch=watch)
 
 
 def describe(done: CutResult) -> str:
     """Return the printed summary of a finished cut: a line for the source, then one for each target."""
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
-        f"  {each.target}: "
-        + counts(documents=each.num_documents, sequences=each.num_sequences, tokens=each.num_tokens)
-        for each in done.shares
+        f"  {share.target}: "
+        + counts(documents=share.num_documents, sequences=share.num_sequences, tokens=share.num_tokens)
+        for share in done.shares
     ]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._command import DATASET, add_json, command, prefix, show
+from ._command import DATASET, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts, human_seconds
 
 
@@ -38,42 +38,41 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
     with Bar("diff") as bar:
-        found = diff_datasets(
-            arguments.left,
-            arguments.right,
-            few=max(arguments.few, 0),
-            left_options=arguments.left_options,
-            right_options=arguments.right_options,
-            watch=bar,
-        )
-    show(found, arguments, describe)
-    return 0 if found.same else 1
+        options = chosen(arguments, "left_options", "right_options")
+        difference = diff_datasets(arguments.left, arguments.right, few=max(arguments.few, 0), **options, watch=bar)
+    print_result(difference.to_json(), describe(difference), arguments)
+    return 0 if difference.same else 1
 
 
 COPY = ("copy", "copies")
 
 
-def describe(found: Difference) -> str:
+def describe(pair: Difference) -> str:
     """Return the differences as text."""
+    columns = pair.prefixes, pair.num_documents, pair.num_tokens, pair.num_duplicates
     lines = [
         f"{name} {prefix}: {counts(documents=documents, tokens=tokens)}, "
         f"{copies:,} {COPY[copies != 1]} of earlier documents"
-        for name, prefix, documents, tokens, copies in zip(
-            "AB", found.prefixes, found.num_documents, found.num_tokens, found.num_duplicates, strict=True
-        )
+        for name, prefix, documents, tokens, copies in zip("AB", *columns, strict=True)
     ]
     lines += [
-        f"  in both       {found.num_common:,}",
-        f"  removed       {counted(found.num_removed, found.removed, 'A')}",
-        f"  added         {counted(found.num_added, found.added, 'B')}",
-        f"  order breaks  {counted(found.num_order_breaks, found.order_breaks, 'A')}",
-        f"  {'the same documents in the same order' if found.same else 'they differ'}; {human_seconds(found.seconds)}",
+        f"  in both       {pair.num_common:,}",
+        f"  removed       {counted(pair.num_removed, pair.removed, 'A')}",
+        f"  added         {counted(pair.num_added, pair.added, 'B')}",
+        f"  order breaks  {counted(pair.num_order_breaks, pair.order_breaks, 'A')}",
+        f"  {'the same documents in the same order' if pair.same else 'they differ'}; {human_seconds(pair.seconds)}",
     ]
     return "\n".join(lines)
 
 
 def counted(count: int, first: Sequence[int], where: str) -> str:
-    """Return a text such as `12: documents 3, 7, 9 ... of A`."""
+    """Return a text such as `12: documents 3, 7, 9 ... of A`.
+
+    Args:
+        count: number of documents.
+        first: numbers of the first of them.
+        where: name of their dataset.
+    """
     if not first:
         return f"{count:,}"
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"

@@ -17,7 +17,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from glob import has_magic
@@ -28,7 +27,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.read import FORMATS
 
-from ._command import add_json, command, num_bytes, strip_end
+from ._command import add_json, chosen, command, num_bytes, print_result, strip_end
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -38,7 +37,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
     options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
     add_tokenizer(options)
-    options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
+    options.add_argument(
+        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)"
+    )
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
     add_filters(options, "leave {} out")
     sample = f"{SAMPLE_BYTES >> 20}MiB"
@@ -54,58 +55,51 @@ def estimate(arguments: argparse.Namespace) -> int:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
     with Bar("estimate") as bar:
-        found = estimate_tokens(
-            arguments.inputs,
-            tokenizer,
-            keys=arguments.json_keys,
-            append_eod=arguments.append_eod,
+        estimated = estimate_tokens(
+            tokenizer=tokenizer,
             filters=parse_filters(arguments),
-            format=arguments.format,
             engine=arguments.tokenizer_engine,
             sample_bytes=arguments.sample,
-            seed=arguments.seed,
-            source_options=arguments.source_options,
+            **chosen(arguments, "inputs", "keys", "append_eod", "format", "seed", "source_options"),
             watch=bar,
         )
-    print(json.dumps(asdict(found)) if arguments.json else describe(found))
-    return 1 if found.problems and not found.documents.total else 0
+    print_result(asdict(estimated), describe(estimated), arguments)
+    return 1 if estimated.problems and not estimated.documents.total else 0
 
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
-    for each in inputs:
-        of_file = strip_end(each)
-        bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
-        if of_file or (bare and IndexedDataset.exists(each, storage_options=storage_options)):
-            raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")
+    for name in inputs:
+        of_file = strip_end(name)
+        bare = "." not in name.rpartition("/")[2] and not name.endswith("/") and not has_magic(name)
+        if of_file or (bare and IndexedDataset.exists(name, storage_options=storage_options)):
+            raise ConfigError(f"{name}: is a dataset, needed text; binidx inspect {of_file or name} says its tokens")
 
 
-def describe(found: CorpusEstimate) -> str:
+def describe(corpus: CorpusEstimate) -> str:
     """Return the estimate as text."""
-    cost = found.cost
-    looked = (
-        f"{human_bytes(found.sampled_bytes)} of {human_bytes(found.stored_bytes)} in {counts(files=found.num_inputs)}"
-    )
+    cost = corpus.cost
+    sampled, stored = human_bytes(corpus.sampled_bytes), human_bytes(corpus.stored_bytes)
     dollars = f", ${cost.dollars:,.2f} at list price" if cost.dollars else ""
     lines = [
-        f"tokens     {interval(found.tokens)}",
-        f"documents  {interval(found.documents)}",
-        f"looked at {looked}; {human_seconds(found.seconds)}",
-        f"to make them: {cost.cpu_hours:,.2f} CPU-hours with {found.engine}, "
+        f"tokens     {interval(corpus.tokens)}",
+        f"documents  {interval(corpus.documents)}",
+        f"looked at {sampled} of {stored} in {counts(files=corpus.num_inputs)}; {human_seconds(corpus.seconds)}",
+        f"to make them: {cost.cpu_hours:,.2f} CPU-hours with {corpus.engine}, "
         f"{human_seconds(cost.cpu_hours * 3600 / cost.cores)} on the {cost.cores} cores here",
         f"  {human_bytes(cost.bytes_in)} in, {human_bytes(cost.bytes_out)} out, in {counts(parts=cost.parts)}; "
         f"{counts(requests=cost.reads)} to read and {cost.writes:,} to write{dollars}",
     ]
-    if found.problems:
-        rows = f"{found.problems:,} rows of the sample are no documents; they are not counted"
-        none = "" if found.documents.total else ", and no other was found: look at --json-keys and --format"
+    if corpus.problems:
+        rows = f"{corpus.problems:,} rows of the sample are no documents; they are not counted"
+        none = "" if corpus.documents.total else ", and no other was found: look at --json-keys and --format"
         lines.append(rows + none)
     return "\n".join(lines)
 
 
-def interval(found: Estimate) -> str:
+def interval(count: Estimate) -> str:
     """Return a text such as `1,230; 95 %: 1,200 to 1,260 (± 2.44%)`."""
-    return f"{found.total:,.0f}; 95 %: {found.low:,.0f} to {found.high:,.0f} (± {found.error:.2%})"
+    return f"{count.total:,.0f}; 95 %: {count.low:,.0f} to {count.high:,.0f} (± {count.error:.2%})"
 
 
 main = command("estimate", __doc__, add_options, estimate)

@@ -15,7 +15,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from binidx.storage.interfaces import LayeredReader
 from binidx.storage.open import suffix_of
 from binidx.storage.ranges import as_block_reader
 
-from ._command import DATASET, add_json, command, prefix
+from ._command import DATASET, add_json, command, prefix, print_result
 from ._display import human_bytes, table
 from ._runs import decoder, known_origins
 
@@ -58,7 +57,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def inspect(arguments: argparse.Namespace) -> int:
+def inspect(arguments: argparse.Namespace) -> None:
     """Print the report on a dataset."""
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
@@ -66,8 +65,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     report = build_report(dataset, arguments.documents, arguments.tokens)
     if decode := decoder(arguments.tokenizer, arguments.storage_options):
         report["texts"] = first_texts(dataset, arguments.text, decode)
-    print(json.dumps(report) if arguments.json else describe(report))
-    return 0
+    print_result(report, describe(report), arguments)
 
 
 def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: int = 16) -> dict[str, Any]:
@@ -110,7 +108,7 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     """
     if isinstance(source, VirtualSource):
         parts = [
-            {"prefix": each.prefix.uri, "codec": each.codec, "checksums": bool(each.sums)} for each in source.pairs
+            {"prefix": pair.prefix.uri, "codec": pair.codec, "checksums": bool(pair.sums)} for pair in source.pairs
         ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     reader = dataset.bin_reader
@@ -125,8 +123,8 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
 
 def first_documents(dataset: IndexedDataset, count: int) -> list[int]:
     """Return the numbers of the first `count` documents with sequences, among the first `BLOCK` documents."""
-    found: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
-    return found
+    documents: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
+    return documents
 
 
 def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> list[dict[str, Any]]:
@@ -144,18 +142,22 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
     """Return for the first documents with sequences: number, start of the text, whether that is all of it, and origin.
 
     The tokens are read by one vectored read.
+
+    Args:
+        count: most documents.
+        decode: returns the text of ids.
     """
     documents = first_documents(dataset, count)
     spans = [starting_spans(dataset, document) for document in documents]
-    tokens = iter(dataset.read([span for each in spans for span in each]))
+    tokens = iter(dataset.read([span for starts in spans for span in starts]))
     origins = known_origins(dataset.location, documents)
-    found = []
-    for document, each in zip(documents, spans, strict=True):
-        ids = np.concatenate([next(tokens) for _ in each]).tolist()
+    texts = []
+    for document, starts in zip(documents, spans, strict=True):
+        ids = np.concatenate([next(tokens) for _ in starts]).tolist()
         first, stop = dataset.document_indices[document : document + 2].tolist()
         whole = len(ids) == int(dataset.sequence_lengths[first:stop].sum())
-        found.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
-    return found
+        texts.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
+    return texts
 
 
 def starting_spans(dataset: IndexedDataset, document: int) -> list[tuple[int, int, int]]:
@@ -192,8 +194,8 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
         return {}
     ranks = [max(0, -(-percent * len(lengths) // 100) - 1) for percent in PERCENTILES]
     ordered = np.partition(lengths, ranks)
-    found = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
-    return {**found, "max": int(lengths.max())}
+    values = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
+    return {**values, "max": int(lengths.max())}
 
 
 def describe(report: dict[str, Any]) -> str:
@@ -207,9 +209,9 @@ def describe(report: dict[str, Any]) -> str:
         lines += ["tokens in a sequence", table(["", *names, "mean"], [["", *values, mean]]), ""]
     if report["first_tokens"]:
         lines.append("first tokens")
-        for each in report["first_tokens"]:
-            shown = " ".join(map(str, each["tokens"])) or "(an empty sequence)"
-            lines.append(f"  document {each['document']:,}: {shown}")
+        for first in report["first_tokens"]:
+            shown = " ".join(map(str, first["tokens"])) or "(an empty sequence)"
+            lines.append(f"  document {first['document']:,}: {shown}")
         lines.append("")
     lines += describe_texts(report.get("texts", []), columns)
     return "\n".join(lines).rstrip()
@@ -235,10 +237,15 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
-    """Return name -> value for lines about the stored object; none for a plain one without checksums."""
+    """Return name -> value for lines about the stored object; none for a plain one without checksums.
+
+    Args:
+        stored: as `how_stored` returns it.
+        bin_bytes: plain bytes of the tokens.
+    """
     if "parts" in stored:
-        checked = sum(each["checksums"] for each in stored["parts"])
-        compressed = sum(each["codec"] != "raw" for each in stored["parts"])
+        checked = sum(part["checksums"] for part in stored["parts"])
+        compressed = sum(part["codec"] != "raw" for part in stored["parts"])
         kinds = [
             f"{count:,} {kind}" for count, kind in ((compressed, "compressed"), (checked, "with checksums")) if count
         ]
@@ -259,10 +266,10 @@ def exact_bytes(count: int) -> str:
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """Return the texts of documents as lines for a terminal of `columns` columns."""
     lines = ["text"] if texts else []
-    for each in texts:
-        origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""
-        lines.append(f"  document {each['document']:,}{origin}")
-        text = " ".join(each["text"].split()) + ("" if each["whole"] else " …")
+    for start in texts:
+        origin = f", from {origin_text(start['origin'])}" if start["origin"] else ""
+        lines.append(f"  document {start['document']:,}{origin}")
+        text = " ".join(start["text"].split()) + ("" if start["whole"] else " …")
         lines += textwrap.wrap(text, min(columns, 120), initial_indent="    ", subsequent_indent="    ")
     return lines
 

@@ -32,19 +32,21 @@ from typing import Any
 from binidx.corpus.merge import MergeResult, VirtualMergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
-from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._command import DATASET, add_writing, command, prefix, print_result, writing
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
-    options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
+    options.add_argument(
+        "--to", dest="target", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset"
+    )
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     add_writing(options)
 
 
-def merge(arguments: argparse.Namespace) -> int:
+def merge(arguments: argparse.Namespace) -> None:
     """Merge datasets, and print a summary."""
     same = arguments.target_options in (None, arguments.source_options)
     if arguments.virtual and not same:
@@ -52,14 +54,12 @@ def merge(arguments: argparse.Namespace) -> int:
     done: Any
     with Bar("merge") as bar:
         if arguments.virtual:
-            options, overwrite = arguments.source_options, arguments.overwrite
-            done = merge_virtually(
-                arguments.sources, arguments.to, overwrite=overwrite, storage_options=options, watch=bar
-            )
+            options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
+            done = merge_virtually(arguments.sources, arguments.target, **options, watch=bar)
         else:
-            done = merge_datasets(arguments.sources, arguments.to, **writing(arguments), watch=bar)
-    show(done, arguments, describe_virtual if arguments.virtual else describe)
-    return 0
+            done = merge_datasets(arguments.sources, arguments.target, **writing(arguments), watch=bar)
+    text = describe_virtual(done) if arguments.virtual else describe(done)
+    print_result(done.to_json(), text, arguments)
 
 
 def describe_virtual(done: VirtualMergeResult) -> str:

@@ -19,7 +19,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -27,7 +26,7 @@ from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
 from binidx.run.run_file import RUN_FILE, is_packed_run, read_run_file
 from binidx.storage.location import Location
 
-from ._command import RESUMES, command, print_result
+from ._command import RESUMES, chosen, command, print_result
 from ._display import Bar, counts
 from ._runs import add_run, open_run, parse_steps
 
@@ -48,11 +47,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
 
 
-def export_order(arguments: argparse.Namespace) -> int:
+def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
     order: Any = open_order(arguments)
     if arguments.check_nesting:
-        return check_nesting(order, arguments)
+        check_nesting(order, arguments)
+        return
     if not arguments.to:
         raise ConfigError("to, check_nesting: found none, need one of them")
     from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
@@ -60,22 +60,14 @@ def export_order(arguments: argparse.Namespace) -> int:
     steps = parse_steps(order, arguments.steps)
     per_file = arguments.steps_per_file
     parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
-    with Bar("order") as bar:
-        bar.begin("order", order.num_rows(steps), 0, "rows")
-        written = export(
-            order,
-            arguments.to,
-            parts,
-            docs=None if arguments.no_docs else "spans" if arguments.spans else "ends",
-            tokens=arguments.tokens,
-            threads=arguments.threads,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
+    docs: Any = None if arguments.no_docs else "spans" if arguments.spans else "ends"
     rows = order.num_rows(steps)
+    with Bar("order") as bar:
+        bar.begin("order", rows, 0, "rows")
+        options = chosen(arguments, "tokens", "threads", "storage_options")
+        written = export(order, arguments.to, parts, docs=docs, **options, watch=bar.advance)
     text = f"{arguments.to}: {counts(files=len(parts))}, {written:,} written now, {counts(rows=rows)}"
     print_result({"to": arguments.to, "files": len(parts), "written": written, "rows": rows}, text, arguments)
-    return 0
 
 
 def open_order(arguments: argparse.Namespace) -> Any:
@@ -85,19 +77,19 @@ def open_order(arguments: argparse.Namespace) -> Any:
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 
-def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
+def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
-    text, found = arguments.check_nesting, []
+    text, lines, sets = arguments.check_nesting, [], []
     if not isinstance(order, PackedRunOrder) or order.files is None:
         raise ConfigError(
             "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"
         )
     try:
-        ranks = [int(each) for each in text.split(",")]
+        ranks = [int(number) for number in text.split(",")]
     except ValueError:
         raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
     for name, of, files in zip(order.names, order.sets, order.files, strict=True):
-        nesting = Nesting(of, files.block_size, [each * max(1, order.num_workers) for each in ranks])
+        nesting = Nesting(of, files.block_size, [count * max(1, order.num_workers) for count in ranks])
         last = nesting.num_syncs
         reads = [nesting.files_read(shards) for shards in nesting.shards]
         rests = [
@@ -105,20 +97,16 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> int:
             for count, read in zip(ranks, reads, strict=True)
         ]
         row = {"name": name, "sync_tokens": nesting.sync_tokens, "sync_files": nesting.sync_files, "syncs": last}
-        found.append({**row, "ranks": rests})
-        if arguments.json:
-            continue
-        print(
+        sets.append({**row, "ranks": rests})
+        lines.append(
             f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every "
             f"{nesting.sync_tokens:,} tokens ({counts(files=nesting.sync_files)})\n"
             f"  {last} times in a pass, the last after {last * nesting.sync_tokens:,} tokens"
         )
-        for each in rests:
-            behind = f"{each['files_behind']:,} files after it are not in step"
-            print(f"  {each['ranks']} ranks: {behind}, {each['files_dropped']:,} are never read")
-    if arguments.json:
-        print(json.dumps(found))
-    return 0
+        for rest in rests:
+            behind = f"{rest['files_behind']:,} files after it are not in step"
+            lines.append(f"  {rest['ranks']} ranks: {behind}, {rest['files_dropped']:,} are never read")
+    print_result(sets, "\n".join(lines), arguments)
 
 
 main = command("order", __doc__, add_options, export_order, RESUMES)

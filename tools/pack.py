@@ -22,7 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, command, prefix, print_result
+from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts
 
 
@@ -40,46 +40,31 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_json(options, "--storage-options", "fsspec's own")
 
 
-def pack(arguments: argparse.Namespace) -> int:
+def pack(arguments: argparse.Namespace) -> None:
     """Write packed files from a dataset."""
     if len(arguments.others) != 1:
         raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
         bar.begin("pack", dataset.index.num_tokens, 0, "tokens")
-        names = indexed_to_packed(
-            dataset,
-            arguments.others[0],
-            arguments.name,
-            arguments.chunk_size,
-            arguments.sep,
-            add_separator=arguments.add_separator,
-            overwrite=arguments.overwrite,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
+        sizes = arguments.others[0], arguments.name, arguments.chunk_size, arguments.sep
+        options = chosen(arguments, "add_separator", "overwrite", "storage_options")
+        names = indexed_to_packed(dataset, *sizes, **options, watch=bar.advance)
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
-    return 0
 
 
-def unpack(arguments: argparse.Namespace) -> int:
+def unpack(arguments: argparse.Namespace) -> None:
     """Write a dataset from packed files."""
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
         bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
-        count = packed_to_indexed(
-            files,
-            arguments.prefix,
-            arguments.sep,
-            overwrite=arguments.overwrite,
-            storage_options=arguments.storage_options,
-            watch=bar.advance,
-        )
-    found = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
-    print_result(found, f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}", arguments)
-    return 0
+        options = chosen(arguments, "overwrite", "storage_options")
+        count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=bar.advance)
+    values = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
+    text = f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
+    print_result(values, text, arguments)
 
 
 main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments), RESUMES)

@@ -24,7 +24,7 @@ from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.storage.stats import counted
 
-from ._command import command, show
+from ._command import command, print_result
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
 from ._runs import add_run, add_sizes, load_sized
 
@@ -40,26 +40,26 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def plan(arguments: argparse.Namespace) -> int:
+def plan(arguments: argparse.Namespace) -> None:
     """Compute the plan, and print it."""
     run = load_sized(arguments)
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
-    show(plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second), arguments, describe)
-    return 0
+    planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
+    print_result(planned.to_json(), describe(planned), arguments)
 
 
-def describe(found: RunPlan) -> str:
+def describe(planned: RunPlan) -> str:
     """Return the plan as text."""
     width = shutil.get_terminal_size().columns
     parts = [
-        _pairs(_head(found), width),
-        table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(found), width),
-        table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(found), width),
-        _pairs(_costs(found), width),
-        *([_pairs(_start(found), width)] if found.waits else []),
+        _pairs(_head(planned), width),
+        table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(planned), width),
+        table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(planned), width),
+        _pairs(_costs(planned), width),
+        *([_pairs(_start(planned), width)] if planned.waits else []),
     ]
-    if found.cautions:
-        parts.append(_pairs([("!", each) for each in found.cautions], width, gap=1))
+    if planned.cautions:
+        parts.append(_pairs([("!", caution) for caution in planned.cautions], width, gap=1))
     return "\n\n".join(parts)
 
 
@@ -74,41 +74,41 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int, gap: int = 2) -> str:
     )
 
 
-def _head(found: RunPlan) -> list[tuple[str, str]]:
-    given = found.inventory.run
-    steps = "no end: cyclic, here one epoch" if found.num_steps is None else counts(steps=found.num_steps)
+def _head(planned: RunPlan) -> list[tuple[str, str]]:
+    given = planned.inventory.run
+    steps = "no end: cyclic, here one epoch" if planned.num_steps is None else counts(steps=planned.num_steps)
     ranks = counts(ranks=given.data_parallel_size)
     sizes = f"{counts(samples=given.schedule.global_batch_size)} on {ranks}, {given.micro_batch_size} at a time"
-    tokens = f"{found.num_samples * given.config.sequence_length:,} in all"
+    tokens = f"{planned.num_samples * given.config.sequence_length:,} in all"
     requested = given.sizes[0]
-    if requested and len(found.costs) == 1 and found.num_samples + given.consumed_samples > requested:
+    if requested and len(planned.costs) == 1 and planned.num_samples + given.consumed_samples > requested:
         tokens += f": {requested:,} samples requested, and the rest of their last epoch"
     rows = [
-        ("train", f"{counts(samples=found.num_samples)} of {given.config.sequence_length:,} tokens, {tokens}"),
-        ("steps", f"{steps} of {sizes}; {counts(nodes=found.nodes)}"),
+        ("train", f"{counts(samples=planned.num_samples)} of {given.config.sequence_length:,} tokens, {tokens}"),
+        ("steps", f"{steps} of {sizes}; {counts(nodes=planned.nodes)}"),
     ]
-    if (most := found.same_order_up_to) is not None:
+    if (most := planned.same_order_up_to) is not None:
         room = f"to {most:,} requested samples;" if most > (requested or 0) else "no:"
         rows.append(("may grow", f"{room} a request for more reorders all of them"))
     return rows
 
 
-def _sources(found: RunPlan) -> list[list[str]]:
+def _sources(planned: RunPlan) -> list[list[str]]:
     rows = []
-    for each in found.costs:
-        summary = each.summary
+    for cost in planned.costs:
+        summary = cost.summary
         parts = counts(parts=summary.num_parts) if summary.num_parts else ""
         kinds = [summary.codec if summary.compressed else "", "checked" if summary.checked else "", parts]
         stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
-        share = f"{each.samples / max(found.num_samples, 1):.1%}"
-        numbers = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
+        share = f"{cost.samples / max(planned.num_samples, 1):.1%}"
+        numbers = [f"{cost.documents:,}", f"{cost.tokens:,}", f"{cost.epochs:.2f}", f"{cost.repeated_documents:,}"]
         rows.append([summary.prefix, share, *numbers, stored])
     return rows
 
 
-def _indices(found: RunPlan) -> list[list[str]]:
+def _indices(planned: RunPlan) -> list[list[str]]:
     rows = []
-    every = found.index_rows()
+    every = planned.index_rows()
     for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != SMALL_ONE]:
         memory = human_bytes(row["memory_bytes"]) if row["memory_bytes"] else ""
         epochs = "" if row["epochs"] is None else f"{row['epochs']:,}"
@@ -121,12 +121,12 @@ def _seconds(seconds: float) -> str:
     return "< 1 ms" if seconds < 0.001 else f"{seconds * 1000:.0f} ms" if seconds < 1 else human_seconds(seconds)
 
 
-def _costs(found: RunPlan) -> list[tuple[str, str]]:
-    if not found.is_remote:
+def _costs(planned: RunPlan) -> list[tuple[str, str]]:
+    if not planned.is_remote:
         return [("reading", "all lies on this machine: no requests, nothing to pay")]
-    whole = found.reading
-    steps = max(found.num_steps or 0, 1)
-    samples = max(found.num_samples, 1)
+    whole = planned.reading
+    steps = max(planned.num_steps or 0, 1)
+    samples = max(planned.num_samples, 1)
 
     def words(factor: float) -> str:
         part = whole.times(factor)
@@ -137,28 +137,28 @@ def _costs(found: RunPlan) -> list[tuple[str, str]]:
         ("a sample", f"{a_sample.requests:.2f} requests, {human_bytes(a_sample.num_bytes)}"),
         ("a step", words(1 / steps)),
     ]
-    if found.tokens_per_second:
-        share = found.tokens_per_second * 3600 / (samples * found.inventory.run.config.sequence_length)
-        rows.append(("an hour", f"{words(share)} at {found.tokens_per_second:,.0f} tokens/s"))
-    rows.append(("a node", f"{words(1 / found.nodes)} in the whole run"))
-    price = sum(found.dollars.values())
+    if planned.tokens_per_second:
+        share = planned.tokens_per_second * 3600 / (samples * planned.inventory.run.config.sequence_length)
+        rows.append(("an hour", f"{words(share)} at {planned.tokens_per_second:,.0f} tokens/s"))
+    rows.append(("a node", f"{words(1 / planned.nodes)} in the whole run"))
+    price = sum(planned.dollars.values())
     rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
-    rows.append(("disk cache", f"{human_bytes(found.epoch_bytes)} a node for its part of an epoch"))
+    rows.append(("disk cache", f"{human_bytes(planned.epoch_bytes)} a node for its part of an epoch"))
     return rows
 
 
-def _start(found: RunPlan) -> list[tuple[str, str]]:
+def _start(planned: RunPlan) -> list[tuple[str, str]]:
     rows = []
-    if link := found.link:
+    if link := planned.link:
         speed = f"{human_bytes(link.bytes_per_second)}/s"
         way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
         rows.append(("link", f"{way} (measured)"))
-    for each in found.waits:
-        trips = counted(each.round_trips, "round trip", "round trips") if each.round_trips else ""
-        size = human_bytes(each.num_bytes) if each.num_bytes else ""
-        parts = filter(None, [trips, size, _seconds(each.seconds) if each.seconds else ""])
-        rows.append(("", f"{each.what}: {', '.join(parts) or 'mapped'}"))
-    seconds = f"about {found.start_seconds:.2f} s after the imports, and what Python takes"
+    for wait in planned.waits:
+        trips = counted(wait.round_trips, "round trip", "round trips") if wait.round_trips else ""
+        size = human_bytes(wait.num_bytes) if wait.num_bytes else ""
+        parts = filter(None, [trips, size, _seconds(wait.seconds) if wait.seconds else ""])
+        rows.append(("", f"{wait.what}: {', '.join(parts) or 'mapped'}"))
+    seconds = f"about {planned.start_seconds:.2f} s after the imports, and what Python takes"
     return [("first batch", seconds), *rows]
 
 

@@ -20,7 +20,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import available_cores
 
-from ._command import command
+from ._command import command, print_result
 from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table
 from ._runs import add_run, add_sizes, load_sized
 
@@ -63,10 +62,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
     rows = [*build(replace(given, config=config))]
-    if arguments.json:
-        print(json.dumps({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}))
-    else:
-        print(describe(rows))
+    print_result({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}, describe(rows), arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 
@@ -76,11 +72,11 @@ def build(wanted: Run) -> Iterator[dict[str, Any]]:
     # disable=None: no bar unless it is a terminal.
     with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
 
-        def hear(outcome: Outcome) -> None:
+        def record(outcome: Outcome) -> None:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        datasets = [*indexed_datasets(wanted.build(on_outcome=hear))]
+        datasets = [*indexed_datasets(wanted.build(on_outcome=record))]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
         outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")
@@ -97,23 +93,29 @@ def is_there(outcome: Outcome) -> bool:
 
 def indexed_datasets(built: Any) -> Iterator[Any]:
     """Yield the datasets with an index, split by split; the blend of a split comes first."""
-    for found in built:
-        for each in found if isinstance(found, list) else [found]:
-            if each is not None:
-                yield each
-            yield from getattr(each, "datasets", ())
+    for split in built:
+        for dataset in split if isinstance(split, list) else [split]:
+            if dataset is not None:
+                yield dataset
+            yield from getattr(dataset, "datasets", ())
 
 
 def num_indices(wanted: Run) -> int | None:
     """Return the number of indices to build; None for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
         return None
-    found = required_indices(wanted.config, wanted.sizes)
-    return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
+    required = required_indices(wanted.config, wanted.sizes)
+    return len(required.indices) + (len(required.blends) if wanted.config.path_to_cache else 0)
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
-    """Return the JSON values of one index; documents and epochs of a blend are None."""
+    """Return the JSON values of one index; documents and epochs of a blend are None.
+
+    Args:
+        dataset: dataset with the index.
+        split: name of its split.
+        outcome: how the index was made; None if it is not kept.
+    """
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
     how = outcome.how if outcome else NOT_KEPT
     is_blend = isinstance(dataset, BlendedDataset)

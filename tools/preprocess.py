@@ -35,13 +35,19 @@ from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_s
 from binidx.prepare.text.read import FORMATS
 from binidx.storage.open import COMPRESSED
 
-from ._command import RESUMES, add_json, command, num_bytes, shard, show
+from ._command import RESUMES, add_json, chosen, command, num_bytes, print_result, shard
 from ._display import Bar, counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
 FINISH = (None, 1)
 """Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
+
+SAME_NAMES = (
+    "output", "append_eod", "empty", "split_sentences", "language", "keep_newlines", "min_tokens", "max_tokens",
+    "on_error", "id_key", "part_bytes", "compared_share", "format", "source_options", "target_options",
+)  # fmt: skip
+"""Arguments of the command that are fields of a Job."""
 
 MOST_SOURCES = 20
 """Most rows of sources in the summary."""
@@ -58,9 +64,11 @@ def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
     group.add_argument("--format", choices=FORMATS, help="of all inputs (default: by their names)")
-    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)")
+    group.add_argument(
+        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)"
+    )
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
-    group.add_argument("--lang", default="english", help="of the sentences (english)")
+    group.add_argument("--lang", dest="language", default="english", metavar="LANG", help="of the sentences (english)")
     group.add_argument("--keep-newlines", action="store_true", help="sentences keep the newlines after them")
     add_filters(group, "drop {}")
     group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents")
@@ -71,24 +79,14 @@ def _add_text(group: Any) -> None:
 
 
 def _add_tokens(group: Any) -> None:
-    group.add_argument(
-        "--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI: PREFIX_KEY_document"
-    )
+    prefix = "path or URI: PREFIX_KEY_document"
+    group.add_argument("--to", "--output-prefix", dest="output", required=True, metavar="PREFIX", help=prefix)
     add_tokenizer(group)
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
-    group.add_argument(
-        "--empty",
-        choices=EMPTY,
-        default="zero-seq",
-        help="a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped",
-    )
-    group.add_argument(
-        "--compare",
-        type=float,
-        default=1e-4,
-        metavar="SHARE",
-        help="of texts that the reference tokenises too (0.0001)",
-    )
+    empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
+    group.add_argument("--empty", choices=EMPTY, default="zero-seq", help=empty)
+    compared = "of texts that the reference tokenises too (0.0001)"
+    group.add_argument("--compare", dest="compared_share", type=float, default=1e-4, metavar="SHARE", help=compared)
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
     group.add_argument("--codec", metavar="NAME", help="codec of the tokens; also one of an installed package")
     group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
@@ -114,22 +112,21 @@ def _add_work(group: Any) -> None:
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-def make(arguments: argparse.Namespace) -> int:
+def make(arguments: argparse.Namespace) -> int | None:
     """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
-        show(job_status(job), arguments, describe_status)
-        return 0
+        status = job_status(job)
+        print_result(status.to_json(), describe_status(status), arguments)
+        return None
     with Bar("preprocess") as bar:
         done = preprocess(
             job,
-            engine=arguments.engine,
-            workers=arguments.workers,
             shard=arguments.shard and Shard(*arguments.shard),
-            overwrite=arguments.overwrite,
+            **chosen(arguments, "engine", "workers", "overwrite"),
             watch=bar,
         )
-    show(done, arguments, describe)
+    print_result(done.to_json(), describe(done), arguments)
     return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
 
 
@@ -137,39 +134,24 @@ def parse_job(arguments: argparse.Namespace) -> Job:
     """Return the job that the options describe."""
     return Job(
         inputs=tuple(arguments.inputs + arguments.input),
-        output=arguments.to,
         tokenizer=parse_tokenizer(arguments),
-        keys=tuple(arguments.json_keys),
-        append_eod=arguments.append_eod,
-        empty=arguments.empty,
-        split_sentences=arguments.split_sentences,
-        language=arguments.lang,
-        keep_newlines=arguments.keep_newlines,
+        keys=tuple(arguments.keys),
         filters=parse_filters(arguments),
-        min_tokens=arguments.min_tokens,
-        max_tokens=arguments.max_tokens,
-        on_error=arguments.on_error,
-        id_key=arguments.id_key,
         lineage=not arguments.no_lineage,
         codec=arguments.codec or (COMPRESSED if arguments.compress else "raw"),
-        part_bytes=arguments.part_bytes,
         engine=arguments.tokenizer_engine,
-        compared_share=arguments.compare,
-        format=arguments.format,
-        source_options=arguments.source_options,
-        target_options=arguments.target_options,
+        **chosen(arguments, *SAME_NAMES),
     )
 
 
 def describe(done: Report) -> str:
     """Return the summary of a call as text."""
     if not done.finished:
-        missing = (
+        return (
             f"{done.job.output}: {counts(parts=done.parts_made)} made in {human_seconds(done.seconds)}; "
-            f"{done.parts_missing} of {done.parts} are missing: "
-            "the other shards make them, or this command without --shard and --finish"
+            f"{done.parts_missing} of {done.parts} are missing: the other shards make them, or this command without "
+            f"--shard and --finish{describe_machines(done.machines)}"
         )
-        return "\n".join([missing, *describe_machines(done.machines)])
     lines = []
     for key, prefix in done.job.datasets.items():
         made = done.manifests[key]["dataset"]
@@ -178,42 +160,39 @@ def describe(done: Report) -> str:
     manifest = next(iter(done.manifests.values()))
     lines += describe_sources(manifest)
     engines = [
-        f"{name} {counts(parts=each['parts'])}"
-        + (f" ({counts(texts=each['compared'])} compared, all equal)" if each["compared"] else "")
-        for name, each in manifest["engines"].items()
+        f"{name} {counts(parts=engine['parts'])}"
+        + (f" ({counts(texts=engine['compared'])} compared, all equal)" if engine["compared"] else "")
+        for name, engine in manifest["engines"].items()
     ]
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
     lines.append(f"  {counts(parts=done.parts)}{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
-    return "\n".join([*lines, *describe_machines(done.machines)])
+    return "\n".join(lines) + describe_machines(done.machines)
 
 
 def describe_sources(manifest: dict[str, Any]) -> list[str]:
     """Return a line for each source: the rows read, the documents made, and the dropped rows by reason."""
-    sources = [f"  {each['uri']}: {describe_counts(each['counts'])}" for each in manifest["sources"]]
-    if len(sources) == 1:
-        return sources
-    if len(sources) > MOST_SOURCES:
-        more = f"  ... {len(sources) - MOST_SOURCES + 1:,} more in the manifest"
-        sources = [*sources[: MOST_SOURCES - 1], more]
-    return [*sources, f"  all: {describe_counts(manifest['counts'])}"]
+    lines = [f"  {source['uri']}: {describe_counts(source['counts'])}" for source in manifest["sources"]]
+    if len(lines) == 1:
+        return lines
+    if len(lines) > MOST_SOURCES:
+        lines[MOST_SOURCES - 1 :] = [f"  ... {len(lines) - MOST_SOURCES + 1:,} more in the manifest"]
+    return [*lines, f"  all: {describe_counts(manifest['counts'])}"]
 
 
-def describe_counts(found: dict[str, Any]) -> str:
+def describe_counts(totals: dict[str, Any]) -> str:
     """Format counts: `10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
-    empty = f" ({found['num_empty']:,} empty)" if found["num_empty"] else ""
-    text = f"{counts(rows=found['num_rows'])} = {counts(documents=found['num_documents'])}{empty}"
-    if found["dropped"]:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(found["dropped"].items()))
-        text += f" + {sum(found['dropped'].values()):,} dropped: {reasons}"
+    empty = f" ({totals['num_empty']:,} empty)" if totals["num_empty"] else ""
+    text = f"{counts(rows=totals['num_rows'])} = {counts(documents=totals['num_documents'])}{empty}"
+    if totals["dropped"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(totals["dropped"].items()))
+        text += f" + {sum(totals['dropped'].values()):,} dropped: {reasons}"
     return text
 
 
 def describe_status(status: JobStatus) -> str:
     """Return `s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
     if status.finished:
-        return "\n".join(
-            [f"{status.output}: finished, {counts(parts=status.parts)}", *describe_machines(status.machines)]
-        )
+        return f"{status.output}: finished, {counts(parts=status.parts)}{describe_machines(status.machines)}"
     share = status.done_bytes / status.total_bytes if status.total_bytes else 0.0
     words = [f"{status.output}: {status.parts_done:,} of {counts(parts=status.parts)}, {share:.0%} of the text"]
     if status.bytes_per_second is not None:
@@ -222,19 +201,24 @@ def describe_status(status: JobStatus) -> str:
         words.append(f"{human_seconds(status.seconds_left)} left at that pace")
     if status.last_part_seconds is not None:
         words.append(f"the last part {human_seconds(status.last_part_seconds)} ago")
-    return "\n".join(["; ".join(words), *describe_machines(status.machines, least=1)])
+    return "; ".join(words) + describe_machines(status.machines, least=1)
 
 
-def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[str]:
-    """Return a line per machine, if there are at least `least`."""
+def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
+    """Return a table of the machines that begins with a newline; "" if there are fewer than `least`.
+
+    Args:
+        machines: name of each machine -> its counts.
+        least: fewest machines that are printed.
+    """
     if len(machines) < least:
-        return []
+        return ""
     rows = []
-    for name, each in machines.items():
-        numbers = [f"{count:,}" for count in (each.parts, each.documents, each.tokens)]
-        rate = "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}"
+    for name, machine in machines.items():
+        numbers = [f"{count:,}" for count in (machine.parts, machine.documents, machine.tokens)]
+        rate = "" if machine.bytes_per_second is None else f"{machine.bytes_per_second / 1e6:,.1f}"
         rows.append([name or "(unknown)", *numbers, rate])
-    return columns(("machine", "parts", "documents", "tokens", "MB/s"), rows).splitlines()
+    return "\n" + columns(("machine", "parts", "documents", "tokens", "MB/s"), rows)
 
 
 main = command("preprocess", __doc__, add_options, make, RESUMES)

@@ -135,14 +135,19 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 def find_weed() -> str:
     """Return the path of the program `weed`: beside this Python, or on PATH."""
-    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-    if not found:
+    program = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if not program:
         raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
-    return found
+    return program
 
 
 def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
-    """Start the server on free ports, with a new key; return its process, its ports and the server."""
+    """Start the server on free ports, with a new key; return its process, its ports and the server.
+
+    Args:
+        program: path of `weed`.
+        directory: folder of its objects, log and configuration.
+    """
     ports = free_ports(2 * len(SERVICES))
     key, secret = secrets.token_hex(8), secrets.token_hex(16)
     credentials = [{"accessKey": key, "secretKey": secret}]
@@ -164,28 +169,24 @@ def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[
 
 
 def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
-    """Return the arguments of `weed`: one HTTP and one gRPC port for each service; nothing else listens."""
+    """Return the arguments of `weed`: one HTTP and one gRPC port for each service; nothing else listens.
+
+    Args:
+        directory: folder of the objects.
+        identities: file with the keys.
+        ports: HTTP ports of SERVICES, then their gRPC ports.
+    """
     http, grpc = ports[: len(SERVICES)], ports[len(SERVICES) :]
     listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
     listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
     return [
-        "-logtostderr=true",
-        "server",
-        f"-dir={directory}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        "-master.telemetry=false",
+        *("-logtostderr=true", "server", "-filer", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+        *(f"-dir={directory}", "-master.telemetry=false"),
         # A bucket is a collection and takes 7 volumes when it is first written to; a volume is not preallocated.
-        "-volume.max=256",
-        "-master.volumeSizeLimitMB=4096",
-        "-filer",
-        "-s3",
-        f"-s3.config={identities}",
-        "-s3.iam=false",
+        *("-volume.max=256", "-master.volumeSizeLimitMB=4096"),
         # A misspelt bucket is an error, as on AWS.
-        "-s3.autoCreateBucket=false",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
+        *(f"-s3.config={identities}", "-s3.iam=false", "-s3.autoCreateBucket=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *listen,
     ]
 
@@ -194,13 +195,18 @@ def free_ports(count: int) -> list[int]:
     """Return distinct free ports of this machine; all stay bound until the last one is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:
     """Return when the server answers a signed request and has room for writes; its port opens before that.
+
+    Args:
+        process, server: the started server.
+        ports: as in `arguments`.
+        log: file with the output of the process.
 
     Raises:
         StorageError: the server ended, or was not ready within `SECONDS_TO_START`.
@@ -211,9 +217,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: 
             if answers(client) and has_room(ports[SERVICES.index("master")]):
                 return
             time.sleep(0.1)
-    found = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
+    state = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
     tail = log.read_text(errors="replace")[-2000:]
-    raise StorageError(f"S3 server: {found} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")
+    raise StorageError(f"S3 server: {state} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")
 
 
 def answers(client: Any) -> bool:
@@ -237,30 +243,31 @@ def has_room(master_port: int) -> bool:
 
 
 def s3_client(endpoint: str, key: str, secret: str) -> Any:
-    """Return a plain S3 client, for buckets and for probing without retries."""
+    """Return a plain S3 client, for buckets and for probing without retries.
+
+    Args:
+        endpoint: URL of the server.
+        key, secret: its credentials.
+    """
     try:
         import botocore.config
         import botocore.session
     except ImportError as error:
         raise MissingDriverError("S3 server: needs botocore; pip install 'binidx[demo]'") from error
-    return botocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id=key,
-        aws_secret_access_key=secret,
-        config=botocore.config.Config(
-            retries={"total_max_attempts": 1},
-            connect_timeout=2,
-            read_timeout=20,
-            proxies={},
-            s3={"addressing_style": "path"},
-        ),
-    )
+    limits = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 20}
+    config = botocore.config.Config(**limits, proxies={}, s3={"addressing_style": "path"})
+    credentials = {"aws_access_key_id": key, "aws_secret_access_key": secret}
+    session = botocore.session.get_session()
+    return session.create_client("s3", REGION, endpoint_url=endpoint, config=config, **credentials)
 
 
 def stop(process: subprocess.Popen[bytes], ports: list[int]) -> None:
-    """Kill the server and remove the sockets that it leaves in /tmp, whatever its arguments."""
+    """Kill the server and remove the sockets that it leaves in /tmp, whatever its arguments.
+
+    Args:
+        process: the server.
+        ports: as in `arguments`.
+    """
     process.kill()
     process.wait()
     for port in ports:

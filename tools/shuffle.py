@@ -30,14 +30,16 @@ from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
-from ._command import DATASET, add_writing, command, num_bytes, prefix, show, writing
+from ._command import DATASET, add_writing, chosen, command, num_bytes, prefix, print_result, writing
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
-    options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
+    options.add_argument(
+        "--to", dest="target", required=True, metavar="TARGET", help="prefix to write; with --lines, the object"
+    )
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
     memory = f"{MEMORY_BYTES >> 30}GiB"
     options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
@@ -46,24 +48,19 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_writing(options)
 
 
-def shuffle(arguments: argparse.Namespace) -> int:
+def shuffle(arguments: argparse.Namespace) -> None:
     """Shuffle documents or lines, and print a summary."""
-    common = {
-        **writing(arguments),
-        "seed": arguments.seed,
-        "memory_bytes": arguments.memory,
-        "scratch": arguments.scratch,
-    }
+    common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     done: Any
     with Bar("shuffle") as bar:
         if arguments.lines:
             del common["lineage"]
-            done = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
+            done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
         else:
-            sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
+            sources, target = [dataset(source) for source in arguments.sources], dataset(arguments.target)
             done = shuffle_datasets(sources, target, **common, watch=bar)
-    show(done, arguments, describe_lines if arguments.lines else describe)
-    return 0
+    text = describe_lines(done) if arguments.lines else describe(done)
+    print_result(done.to_json(), text, arguments)
 
 
 def dataset(text: str) -> str:
@@ -77,12 +74,10 @@ def dataset(text: str) -> str:
 def describe(done: ShuffleResult) -> str:
     """Return the summary of shuffled documents."""
     lineage = "with" if done.lineage else "no"
-    return "\n".join(
-        [
-            f"{done.target}: {counts(datasets=done.num_sources)}",
-            f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
-            f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}",
-        ]
+    return (
+        f"{done.target}: {counts(datasets=done.num_sources)}\n"
+        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}\n"
+        f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
     )
 
 

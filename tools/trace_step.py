@@ -31,7 +31,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
-def trace(arguments: argparse.Namespace) -> int:
+def trace(arguments: argparse.Namespace) -> None:
     """Print the samples of the step."""
     order = open_run(arguments, in_ranges=True)
     if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
@@ -41,7 +41,6 @@ def trace(arguments: argparse.Namespace) -> int:
     readings, contents = order.trace(steps, arguments.rank)
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
-    return 0
 
 
 main = command("trace", __doc__, add_options, trace)

@@ -20,7 +20,7 @@ import argparse
 
 from binidx.corpus.verify import Verification, verify_dataset
 
-from ._command import DATASET, add_json, command, prefix, show
+from ._command import DATASET, add_json, chosen, command, prefix, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -34,51 +34,43 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 
-def verify(arguments: argparse.Namespace) -> int:
+def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
     with Bar("verify") as bar:
-        found = verify_dataset(
-            arguments.prefix,
-            vocab_size=arguments.vocab_size,
-            quick=arguments.quick,
-            lineage=arguments.lineage,
-            storage_options=arguments.storage_options,
-            watch=bar,
-        )
-    show(found, arguments, describe)
-    return 0
+        options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options")
+        checked = verify_dataset(arguments.prefix, **options, watch=bar)
+    print_result(checked.to_json(), describe(checked), arguments)
 
 
-def describe(found: Verification) -> str:
+def describe(checked: Verification) -> str:
     """Return the result as text."""
-    empty = f", {found.empty_documents:,} of them empty" if found.empty_documents else ""
-    trailing = f", {found.trailing_bytes:,} bytes after the last token" if found.trailing_bytes else ""
-    return "\n".join(
-        [
-            f"{found.prefix}: sound; {human_seconds(found.seconds)}",
-            f"  {counts(documents=found.num_documents)}{empty}, {counts(sequences=found.num_sequences)}",
-            f"  {counts(tokens=found.num_tokens)} of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
-            f"  {tokens_read(found)}",
-            *(["  the manifest's counts are the same"] if found.manifest else []),
-            *([f"  {counts(documents=found.lineage)} compared with the lineage"] if found.lineage is not None else []),
-        ]
-    )
+    empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
+    trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
+    lines = [
+        f"{checked.prefix}: sound; {human_seconds(checked.seconds)}",
+        f"  {counts(documents=checked.num_documents)}{empty}, {counts(sequences=checked.num_sequences)}",
+        f"  {counts(tokens=checked.num_tokens)} of {checked.dtype}, {human_bytes(checked.bin_bytes)}{trailing}",
+        f"  {tokens_read(checked)}",
+    ]
+    if checked.manifest:
+        lines.append("  the manifest's counts are the same")
+    if checked.lineage is not None:
+        lines.append(f"  {counts(documents=checked.lineage)} compared with the lineage")
+    return "\n".join(lines)
 
 
-def tokens_read(found: Verification) -> str:
+def tokens_read(checked: Verification) -> str:
     """Return a text about the tokens: their range, and the checksums with which they were compared."""
-    if found.token_range is None:
-        return "tokens were not read" if found.num_tokens else "there are no tokens"
-    below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""
+    if checked.token_range is None:
+        return "tokens were not read" if checked.num_tokens else "there are no tokens"
+    below = f", all in a vocabulary of {checked.vocab_size:,}" if checked.vocab_size is not None else ""
     sums = {
-        "checksums": "compared with their checksums",
+        None: "read; there are no checksums to compare them with",
         "frames": "compared with the checksums of their frames",
         "in part": "compared with their checksums; some parts have no checksums to compare them with",
     }
-    unchecked = "read; there are no checksums to compare them with"
-    checked = f"compared with their {found.checked_by}" if found.checked_by else unchecked
-    read = sums.get(found.checked_by or "", checked)
-    return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
+    read = sums.get(checked.checked_by, f"compared with their {checked.checked_by}")
+    return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
 
 
 main = command("verify", __doc__, add_options, verify)

@@ -51,7 +51,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
-def find(arguments: argparse.Namespace) -> int:
+def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, and the number of these samples."""
     order = open_run(arguments, in_ranges=True)
     stop = stop_step(order, arguments.before_step)
@@ -69,10 +69,9 @@ def find(arguments: argparse.Namespace) -> int:
         f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop)}{_earlier(order, arguments, past)}",
         file=sys.stderr,
     )
-    return 0
 
 
-def _earlier(order: RunOrder, arguments: argparse.Namespace, found: int) -> str:
+def _earlier(order: RunOrder, arguments: argparse.Namespace, past: int) -> str:
     """Return a clause about the samples before `consumed_samples`; "" if there are none."""
     consumed = order.reading.schedule.consumed_samples
     if not consumed:
@@ -80,28 +79,39 @@ def _earlier(order: RunOrder, arguments: argparse.Namespace, found: int) -> str:
     before = f"the {consumed:,} samples before consumed_samples"
     if arguments.no_earlier:
         return f"; not searched: {before}, of which the run.json of the earlier part has the order"
-    return f" and {before}; {found:,} of them before, with step and rank by the run.json of the earlier part"
+    return f" and {before}; {past:,} of them before, with step and rank by the run.json of the earlier part"
 
 
 def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
-    """Return source -> numbers of the named documents."""
-    found: dict[int, list[int]] = {}
+    """Return source -> numbers of the named documents.
+
+    Args:
+        order: order of the run.
+        sources: numbers of the sources to search.
+        names: numbers, FILE:ROW or id=ID.
+    """
+    documents: dict[int, list[int]] = {}
     for name in names:
         if name.isdecimal():
             if len(sources) > 1:
                 raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(order.prefixes)}")
-            found.setdefault(sources[0], []).append(int(name))
+            documents.setdefault(sources[0], []).append(int(name))
             continue
         for source, numbers in search_lineage(order, sources, name).items():
             if len(sources) > 1:
                 told = ", ".join(f"{number:,}" for number in numbers)
                 print(f"binidx: {name}: document {told} of {order.prefixes[source]}", file=sys.stderr)
-            found.setdefault(source, []).extend(numbers)
-    return found
+            documents.setdefault(source, []).extend(numbers)
+    return documents
 
 
 def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
     """Return source -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
+
+    Args:
+        order: order of the run.
+        sources: numbers of the sources to search.
+        name: FILE:ROW or id=ID.
 
     Raises:
         ConfigError: no document has that name.
@@ -125,12 +135,12 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
     missing = [answer for answer in answers.values() if isinstance(answer, ObjectNotFoundError)]
     if len(missing) == len(answers):
         raise missing[0]
-    found = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
-    if not found:
+    numbers = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
+    if not numbers:
         without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
         searched = order.prefixes[sources[0]] if len(sources) == 1 else f"{len(sources)} sources{without}"
         raise ConfigError(f"--document: {name} not found in {searched}")
-    return found
+    return numbers
 
 
 def select_sources(order: RunOrder, prefix: str | None) -> list[int]:

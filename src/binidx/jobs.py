@@ -236,20 +236,18 @@ class _Pool:
         self._asked = 0.0
 
     def close(self) -> None:
-        if not self._engine.owned:  # an executor of ours cancels when it is shut down
-            for future in self._running:
-                future.cancel()
-        self._shutdown(wait=True)
-
-    def _shutdown(self, *, wait: bool) -> None:
         if self._engine.owned:
-            self._executor.shutdown(wait, cancel_futures=True)
+            self._executor.shutdown(cancel_futures=True)
+            return
+        for future in self._running:
+            future.cancel()
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
         try:
             return self._submit(work, task)
         except BrokenExecutor:
-            self._shutdown(wait=False)
+            if self._engine.owned:
+                self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = self._engine.open()
             return self._submit(work, task)
 
@@ -262,7 +260,7 @@ class _Pool:
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
         if self._answer is None and (not progress or time.monotonic() > self._asked + POLL_SECONDS):
-            self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
+            self._answer, self._asked = run_in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
         if self._answer is not None and futures.wait([self._answer], timeout=0 if progress else 1).done:
             error = self._answer.exception()
             if isinstance(error, errors.UnreachableError) and not progress:
@@ -279,7 +277,7 @@ class _Pool:
                 f"engine: no answer of the cluster for {LOST_SECONDS:.0f} s; give the same command when it is back"
             )
         elif now - self._last_seen > NO_WORKER_SECONDS:
-            tasks = ", ".join(str(each.task) for each in itertools.islice(self._running.values(), 4))
+            tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
             raise errors.WorkerError(
                 f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
                 "start workers and give the same command again"
@@ -291,7 +289,7 @@ def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task
     return work(task)
 
 
-def in_thread(call: Callable[[], Result]) -> Future[Result]:
+def run_in_thread(call: Callable[[], Result]) -> Future[Result]:
     """Run a call that may never return in a thread that does not keep the process alive; return its future."""
     future = Future[Result]()
 
@@ -370,7 +368,7 @@ class RayExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         # A cluster that is lost may never answer. Then descriptor 1 stays as it is, as Ray goes on printing.
-        if self._connected and futures.wait([in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
+        if self._connected and futures.wait([run_in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
             self._restore_stdout()
 
     def _restore_stdout(self) -> None:
@@ -414,7 +412,7 @@ class DaskExecutor(Executor):
                 self._executor.shutdown(wait=wait and not cancel_futures)
             self.client.close()
 
-        futures.wait([in_thread(close)], CLOSE_SECONDS)
+        futures.wait([run_in_thread(close)], CLOSE_SECONDS)
 
 
 def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:
@@ -427,7 +425,7 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     Raises:
         ConfigError: the name is not one of those in the module's table.
     """
-    kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda found: len(found[0]))
+    kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda parts: len(parts[0]))
     count_workers = operator.methodcaller("count_workers")
     local_count = count or available_cores() * (2 if remote_data else 1)
     if kind == "dask" and separator == "=" and address:

@@ -40,8 +40,7 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Slice, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.tools.demo.corpus import build_corpus
-from binidx.tools.demo.tokenizer import EOD, train_bpe
+from binidx.tools.demo.corpus import EOD, build_corpus, train_bpe
 from binidx.tools.seaweed import s3_server
 from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import binidx
-from binidx.tools.demo.corpus import build_corpus
-from binidx.tools.demo.tokenizer import EOD, train_bpe
+from binidx.tools.demo.corpus import EOD, build_corpus, train_bpe
 
 VOCAB_SIZE = 50_257
 LEAST_CHARACTERS = 4000

@@ -15,8 +15,7 @@ from conftest import Bucket
 from helpers.pages import python_blocks, read_page
 
 from binidx.tools import main
-from binidx.tools.demo.corpus import manual_topics
-from binidx.tools.demo.tokenizer import train_bpe
+from binidx.tools.demo.corpus import manual_topics, train_bpe
 
 BUCKET = "s3://binidx-demo"
 NUMBERS = re.compile(r"\b\d[\d,.]*( [KM]iB| bytes)?|\"\w+\"")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -17,8 +18,14 @@ from conftest import Bucket
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, main, usage
-from binidx.tools._command import add_json, num_bytes, parser, run, with_flags, wrap_block
+from binidx.tools._command import add_json, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
+
+
+def run(body: Callable[[], int]) -> int:
+    """Run a command without options."""
+    return command("name", "Name.", lambda options: None, lambda arguments: body())([])
+
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "int32"
@@ -76,7 +83,7 @@ def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, cap
     def fail() -> int:
         raise error
 
-    assert run("name", fail) == status
+    assert run(fail) == status
     assert capsys.readouterr().err == "binidx name: x\n"
 
 
@@ -158,11 +165,11 @@ def test_errors_name_options_as_the_user_typed_them(arguments: list[str], messag
 
 
 def test_a_file_that_is_named_like_an_option_is_no_option() -> None:
-    flags = {"memory": "--memory", "to": "--to"}
-    assert with_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
-    assert with_flags("memory, en: both", flags) == "memory, en: both"
-    assert with_flags("memory, targets: both", flags) == "--memory, --to: both"
-    assert with_flags("no subject", flags) == "no subject"
+    flags = {"memory": "--memory", "targets": "--to"}
+    assert name_flags("memory/en: is a folder", flags) == "memory/en: is a folder"
+    assert name_flags("memory, en: both", flags) == "memory, en: both"
+    assert name_flags("memory, targets: both", flags) == "--memory, --to: both"
+    assert name_flags("no subject", flags) == "no subject"
 
 
 def test_sizes_are_decimal_or_binary_in_any_case() -> None:
@@ -181,7 +188,7 @@ def test_an_interrupt_is_130(capsys) -> None:
     def interrupt() -> int:
         raise KeyboardInterrupt
 
-    assert run("name", interrupt) == 130
+    assert run(interrupt) == 130
     assert capsys.readouterr().err == "\nbinidx name: interrupted\n"
 
 
@@ -190,7 +197,7 @@ def test_errors_that_are_not_ours_keep_their_traceback() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run("name", fail)
+        run(fail)
 
 
 def test_numbers_for_people() -> None:

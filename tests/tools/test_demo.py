@@ -18,12 +18,18 @@ import binidx
 import binidx.tools.demo
 from binidx.errors import BinidxError, ConfigError
 from binidx.tools.demo import main
-from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
-from binidx.tools.demo.model import GPT
-from binidx.tools.demo.report import Screen, build_figures, describe_steps, show_access, show_figures
-from binidx.tools.demo.stages import check_step
-from binidx.tools.demo.tokenizer import EOD, train_bpe, write_dataset
-from binidx.tools.demo.train import BATCH_SIZE, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
+from binidx.tools.demo.corpus import (
+    EOD,
+    MIN_CORPUS_BYTES,
+    build_corpus,
+    count_bytes,
+    docstrings,
+    read_sources,
+    train_bpe,
+    write_dataset,
+)
+from binidx.tools.demo.stages import Screen, build_figures, check_step, describe_steps, show_access, show_figures
+from binidx.tools.demo.train import BATCH_SIZE, GPT, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
 
 
 @pytest.fixture(scope="module")

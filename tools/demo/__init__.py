@@ -46,11 +46,10 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--directory: {options.directory} is not empty; name a new one")
 
 
-def demonstrate(options: argparse.Namespace) -> int:
+def demonstrate(options: argparse.Namespace) -> None:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .report import ENVIRONMENT, Screen, show_access, show_figures
-    from .stages import run_demo
+    from .stages import ENVIRONMENT, Screen, run_demo, show_access, show_figures
 
     screen = Screen(quiet=options.json)
     with contextlib.ExitStack() as stack:
@@ -70,7 +69,6 @@ def demonstrate(options: argparse.Namespace) -> int:
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
-    return 0
 
 
 main = command("demo", __doc__, add_options, demonstrate)

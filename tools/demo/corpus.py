@@ -1,4 +1,6 @@
-"""Real text of every Python installation: English from its manual and docstrings, code from its modules.
+"""Text of every Python installation, and its tokens: a byte-level BPE tokenizer, and datasets written with it.
+
+The text is English from the manual and docstrings of Python, and code from its modules.
 
 Nothing is downloaded, and the same Python gives the same documents in the same order:
 
@@ -16,9 +18,11 @@ import ast
 import contextlib
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import binidx
 from binidx.errors import ConfigError
 
 # Not written by hand, not always installed, or tables instead of text.
@@ -82,13 +86,61 @@ def docstrings(sources: dict[str, str]) -> Iterator[str]:
     """Yield the longer docstrings of all modules; those that cannot be parsed, as templates, have none."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for text in sources.values():
-        found: list[str | None] = []
+        texts: list[str | None] = []
         with warnings.catch_warnings(), contextlib.suppress(SyntaxError, ValueError):
             warnings.simplefilter("ignore")  # about their escape sequences, which are not ours to mend
-            found = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
-        yield from (f"{each}\n" for each in found if each and len(each) >= MIN_DOCSTRING_CHARACTERS)
+            texts = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+        yield from (f"{docstring}\n" for docstring in texts if docstring and len(docstring) >= MIN_DOCSTRING_CHARACTERS)
 
 
 def count_bytes(documents: list[str]) -> int:
     """Return the number of UTF-8 bytes of all documents."""
     return sum(len(document.encode()) for document in documents)
+
+
+VOCAB_SIZE = 4096
+EOD = "<eod>"
+
+
+def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_SIZE) -> Any:
+    """Learn merges from the documents, write a tokenizer.json to `path`, and return the `tokenizers.Tokenizer`.
+
+    Bytes are the alphabet, so every text can be encoded and there is no unknown token.
+
+    Source: Sennrich et al. 2016, over bytes as in GPT-2; computed by Hugging Face tokenizers.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOD, "<pad>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(documents, trainer)
+    bpe.save(str(path))
+    bpe.encode_special_tokens = True  # a text that contains <eod> has five characters there
+    return bpe
+
+
+def write_dataset(prefix: str, documents: Iterable[str], tokenizer: Any) -> dict[str, int]:
+    """Tokenize documents into `prefix.bin` and `prefix.idx`, an EOD after each, and return the counts.
+
+    Args:
+        prefix: path or any URI.
+        tokenizer: a result of `train_bpe`.
+    """
+    eod, counts = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}
+    dtype = binidx.DType.optimal_dtype(tokenizer.get_vocab_size())
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
+        for text in documents:
+            tokens = [*tokenizer.encode(text).ids, eod]
+            builder.add_document(tokens, [len(tokens)])
+            counts["documents"] += 1
+            counts["text_bytes"] += len(text.encode())
+            counts["tokens"] += len(tokens)
+        builder.finalize(f"{prefix}.idx")
+    return counts

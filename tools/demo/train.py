@@ -1,6 +1,8 @@
-"""The training process: a record for each step, a checkpoint in the middle, and a resume from it.
+"""The training process: a small GPT, a record for each step, a checkpoint in the middle, and a resume from it.
 
 python -m binidx.tools.demo.train RUN.json [--resume]        prints each record as a line of JSON
+
+tokens (B, S) ─► wte + wpe ─► [ x + attention(norm x) ─► x + mlp(norm x) ] × layers ─► norm ─► logits (B, S, V)
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 import binidx
 from binidx.storage.stats import total
 
-from .model import GPT
-from .tokenizer import EOD, VOCAB_SIZE
+from .corpus import EOD, VOCAB_SIZE
 
 SPLIT = "98,2,0"
 BATCH_SIZE, SEQUENCE_LENGTH = 16, 128
@@ -32,6 +34,45 @@ PEAK_LEARNING_RATE = 6e-3
 WARMUP_STEPS = 10
 
 Batch = dict[str, Tensor]
+
+
+class GPT(nn.Module):
+    """Small GPT whose embedding is also its head. 1.7 million parameters with a vocabulary of 4,096.
+
+    Source: Radford et al. 2019 (GPT-2), reduced; the blocks are torch's.
+    """
+
+    def __init__(
+        self, vocab_size: int, sequence_length: int, width: int = 192, num_layers: int = 2, num_heads: int = 4
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(sequence_length, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, num_heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:  # matrices, as in GPT-2
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        """Map tokens and positions, both (B, S) int64, to logits (B, S, vocab_size)."""
+        x = self.tokens(tokens) + self.positions(position_ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the mean cross-entropy in nats over the positions of `loss_mask`, for one batch of a GPTDataset."""
+        logits = self(batch["tokens"], batch["position_ids"])
+        losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+        mask = batch["loss_mask"].flatten()
+        return (losses * mask).sum() / mask.sum()
 
 
 @dataclass(frozen=True)
@@ -87,7 +128,12 @@ def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps
 
 
 def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
-    """Return the batches after `consumed_samples` samples; this number is the whole state that a resume needs."""
+    """Return the batches after `consumed_samples` samples; this number is the whole state that a resume needs.
+
+    Args:
+        dataset: built dataset.
+        consumed_samples: number of samples served before.
+    """
     loader = binidx.build_pretraining_data_loader(dataset, consumed_samples, micro_batch_size=BATCH_SIZE)
     assert loader is not None
     return iter(loader)
@@ -129,14 +175,19 @@ def train(path: Path, *, resume: bool) -> Iterator[Step]:
         valid_loss = None
         if number == num_steps:
             with torch.no_grad():
-                valid_loss = fmean(model.loss(each).item() for each in islice(batches(valid), VALID_BATCHES))
+                valid_loss = fmean(model.loss(batch).item() for batch in islice(batches(valid), VALID_BATCHES))
         reads = total()
         counters = (reads.requests, reads.bytes_asked, reads.bytes_moved)
         yield Step(number, batch_hash(batch), loss, arrived - start, seconds, open_seconds, *counters, valid_loss)
 
 
 def learning_rate(number: int, num_steps: int) -> float:
-    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth."""
+    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth.
+
+    Args:
+        number: step, counted from 1.
+        num_steps: steps of the run.
+    """
     warm = min(1.0, number / WARMUP_STEPS)
     return PEAK_LEARNING_RATE * warm * (1 - 0.9 * (number - 1) / num_steps)
 

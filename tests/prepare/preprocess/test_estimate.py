@@ -35,7 +35,7 @@ from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
-from binidx.tools.demo.tokenizer import EOD
+from binidx.tools.demo.corpus import EOD
 
 SPEC = describe_tokenizer(tokenizer_path(), eod=EOD)
 

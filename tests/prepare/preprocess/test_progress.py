@@ -15,7 +15,7 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, job_status, read_records, unfinished_status
+from binidx.prepare.preprocess.preprocess import Shard, build_status, job_status, read_records
 from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
     Record,
@@ -153,7 +153,7 @@ def test_time_left_is_by_that_pace_and_the_last_part_says_whether_it_still_runs(
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
     parts = parts_of(job)
     records = {parts[0].name: record(parts[0].name, 1000, 2, "a"), parts[1].name: record(parts[1].name, 1002, 2, "b")}
-    status = unfinished_status(job, parts, records, now=1010)
+    status = build_status(job, parts, records, {}, now=1010)
     done = parts[0].num_bytes + parts[1].num_bytes
     assert status.bytes_per_second == done / 4
     assert status.seconds_left == (sum(part.num_bytes for part in parts) - done) / (done / 4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_files import wrap_rows
-from binidx.prepare.tokenizers.engine import Stored, as_stored_tokens
+from binidx.prepare.tokenizers.engine import Stored, build_stored_tokens
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=4), max_size=6)
 
@@ -23,7 +23,7 @@ def of_lists(documents: list[list[list[int]]], dtype: type, eod: int | None, *, 
     ids = np.array([token for text in texts for token in text], np.uint32)
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
     bounds = np.cumsum([0, *map(len, documents)], dtype=np.int64)
-    return as_stored_tokens(ids, offsets, bounds, dtype, eod, empty_too=empty_too)
+    return build_stored_tokens(ids, offsets, bounds, dtype, eod, empty_too=empty_too)
 
 
 @given(DOCUMENTS, st.sampled_from([None, 0, 7]), st.sampled_from([np.uint16, np.int32]), st.booleans())

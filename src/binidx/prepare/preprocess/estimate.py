@@ -63,8 +63,8 @@ class Units:
     """
 
     def __init__(self, inputs: Sequence[Input]) -> None:
-        self._inputs = [each for each in inputs if each.size]
-        sizes = [_unit_sizes(each) for each in self._inputs]
+        self._inputs = [file for file in inputs if file.size]
+        sizes = [_unit_sizes(file) for file in self._inputs]
         self._bounds = np.cumsum([0, *map(len, sizes)])
         self.sizes: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *sizes])
 
@@ -74,16 +74,16 @@ class Units:
     def __getitem__(self, number: int) -> Slice:
         """Return a unit as a slice."""
         position = int(np.searchsorted(self._bounds, number, "right")) - 1
-        each, number = self._inputs[position], int(number - self._bounds[position])
-        if each.format != JSONL:
-            return plan_slices([each], 1)[number]
-        return slice_lines(each, number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, each.size))
+        file, number = self._inputs[position], int(number - self._bounds[position])
+        if file.format != JSONL:
+            return plan_slices([file], 1)[number]
+        return slice_lines(file, number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, file.size))
 
 
-def _unit_sizes(each: Input) -> NDArray[np.int64]:
-    if each.format == JSONL:
-        return np.diff(np.append(np.arange(0, each.size, UNIT_BYTES), each.size))
-    return np.array([piece.num_bytes for piece in plan_slices([each], 1)], np.int64)
+def _unit_sizes(file: Input) -> NDArray[np.int64]:
+    if file.format == JSONL:
+        return np.diff(np.append(np.arange(0, file.size, UNIT_BYTES), file.size))
+    return np.array([piece.num_bytes for piece in plan_slices([file], 1)], np.int64)
 
 
 OF_EACH = 2
@@ -208,12 +208,19 @@ class Cost:
 def estimate_cost(
     inputs: Sequence[Input], cpu_seconds: float, bytes_out: float, storage_options: Options = None
 ) -> Cost:
-    """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses."""
-    bytes_in = sum(each.size for each in inputs)
+    """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses.
+
+    Args:
+        inputs: objects with the text, of known sizes.
+        cpu_seconds: CPU time of the whole job.
+        bytes_out: plain bytes of tokens and indices.
+        storage_options: fsspec's options of the inputs.
+    """
+    bytes_in = sum(file.size for file in inputs)
     parts = -(-bytes_in // choose_part_bytes(bytes_in))
-    reads = sum(-(-each.size // REQUEST_BYTES) for each in inputs) + parts
+    reads = sum(-(-file.size // REQUEST_BYTES) for file in inputs) + parts
     writes = parts * WRITES_PER_PART
-    remote = [location for each in inputs if (location := Location(each.uri, storage_options)).local_path is None]
+    remote = [location for file in inputs if (location := Location(file.uri, storage_options)).local_path is None]
     prices = remote[0].store.prices() if remote else Prices()
     dollars = reads * prices.dollars_per_read + writes * prices.dollars_per_write
     return Cost(cpu_seconds / 3600, available_cores(), bytes_in, int(bytes_out), parts, reads, writes, dollars)
@@ -284,8 +291,8 @@ def estimate_tokens(
     """
     check_eod(tokenizer, append_eod)
     began, watch = time.monotonic(), watch or SilentWatcher()
-    found = find_inputs(list(inputs), format=format, storage_options=source_options)
-    units, chosen_engine = Units(found), choose_engine(tokenizer, engine, storage_options=source_options)
+    files = find_inputs(list(inputs), format=format, storage_options=source_options)
+    units, chosen_engine = Units(files), choose_engine(tokenizer, engine, storage_options=source_options)
     total_bytes = int(units.sizes.sum())
     mean = total_bytes / max(len(units), 1)
     sample = draw_sample(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
@@ -304,31 +311,22 @@ def estimate_tokens(
         if share == 1
         else (read(number) for number in numbers)
     ) as batches:
-        for number, each in zip(numbers, batches, strict=True):
-            rows.append(counter.count(each, number))
+        for number, unit in zip(numbers, batches, strict=True):
+            rows.append(counter.count(unit, number))
             watch.advance(int(units.sizes[number]))
     reading = time.process_time() - began_cpu - counter.seconds
     tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
-    total_tokens, total_documents, total_text = (
-        estimate_total(sample, sizes, counts, spread, total_bytes)
-        for counts, spread in ((tokens, variances), (documents, 0 * sizes), (text, 0 * sizes))
-    )
+
+    def total(counts: Floats, spread: Floats) -> Estimate:
+        return estimate_total(sample, sizes, counts, spread, total_bytes)
+
+    totals = total(tokens, variances), total(documents, 0 * sizes), total(text, 0 * sizes)
     seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenised.sum(), 1)
     item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
-    bytes_out = total_tokens.total * item_bytes + total_documents.total * IDX_BYTES
-    return CorpusEstimate(
-        len(found),
-        total_tokens,
-        total_documents,
-        total_text,
-        total_bytes,
-        int(sizes.sum()),
-        int(tokenised.sum()),
-        int(problems.sum()),
-        chosen_engine.name,
-        estimate_cost(found, seconds_per_byte * total_text.total, bytes_out, source_options),
-        time.monotonic() - began,
-    )
+    bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
+    cost = estimate_cost(files, seconds_per_byte * totals[2].total, bytes_out, source_options)
+    sums = total_bytes, int(sizes.sum()), int(tokenised.sum()), int(problems.sum())
+    return CorpusEstimate(len(files), *totals, *sums, chosen_engine.name, cost, time.monotonic() - began)
 
 
 @dataclass
@@ -350,7 +348,7 @@ class _UnitCounter:
         rng, drawn, lowest, spare = np.random.default_rng([self.seed % 2**64, number]), list[Any](), 2.0, None
         num_batches = documents = text_bytes = problems = 0
         for batches in read:
-            size = sum(len(each.texts) for each in batches)
+            size = sum(len(batch.texts) for batch in batches)
             documents += batches[0].num_documents
             text_bytes += size
             problems += len(batches[0].problems)
@@ -371,9 +369,9 @@ class _UnitCounter:
     def _count_tokens(self, batches: Sequence[Batch]) -> int:
         """Return the number of tokens that a dataset would store for the batches of all keys."""
         began, count = time.process_time(), 0
-        for each in batches:
-            _, bounds = self.engine.encode(each.texts, each.offsets)
-            lengths = np.diff(bounds[each.documents])
+        for batch in batches:
+            _, bounds = self.engine.encode(batch.texts, batch.offsets)
+            lengths = np.diff(bounds[batch.documents])
             count += int(lengths.sum()) + int(np.count_nonzero(lengths)) * self.append_eod
         self.seconds += time.process_time() - began
         return count

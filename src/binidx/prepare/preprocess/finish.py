@@ -25,7 +25,6 @@ of another job with parts            an error with the differences; `overwrite` 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 from collections import Counter, defaultdict
@@ -45,7 +44,7 @@ from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
-from binidx.prepare.text.inputs import list_local_files, list_stored_objects
+from binidx.prepare.text.inputs import list_matches
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
@@ -59,28 +58,37 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
     """Return a JSON object with the counts of each input, in their order; an input that is named twice counts twice.
 
     `covered` is the number of plain bytes, in Parquet of rows, that were read: all of the input.
+
+    Args:
+        parts: parts of the job, in their order.
+        records: name of each part -> its record.
     """
-    found: dict[str, dict[str, Any]] = {}
+    sources: dict[str, dict[str, Any]] = {}
     for part in parts:
         record = records[part.name]
         for piece, counts, extent in zip(part.slices, record.slices, record.extents, strict=True):
             empty = {"uri": redacted(piece.uri), "identity": piece.identity, "counts": RowCounts(), "covered": 0}
-            source = found.setdefault(piece.uri, empty)
+            source = sources.setdefault(piece.uri, empty)
             source["counts"] += counts
             source["covered"] += extent.count
-    return list(found.values())
+    return list(sources.values())
 
 
 def count_engines(records: Mapping[str, Record]) -> Mapping[str, Mapping[str, int]]:
     """Return for each tokenizer engine the number of its parts, and of its texts compared with the reference."""
-    found = defaultdict[str, Counter[str]](Counter)
+    engines = defaultdict[str, Counter[str]](Counter)
     for record in records.values():
-        found[record.engine].update(parts=1, compared=record.compared)
-    return found
+        engines[record.engine].update(parts=1, compared=record.compared)
+    return engines
 
 
 def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
-    """Return for each slice of each part the number of rows before it in its file."""
+    """Return for each slice of each part the number of rows before it in its file.
+
+    Args:
+        parts: parts of the job, in their order.
+        records: name of each part -> its record.
+    """
     before, last, rows = list[list[int]](), "", 0
     for part in parts:
         before.append([])
@@ -94,9 +102,14 @@ def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> 
 
 
 def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
-    """Return the manifest of one dataset, in JSON values."""
+    """Return the manifest of one dataset, in JSON values.
+
+    Args:
+        key: JSON key of the dataset.
+        parts, records: parts of the job in their order, and the record of each by its name.
+    """
     sources = count_sources(parts, records)
-    counts = sum((each["counts"] for each in sources), RowCounts())
+    counts = sum((source["counts"] for source in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
         **MANIFEST_FILE.tags,
@@ -107,14 +120,14 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
             "key": key,
             "dtype": job.dtype.__name__,
             "documents": counts.num_documents,
-            "sequences": sum(each.num_sequences for each in tokens),
-            "tokens": sum(each.num_tokens for each in tokens),
+            "sequences": sum(part.num_sequences for part in tokens),
+            "tokens": sum(part.num_tokens for part in tokens),
         },
         "counts": asdict(counts),
-        "sources": [each | {"counts": asdict(each["counts"])} for each in sources],
+        "sources": [source | {"counts": asdict(source["counts"])} for source in sources],
         "engines": count_engines(records),
-        "machines": {name: asdict(each) for name, each in count_machines(parts, records).items()},
-        "cpu_seconds": sum(each.cpu_seconds for each in records.values()),
+        "machines": {name: asdict(machine) for name, machine in count_machines(parts, records).items()},
+        "cpu_seconds": sum(record.cpu_seconds for record in records.values()),
     }
 
 
@@ -125,6 +138,11 @@ Records = Mapping[str, Record]
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
     """Merge the parts into the datasets; write lineage, quarantine and, last, the manifests.
 
+    Args:
+        parts, records: parts of the job in their order, and the record of each by its name.
+        overwrite: whether to replace another dataset.
+        watch: receiver of the progress.
+
     Raises:
         FormatError: the counts do not add up, or a part contradicts its record.
         ObjectExistsError: another dataset exists, without `overwrite`.
@@ -132,7 +150,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     files = JobFiles(job)
     for part in parts:
         records[part.name].counts.check(str(part))
-    check_extents(each for part in parts for each in zip(part.slices, records[part.name].extents, strict=True))
+    check_extents(pair for part in parts for pair in zip(part.slices, records[part.name].extents, strict=True))
     for key in job.keys:
         merge_key(files, key, parts, records, overwrite, watch)
         if job.lineage:
@@ -146,31 +164,47 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
 def merge_key(
     files: JobFiles, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
 ) -> None:
-    """Merge the parts of one key into its dataset."""
+    """Merge the parts of one key into its dataset.
+
+    Args:
+        files: locations of the job's objects.
+        key: JSON key of the dataset.
+        parts, records, overwrite, watch: as in `finish`.
+    """
     target = DatasetTarget(files.datasets[key], files.job.codec)
     opened = SourceDatasets([files.prefix(part, key) for part in parts])
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened.datasets)
         old = obsolete_objects(target, columns, overwrite)
-        remove_old = functools.partial(delete_objects, old)
-        merge_tokens(opened, target, columns, remove_old, watch)
+        merge_tokens(opened, target, columns, lambda: delete_objects(old), watch)
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
-    """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record."""
-    for part, each in zip(parts, opened, strict=True):
+    """Raise FormatError unless each part has the numbers of documents, sequences and tokens in its record.
+
+    Args:
+        key: JSON key of the dataset.
+        parts, records: as in `finish`.
+        opened: datasets of the parts, in the same order.
+    """
+    for part, dataset in zip(parts, opened, strict=True):
         counts = records[part.name].datasets[key]
         expected = records[part.name].counts.num_documents, counts.num_sequences, counts.num_tokens
-        found = each.index.num_documents, each.index.num_sequences, each.index.num_tokens
-        if found != expected:
+        stored = dataset.index.num_documents, dataset.index.num_sequences, dataset.index.num_tokens
+        if stored != expected:
             raise FormatError(
-                f"{each.prefix}: contradicts its record (found {found} documents, sequences and tokens, need "
+                f"{dataset.prefix}: contradicts its record (found {stored} documents, sequences and tokens, need "
                 f"{expected}); delete the record and run again"
             )
 
 
 def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[Location]:
     """Return the objects to remove right before the new dataset appears.
+
+    Args:
+        target: dataset to write.
+        columns: its index.
+        overwrite: whether another dataset is replaced.
 
     Raises:
         ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
@@ -186,23 +220,19 @@ def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Rec
     """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
     from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
-    rows = (
-        PartLineage(
-            files.prefix(part, key) + LINEAGE,
-            before,
-            [each.num_documents for each in records[part.name].slices],
-        )
-        for part, before in zip(parts, rows_before_slices(parts, records), strict=True)
-    )
-    merge_lineage(rows, files.datasets[key] + LINEAGE)
+    lineages = []
+    for part, before in zip(parts, rows_before_slices(parts, records), strict=True):
+        num_documents = [counts.num_documents for counts in records[part.name].slices]
+        lineages.append(PartLineage(files.prefix(part, key) + LINEAGE, before, num_documents))
+    merge_lineage(lineages, files.datasets[key] + LINEAGE)
 
 
 def write_quarantine(files: JobFiles, parts: Sequence[Part], records: Records) -> None:
     """Write the quarantine file, of rows that are not documents; if there are none, remove an older file."""
     rows = zip(parts, rows_before_slices(parts, records), strict=True)
-    found = [(files.part_quarantine(part), before) for part, before in rows if records[part.name].quarantined]
-    if found:
-        merge_quarantine(found, files.quarantine)
+    quarantined = [(files.part_quarantine(part), before) for part, before in rows if records[part.name].quarantined]
+    if quarantined:
+        merge_quarantine(quarantined, files.quarantine)
     else:  # remove that of an older job
         delete_object(files.quarantine)
 
@@ -225,11 +255,14 @@ def delete_all(objects: Iterable[Location]) -> None:
 
 
 def list_other_objects(files: JobFiles, parts: Sequence[Part]) -> list[Location]:
-    """Return the objects in the folder of the parts, except job.json and the objects of `parts`."""
-    folder, path = files.folder, files.folder.local_path
-    found = list_stored_objects(folder + "/") if path is None else list_local_files(path) or []
+    """Return the objects in the folder of the parts, except job.json and the objects of `parts`.
+
+    Args:
+        parts: parts whose objects are left out.
+    """
+    folder = files.folder + "/"
     ours = {file.name for file in (files.job_file, *(file for part in parts for file in files.objects(part)))}
-    return [Location(uri, folder.options) for uri in found if os.path.basename(uri) not in ours]
+    return [Location(uri, folder.options) for uri in list_matches(folder) if os.path.basename(uri) not in ours]
 
 
 @dataclass(frozen=True)
@@ -246,6 +279,10 @@ JOB_FILE = JsonFile(JobFile, {"binidx_job": 1}, open=True)
 
 def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
+
+    Args:
+        parts: all parts of this job.
+        overwrite: whether to remove parts of another job.
 
     Raises:
         ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
@@ -276,7 +313,11 @@ def format_job_file(job: Job, parts: Sequence[Part]) -> bytes:
 
 
 def describe_job_difference(existing: bytes, ours: bytes) -> str:
-    """Return a clause for a message: the settings in which the jobs of two job.json files differ."""
+    """Return a clause for a message: the settings in which the jobs of two job.json files differ.
+
+    Args:
+        existing, ours: contents of both files.
+    """
     try:
         theirs, mine = JOB_FILE.decode(existing, ""), JOB_FILE.decode(ours, "")
     except FormatError as error:

@@ -150,10 +150,10 @@ class Job:
         Returns:
             Name of each field -> its value, without storage options and the secrets in URIs.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OPTIONS}
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self) if setting.name not in OPTIONS}
         tokenizer = self.tokenizer.to_json()
         tokenizer |= {name: redacted(tokenizer[name]) for name in ("uri", "merges")}
-        values |= {"inputs": [redacted(each) for each in self.inputs], "output": redacted(self.output)}
+        values |= {"inputs": [redacted(uri) for uri in self.inputs], "output": redacted(self.output)}
         values |= {"tokenizer": tokenizer, "filters": asdict(self.filters)}
         plain: dict[str, Any] = json.loads(json.dumps(values, default=list))
         return plain
@@ -197,7 +197,7 @@ class Part:
     @property
     def num_bytes(self) -> int:
         """Stored bytes of the part's text."""
-        return sum(each.num_bytes for each in self.slices)
+        return sum(piece.num_bytes for piece in self.slices)
 
     def __str__(self) -> str:
         first, last = self.slices[0], self.slices[-1]
@@ -209,13 +209,16 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
     """Return parts of about the same size, in the order of the inputs; small neighbouring slices share one.
 
     A part has up to 1.5 times the planned bytes: the last slice of a file may be tiny.
+
+    Args:
+        inputs: as `find_inputs` returns them.
     """
-    part_bytes = job.part_bytes or choose_part_bytes(sum(each.size for each in inputs))
+    part_bytes = job.part_bytes or choose_part_bytes(sum(file.size for file in inputs))
     slices, recipe = plan_slices(inputs, part_bytes), json_digest(job.recipe)
-    bounds = group_by_size([each.num_bytes for each in slices], part_bytes * 3 // 2)
+    bounds = group_by_size([piece.num_bytes for piece in slices], part_bytes * 3 // 2)
     parts = []
     for number, (first, last) in enumerate(bounds):
-        identity = [{**asdict(each), "uri": redacted(each.uri)} for each in slices[first:last]]
+        identity = [{**asdict(piece), "uri": redacted(piece.uri)} for piece in slices[first:last]]
         parts.append(Part(number, json_digest([recipe, identity]), tuple(slices[first:last])))
     return parts
 
@@ -228,7 +231,7 @@ def choose_part_bytes(total_bytes: int) -> int:
 
 def plan_digest(job: Job, parts: Sequence[Part]) -> str:
     """Return the digest that identifies a job: of its parts' names, and of the recipe, as there may be no part."""
-    return json_digest([json_digest(job.recipe), *(each.name for each in parts)])
+    return json_digest([json_digest(job.recipe), *(part.name for part in parts)])
 
 
 class JobFiles:

@@ -43,7 +43,12 @@ QUARANTINE_BLOCK_BYTES = 1 << 20
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
-    """Return a line of a part's quarantine, with the row counted from the first row of its slice."""
+    """Return a line of a part's quarantine, with the row counted from the first row of its slice.
+
+    Args:
+        problem: row that is not a document.
+        slice_number: number of its slice in the part; `merge_quarantine` needs it.
+    """
     row = {
         "file": redacted(problem.uri),
         "line": problem.row + 1,
@@ -71,7 +76,7 @@ def merge_quarantine(parts: Iterable[tuple[Location, Sequence[int]]], target: Lo
 
 def _read_rows(file: Location) -> Iterator[dict[str, Any]]:
     reader = open_object(file, cache=False)
-    pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
+    pieces = ((block[0], reader.read([block])[0]) for block in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
     for lines in group_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
         yield from map(json.loads, bytes(lines.data).splitlines())
 
@@ -81,7 +86,7 @@ class DatasetWriter:
 
     def __init__(self, files: JobFiles, part: Part, key: str) -> None:
         self._prefix, self._columns = files.prefix(part, key), IndexColumns(files.job.dtype)
-        self._bin = BinWriter(in_small_blocks(self._prefix + files.bin_suffix))
+        self._bin = BinWriter(limit_part_bytes(self._prefix + files.bin_suffix))
         self._lineage = None
         if files.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
             from binidx.format.sidecars.lineage import LineageWriter
@@ -118,7 +123,7 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-def in_small_blocks(location: Location) -> Location:
+def limit_part_bytes(location: Location) -> Location:
     """Return a location with the smallest upload part of the store, unless its options name a size, to save memory.
 
     The default, 50 MiB, is for objects of up to 500 GB; those of a part have less than a thousandth of that.
@@ -148,7 +153,7 @@ class PartWriter:
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row that is not a document to the quarantine file."""
         if not self.quarantined:
-            self._quarantine = BinWriter(in_small_blocks(self._quarantine_file))
+            self._quarantine = BinWriter(limit_part_bytes(self._quarantine_file))
             self._opened.callback(self._quarantine.abandon)
         self._quarantine.write(format_problem(problem, slice_number))
         self.quarantined += 1

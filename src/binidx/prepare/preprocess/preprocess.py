@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs import ATTEMPTS, JobEngine, open_engine, run_tasks
 from binidx.prepare.preprocess.finish import (
+    Records,
     claim_output,
     describe_job_difference,
     finish,
@@ -29,13 +30,7 @@ from binidx.prepare.preprocess.finish import (
     remove_parts,
 )
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobFiles, Part, plan_digest, plan_parts
-from binidx.prepare.preprocess.record import (
-    Record,
-    count_machines,
-    count_problems,
-    part_sizes,
-    recent_speed,
-)
+from binidx.prepare.preprocess.record import Record, count_machines, count_problems, part_sizes, recent_speed
 from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
@@ -45,6 +40,9 @@ from binidx.storage.requests.retries import pause
 from binidx.storage.threads import READS, available_cores
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+
+Manifests = dict[str, dict[str, Any]]
+"""Key -> manifest of its dataset."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Report:
     parts: int
     parts_made: int
     parts_missing: int
-    manifests: dict[str, dict[str, Any]]
+    manifests: Manifests
     seconds: float
     machines: dict[str, Machine]
 
@@ -74,7 +72,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         names = ("finished", "parts", "parts_made", "parts_missing", "seconds")
-        machines = {name: asdict(each) for name, each in self.machines.items()}
+        machines = {name: asdict(machine) for name, machine in self.machines.items()}
         values = {name: getattr(self, name) for name in names}
         return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
@@ -139,7 +137,7 @@ def preprocess(
         raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: too few (found {workers}, need 1 or more)")
-    began, watch, job = time.monotonic(), watch or SilentWatcher(), with_absolute_paths(job)
+    began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)
     inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
     if manifests := remove_parts_of_finished(job, parts):
@@ -153,7 +151,7 @@ def preprocess(
     if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
         done_bytes = sum(size for name, size in sizes.items() if name in records)
         watch.begin("tokenize", sum(sizes.values()), done_bytes)
-        uris = [job.output, *(each.uri for each in inputs)]
+        uris = [job.output, *(file.uri for file in inputs)]
         remote = any(Location(uri).local_path is None for uri in uris)
         place = (
             open_engine(engine, workers, remote_data=remote)
@@ -175,7 +173,7 @@ def preprocess(
     return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
 
 
-def with_absolute_paths(job: Job) -> Job:
+def make_paths_absolute(job: Job) -> Job:
     """Return the job with absolute local paths: workers may have another working directory."""
     spec = job.tokenizer
     merges = spec.merges and Location(spec.merges).absolute
@@ -194,12 +192,12 @@ def find_job_inputs(job: Job) -> list[Input]:
 
 def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: ProgressWatcher) -> None:
     """Report inputs that are named more than once, and large ones that cannot be cut."""
-    for uri, count in Counter(each.uri for each in inputs).items():
+    for uri, count in Counter(file.uri for file in inputs).items():
         if count > 1:
             watch.say(f"{redacted(uri)}: named {count} times; its documents will be stored {count} times")
     # A .gz, a .zst of one frame, or a huge row group.
-    if slices := [each for part in parts for each in part.slices if each.num_bytes > MOST_BYTES]:
-        largest = max(slices, key=lambda each: each.num_bytes)
+    if slices := [piece for part in parts for piece in part.slices if piece.num_bytes > MOST_BYTES]:
+        largest = max(slices, key=lambda piece: piece.num_bytes)
         watch.say(
             f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of "
             f"{len(slices)} such inputs: one worker reads each; docs/reference/text-inputs.md lists the formats "
@@ -212,29 +210,34 @@ def unique_parts(parts: Sequence[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
     """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
     manifests = {key: read_manifest(prefix + MANIFEST) for key, prefix in JobFiles(job).datasets.items()}
-    found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
+    own = {key: file for key, file in manifests.items() if file is not None and belongs_to(file, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
-    return found if exist and len(found) == len(manifests) else {}
+    return own if exist and len(own) == len(manifests) else {}
 
 
-def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
         remove_parts(JobFiles(job), parts)
     return manifests
 
 
-def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
+def machines_of(manifests: Manifests) -> dict[str, Machine]:
     """Return the counts of each machine in the manifests; manifests of older versions have none."""
     manifest = next(iter(manifests.values()), {})
-    return {name: Machine(**each) for name, each in manifest.get("machines", {}).items()}
+    return {name: Machine(**machine) for name, machine in manifest.get("machines", {}).items()}
 
 
 def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
-    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently."""
+    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently.
+
+    Args:
+        manifest: content of a manifest.
+        job, parts: this job, and all its parts.
+    """
     dropped = manifest.get("counts", {}).get("dropped", {})
     same_policy = manifest.get("job", {}).get("on_error") == job.on_error
     return (same_policy or not count_problems(dropped)) and manifest.get("plan") == plan_digest(job, parts)
@@ -243,7 +246,12 @@ def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> boo
 def finish_once(
     job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: ProgressWatcher
 ) -> None:
-    """Finish the job, unless another process finishes it first."""
+    """Finish the job, unless another process finishes it first.
+
+    Args:
+        records: name of each part -> its record.
+        overwrite, watch: as in `preprocess`.
+    """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             finish(job, parts, records, overwrite=overwrite, watch=watch)
@@ -261,8 +269,8 @@ def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
     """Return the records of the finished parts, by name."""
     files = JobFiles(job)
     with READS.executor(IN_FLIGHT) as threads:
-        found = threads.map(lambda part: read_record(files, part), unique_parts(parts))
-        return {record.name: record for record in found if record is not None}
+        records = threads.map(lambda part: read_record(files, part), unique_parts(parts))
+        return {record.name: record for record in records if record is not None}
 
 
 @dataclass(frozen=True)
@@ -305,7 +313,7 @@ def job_status(job: Job) -> JobStatus:
     Raises:
         ObjectExistsError: the existing parts belong to another job.
     """
-    job = with_absolute_paths(job)
+    job = make_paths_absolute(job)
     parts = plan_parts(job, find_job_inputs(job))
     manifests = read_finished_manifests(job, parts)
     records: dict[str, Record] = {}
@@ -317,24 +325,28 @@ def job_status(job: Job) -> JobStatus:
             raise ObjectExistsError(f"{file}: parts of another job, {differs}; give the options of that job")
         records = read_records(job, parts)
         manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
-    if not manifests:
-        return unfinished_status(job, parts, records, time.time())
-    count, total = len(unique_parts(parts)), sum(part_sizes(parts).values())
-    return JobStatus(redacted(job.output), True, count, count, total, total, None, None, machines_of(manifests))
+    return build_status(job, parts, {} if manifests else records, manifests, time.time())
 
 
-def unfinished_status(job: Job, parts: Sequence[Part], records: Mapping[str, Record], now: float) -> JobStatus:
-    """Return the status of an unfinished job; `now` is in seconds since 1970."""
+def build_status(job: Job, parts: Sequence[Part], records: Records, manifests: Manifests, now: float) -> JobStatus:
+    """Return the status of a job.
+
+    Args:
+        records: name of each finished part -> its record; empty for a finished job.
+        manifests: key -> manifest of its dataset; empty for an unfinished job.
+        now: seconds since 1970.
+    """
     sizes = part_sizes(parts)
-    last = max((each.ended for each in records.values()), default=0.0)
+    done = sizes if manifests else records
+    last = max((record.ended for record in records.values()), default=0.0)
     return JobStatus(
         output=redacted(job.output),
-        finished=False,
+        finished=bool(manifests),
         parts=len(sizes),
-        parts_done=len(records),
+        parts_done=len(done),
         total_bytes=sum(sizes.values()),
-        done_bytes=sum(sizes[name] for name in records),
+        done_bytes=sum(sizes[name] for name in done),
         bytes_per_second=recent_speed(sizes, records.values()),
         last_part_seconds=max(0.0, now - last) if last else None,
-        machines=count_machines(parts, records),
+        machines=machines_of(manifests) or count_machines(parts, records),
     )

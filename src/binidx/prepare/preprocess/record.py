@@ -86,7 +86,7 @@ class Record:
     @property
     def num_tokens(self) -> int:
         """Number of tokens of the part, summed over the datasets of all JSON keys."""
-        return sum(each.num_tokens for each in self.datasets.values())
+        return sum(dataset.num_tokens for dataset in self.datasets.values())
 
     def to_bytes(self) -> bytes:
         """Return the record as JSON."""
@@ -108,32 +108,42 @@ def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
 
 
 def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
-    """Return the counts of each machine by name; the name is "" for records of older versions."""
+    """Return the counts of each machine by name; the name is "" for records of older versions.
+
+    Args:
+        parts: all parts of a job.
+        records: name of each finished part -> its record.
+    """
     sizes, machines = part_sizes(parts), dict[str, Machine]()
-    for host in sorted({each.host for each in records.values()}):
-        own = [each for each in records.values() if each.host == host]
+    for host in sorted({record.host for record in records.values()}):
+        own = [record for record in records.values() if record.host == host]
         machines[host] = Machine(
             parts=len(own),
-            documents=sum(each.counts.num_documents for each in own),
-            tokens=sum(each.num_tokens for each in own),
-            stored_bytes=sum(sizes[each.name] for each in own),
+            documents=sum(record.counts.num_documents for record in own),
+            tokens=sum(record.num_tokens for record in own),
+            stored_bytes=sum(sizes[record.name] for record in own),
             bytes_per_second=_speed(sizes, own),
         )
     return machines
 
 
 def recent_speed(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
-    """Return the stored bytes per second of the last parts on all machines; None if it is unknown."""
-    timed = sorted(records, key=lambda each: each.ended)
+    """Return the stored bytes per second of the last parts on all machines; None if it is unknown.
+
+    Args:
+        sizes: name of each part -> stored bytes of its text.
+        records: records of finished parts, in any order.
+    """
+    timed = sorted(records, key=lambda record: record.ended)
     since = timed[-RECENT_PARTS - 1].ended if len(timed) > RECENT_PARTS else 0.0
     return _speed(sizes, timed[-RECENT_PARTS:], since)
 
 
 def _speed(sizes: Mapping[str, int], records: Collection[Record], since: float = 0.0) -> float | None:
     """Return the stored bytes of parts per second in which at least one of them was made; None if it is unknown."""
-    timed = [each for each in records if each.ended]
-    busy = busy_seconds((max(each.ended - each.seconds, since), each.ended) for each in timed)
-    return sum(sizes[each.name] for each in timed) / busy if busy else None
+    timed = [record for record in records if record.ended]
+    busy = busy_seconds((max(record.ended - record.seconds, since), record.ended) for record in timed)
+    return sum(sizes[record.name] for record in timed) / busy if busy else None
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:

@@ -27,25 +27,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import (
-    BinidxError,
-    ConfigError,
-    FormatError,
-    MismatchError,
-    MissingDriverError,
-    StorageError,
-    WorkerError,
-    redacted,
-)
+from binidx import errors
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobFiles, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
-from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
+from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import PARQUET, Extent, Slice
-from binidx.prepare.tokenizers.engine import Engine, LibraryError, as_stored_tokens, decode_texts
+from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
     FIRST_OF_WORKER,
@@ -79,6 +70,10 @@ def split_sentences(batch: Batch, split: Callable[[str], list[str]]) -> Batch:
 def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]:
     """Return the function that splits a text into sentences.
 
+    Args:
+        language: name of a model in NLTK's data, such as `english`.
+        keep_newlines: whether sentences keep the newlines after them.
+
     Raises:
         MissingDriverError: NLTK is not installed.
         ConfigError: NLTK's data has no model of this language.
@@ -86,11 +81,11 @@ def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]
     try:
         from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
     except ImportError as error:
-        raise MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
+        raise errors.MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
     try:
         punkt: Any = PunktTokenizer(language)
     except (LookupError, ValueError) as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"sentences: no Punkt model of {language!r} in NLTK's data; python -m nltk.downloader punkt_tab fetches it"
         ) from error
     if keep_newlines:
@@ -117,9 +112,8 @@ class TokenizedBatch:
         """Return the chosen documents; `chosen` is a mask of shape (num_documents,)."""
         if chosen.all():
             return self
-        texts, lengths = np.repeat(chosen, np.diff(self.batch.documents)), np.diff(self.offsets)
-        ids = self.ids[np.repeat(texts, lengths)]
-        return TokenizedBatch(self.batch.select(chosen), ids, cumulative_offsets(lengths[texts]))
+        texts = np.repeat(chosen, np.diff(self.batch.documents))
+        return TokenizedBatch(self.batch.select(chosen), *select_items(self.ids, self.offsets, texts))
 
     def count_specials(self, tokenizer: TokenizerSpec) -> NDArray[np.int64]:
         """Return the number of special tokens in each document's text, shape (num_documents,)."""
@@ -130,38 +124,56 @@ class TokenizedBatch:
 
 def total_lengths(batches: Sequence[TokenizedBatch]) -> NDArray[np.int64]:
     """Return the number of ids of each document in all keys together, shape (num_documents,)."""
-    total: NDArray[np.int64] = np.sum([each.lengths for each in batches], axis=0)
+    total: NDArray[np.int64] = np.sum([batch.lengths for batch in batches], axis=0)
     return total
 
 
 def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCounts) -> list[TokenizedBatch]:
-    """Drop documents with too few or too many tokens in all keys together, or none with `empty="drop"`; count them."""
+    """Drop documents with too few or too many tokens in all keys together, or none with `empty="drop"`; count them.
+
+    Args:
+        batches: the same documents, a batch for each key.
+        counts: counts of the slice, updated.
+    """
     lengths = total_lengths(batches)
     short = lengths < (job.min_tokens or 0)
     long = ~short & (lengths > (np.iinfo(np.int64).max if job.max_tokens is None else job.max_tokens))
     empty = ~short & ~long & (lengths == 0) & (job.empty == "drop")
     counts.drop({"min tokens": int(short.sum()), "max tokens": int(long.sum()), "empty": int(empty.sum())})
-    return [each.select(~(short | long | empty)) for each in batches]
+    return [batch.select(~(short | long | empty)) for batch in batches]
 
 
 def split_specials(
     piece: Slice, batches: Sequence[TokenizedBatch], tokenizer: TokenizerSpec
 ) -> tuple[list[Problem], list[TokenizedBatch]]:
-    """Return the documents with a special token in their text as problems, and the other documents."""
-    counts: NDArray[np.int64] = np.sum([each.count_specials(tokenizer) for each in batches], axis=0)
-    texts = [each.batch for each in batches]
+    """Return the documents with a special token in their text as problems, and the other documents.
+
+    Args:
+        piece: slice of the documents.
+        batches: the same documents, a batch for each key.
+    """
+    counts: NDArray[np.int64] = np.sum([batch.count_specials(tokenizer) for batch in batches], axis=0)
+    texts = [batch.batch for batch in batches]
     problems = [
         document_problem(SPECIAL, piece, texts, number, f"{counts[number]} of them in its text")
         for number in np.flatnonzero(counts).tolist()
     ]
-    return problems, [each.select(counts == 0) for each in batches]
+    return problems, [batch.select(counts == 0) for batch in batches]
 
 
 def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
-    """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys."""
+    """Return the Problem of a document; its `line`, for the quarantine file, is the document's texts of all keys.
+
+    Args:
+        kind: a key of KINDS, SPECIAL or UNENCODED.
+        piece: slice of the document.
+        batches: the same documents, a batch for each key.
+        number: number of the document in the batches.
+        detail: description for the message.
+    """
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
     where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
-    line = b"\n".join(each.document_bytes(number) for each in batches)
+    line = b"\n".join(batch.document_bytes(number) for batch in batches)
     return Problem(kind, piece.uri, row, position, where, detail, line)
 
 
@@ -185,12 +197,12 @@ def run_part(task: PartTask) -> Record | TaskFailure:
     """Make a part; return its record, or a TaskFailure."""
     try:
         return make_part(task.job, task.part)
-    except BinidxError as error:
+    except errors.BinidxError as error:
         return TaskFailure(error.__class__(str(error)), is_transient(error))
     except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return TaskFailure(StorageError(f"{task}: {error}"), is_transient(error))
+        return TaskFailure(errors.StorageError(f"{task}: {error}"), is_transient(error))
     except Exception:  # a defect of ours: the traceback must cross processes
-        return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), False)
+        return TaskFailure(errors.WorkerError(f"{task}: {traceback.format_exc()}"), False)
 
 
 def make_part(job: Job, part: Part) -> Record:
@@ -223,14 +235,19 @@ def make_part(job: Job, part: Part) -> Record:
 
 
 def read_record(files: JobFiles, part: Part) -> Record | None:
-    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently."""
+    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently.
+
+    Args:
+        files: locations of the job's objects.
+        part: part of the job.
+    """
     file = files.record(part)
     data = read_small(file)
     record = None if data is None else RECORD_FILE.decode(data, file.uri)
     if record is None or not record.valid_for(files.job.on_error):
         return None
     if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*files.job.keys}:
-        raise FormatError(f"{file}: not the record of {part}; delete it and run again")
+        raise errors.FormatError(f"{file}: not the record of {part}; delete it and run again")
     return record
 
 
@@ -273,7 +290,7 @@ class PartTokenizer:
         job, piece, counts, first = self._job, self._part.slices[number], self.counts[number], batches[0]
         counts.num_rows += first.num_rows
         counts.stored_bytes += first.num_bytes
-        counts.text_bytes += sum(len(each.texts) for each in batches)
+        counts.text_bytes += sum(len(batch.texts) for batch in batches)
         counts.drop(first.dropped)
         self._drop_problems(first.problems, number)
         tokenized = self._encode_all(number, batches)
@@ -283,30 +300,30 @@ class PartTokenizer:
         tokenized = drop_by_length(tokenized, job, counts)
         counts.num_documents += tokenized[0].batch.num_documents
         counts.num_empty += int((total_lengths(tokenized) == 0).sum())
-        for each in tokenized:
-            ids, documents, empty_too = (each.ids, each.offsets), each.batch.documents, job.empty == "eod"
-            stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
-            self._writer.datasets[each.batch.key].add(redacted(piece.uri), each.batch, stored)
+        for batch in tokenized:
+            ids, documents, empty_too = (batch.ids, batch.offsets), batch.batch.documents, job.empty == "eod"
+            stored = build_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
+            self._writer.datasets[batch.batch.key].add(errors.redacted(piece.uri), batch.batch, stored)
 
     def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:
         """Return the batches with ids; documents on which the tokenizer's library fails become problems."""
         try:
-            return [self._encode(each) for each in batches]
+            return [self._encode(batch) for batch in batches]
         except LibraryError:
             failures = [self._failure(batches, document) for document in range(batches[0].num_documents)]
         piece = self._part.slices[number]
-        found = [(at, text) for at, text in enumerate(failures) if text]
-        problems = [document_problem(UNENCODED, piece, batches, at, text) for at, text in found]
+        failed = [(at, text) for at, text in enumerate(failures) if text]
+        problems = [document_problem(UNENCODED, piece, batches, at, text) for at, text in failed]
         self._drop_problems(problems, number)
         good = np.array([not text for text in failures], np.bool_)
-        return [self._encode(each.select(good)) for each in batches]
+        return [self._encode(batch.select(good)) for batch in batches]
 
     def _failure(self, batches: Sequence[Batch], document: int) -> str:
         """Return the error of the tokenizer's library on a document; empty if there is none."""
         alone = np.arange(batches[0].num_documents) == document
         try:
-            for each in batches:
-                self._encode(each.select(alone))
+            for batch in batches:
+                self._encode(batch.select(alone))
         except LibraryError as error:
             return str(error)
         return ""
@@ -316,13 +333,13 @@ class PartTokenizer:
             batch = split_sentences(batch, self._split)
         try:
             return TokenizedBatch(batch, *self.engine.encode(batch.texts, batch.offsets))
-        except MismatchError as error:
-            raise MismatchError(f"{self._part}: {error}") from error
+        except errors.MismatchError as error:
+            raise errors.MismatchError(f"{self._part}: {error}") from error
 
     def _drop_problems(self, problems: Iterable[Problem], number: int) -> None:
         for problem in problems:
             if self._job.on_error == "raise":
-                raise FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
+                raise errors.FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
             self.counts[number].drop({problem.kind: 1})
             if self._job.on_error == "quarantine":
                 self._writer.add_problem(problem, number)

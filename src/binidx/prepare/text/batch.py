@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,6 +72,21 @@ def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
     return offsets
 
 
+def select_items(
+    data: NDArray[Any], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the chosen ones of adjacent items, and their bounds; neighbours are copied together.
+
+    Args:
+        data: values of all n items.
+        bounds: start of each item in `data`, then the end of the last, shape (n + 1,).
+        chosen: mask of shape (n,).
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
+    runs = (data[bounds[first] : bounds[last]] for first, last in edges.tolist())
+    return np.concatenate([data[:0], *runs]), cumulative_offsets(np.diff(bounds)[chosen])
+
+
 def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the bytes of all n texts joined; and the start of each text, then the end, shape (n + 1,)."""
     return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
@@ -104,12 +120,11 @@ class Strings:
 
     def tolist(self) -> list[str | None]:
         """Return the strings as Python strings, None for absent ones."""
-        return [None if each is None else each.decode() for each in self.values()]
+        return [None if value is None else value.decode() for value in self.values()]
 
     def select(self, chosen: NDArray[np.bool_]) -> Strings:
         """Return the chosen strings; `chosen` is a mask of shape (d,)."""
-        offsets = cumulative_offsets(np.diff(self.offsets)[chosen])
-        return Strings(_copy_items(self.bytes, self.offsets, chosen), offsets, self.present[chosen])
+        return Strings(*select_items(self.bytes, self.offsets, chosen), self.present[chosen])
 
 
 @dataclass(frozen=True)
@@ -164,11 +179,11 @@ class Batch:
         """Return the documents of the mask `chosen`, shape (d,), with the problems and counts of the whole batch."""
         if chosen.all():
             return self
-        texts = np.repeat(chosen, np.diff(self.documents))
+        texts, offsets = select_items(self.texts, self.offsets, np.repeat(chosen, np.diff(self.documents)))
         return replace(
             self,
-            texts=_copy_items(self.texts, self.offsets, texts),
-            offsets=cumulative_offsets(np.diff(self.offsets)[texts]),
+            texts=texts,
+            offsets=offsets,
             documents=cumulative_offsets(np.diff(self.documents)[chosen]),
             rows=self.rows[chosen],
             positions=self.positions[chosen],
@@ -176,14 +191,13 @@ class Batch:
         )
 
 
-def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the bytes of the chosen items; neighbouring items are copied together."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
-    return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
-
-
 def check_limits(names: str, least: int, most: int | None) -> None:
-    """Raise ConfigError unless 0 <= least <= most; None for no upper bound."""
+    """Raise ConfigError unless 0 <= least <= most; None for no upper bound.
+
+    Args:
+        names: names of both bounds, for the message.
+        least, most: bounds, inclusive.
+    """
     if least < 0 or (most is not None and most < least):
         raise ConfigError(
             f"{names}: not a range (found {least}, {most}, need 0 or more, and the maximum not below the minimum)"
@@ -214,16 +228,14 @@ class Filters:
         """
         passed, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
         for reason, accepted in self._conditions(batch, fields):
-            count = int((passed & ~accepted).sum())
+            dropped[reason] += int((passed & ~accepted).sum())
             passed &= accepted
-            if count:
-                dropped[reason] += count
-        return passed, dropped
+        return passed, +dropped  # without reasons that dropped no document
 
     def _conditions(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
         for (name, values), column in zip(self.keep.items(), fields, strict=True):
-            accepted = {each.encode() for each in values}
-            yield f"keep {name}", np.array([each in accepted for each in column.values()], np.bool_)
+            accepted = {value.encode() for value in values}
+            yield f"keep {name}", np.array([value in accepted for value in column.values()], np.bool_)
         if self.min_characters or self.max_characters is not None:
             count = count_characters(batch)
             yield "min characters", count >= self.min_characters
@@ -237,13 +249,13 @@ def parse_keep(texts: Iterable[str]) -> dict[str, list[str]]:
     Raises:
         ConfigError: a text without = or without a name.
     """
-    found: dict[str, list[str]] = {}
+    conditions: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise ConfigError(f"keep: not a condition (found {text!r}, need FIELD=VALUE)")
-        found.setdefault(name, []).append(value)
-    return found
+        conditions.setdefault(name, []).append(value)
+    return conditions
 
 
 def count_characters(batch: Batch) -> NDArray[np.int64]:

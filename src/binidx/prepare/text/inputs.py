@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
@@ -32,44 +34,35 @@ def is_pattern(name: str) -> bool:
     return "*" in name if is_url(name) else glob.has_magic(name)
 
 
-def list_local_files(path: str) -> list[str] | None:
-    """Return the sorted files of a glob, or of a directory without hidden ones; None if the path is one file.
-
-    Raises:
-        ObjectNotFoundError: nothing matches.
-    """
-    if os.path.isdir(path):
-        found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        return sort_matches(path, [each for each in found if not is_hidden(path, each)])
-    if os.path.exists(path):
-        return None
-    return sort_matches(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
+def is_folder(location: Location) -> bool:
+    """Return whether a name that is not an object is a folder, not a pattern."""
+    path = location.local_path
+    return not is_pattern(location.uri) if path is None else os.path.isdir(path)
 
 
-def list_stored_objects(location: Location) -> list[str]:
-    """Return the sorted objects of a glob or below a folder, from one listing.
+def list_matches(location: Location) -> list[str]:
+    """Return the sorted objects of a glob, or below a folder without hidden ones, from one listing.
 
     Raises:
         ObjectNotFoundError: nothing matches.
         StorageError: the store cannot list.
     """
-    uri, store = location.uri, location.store
-    if not isinstance(store, SearchableStore):
-        raise StorageError(f"{uri}: this store cannot list objects (need their names); name each object")
-    found = [each for each in store.find(uri, pattern=is_pattern(uri)) if not each.endswith("/")]
-    return sort_matches(uri, [each for each in found if is_pattern(uri) or not is_hidden(uri, each)])
-
-
-def is_hidden(folder: str, name: str) -> bool:
-    """Return whether a path component below the folder begins with a dot or an underscore: _SUCCESS, _temporary/."""
-    return any(part[:1] in (".", "_") for part in name[len(folder) :].split("/"))
-
-
-def sort_matches(name: str, found: Sequence[str]) -> list[str]:
-    """Return the matches of a name, sorted; raise ObjectNotFoundError if there are none."""
-    if not found:
+    path = location.local_path
+    name, folder = path or location.uri, is_folder(location)
+    if path is None:
+        store = location.store
+        if not isinstance(store, SearchableStore):
+            raise StorageError(f"{name}: this store cannot list objects (need their names); name each object")
+        objects = [uri for uri in store.find(name, pattern=not folder) if not uri.endswith("/")]
+    elif folder:
+        objects = [os.path.join(below, file) for below, _, files in os.walk(path) for file in files]
+    else:
+        objects = [match for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
+    if folder:  # without _SUCCESS, _temporary/
+        objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
+    if not objects:
         raise ObjectNotFoundError(f"{name}: matches no object; correct the name")
-    return sorted(found)
+    return sorted(objects)
 
 
 IN_FLIGHT = 32
@@ -102,16 +95,15 @@ def find_inputs(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: unknown (found {format!r}, need one of {', '.join(FORMATS)})")
     listed = [names] if isinstance(names, str | os.PathLike) else names
-    every = [Location.of(name, storage_options) for name in listed]
-    expanded = list(map_in_flight(lambda location: _expand(location, format, exclude), every, IN_FLIGHT))
-    found = [each for some in expanded for each in some]
-    return list(map_in_flight(lambda each: _input(*each, format, damaged_too), found, IN_FLIGHT))
+    locations = [Location.of(name, storage_options) for name in listed]
+    expanded = list(map_in_flight(lambda location: _expand(location, format, exclude), locations, IN_FLIGHT))
+    return list(map_in_flight(lambda opened: _input(*opened, format, damaged_too), chain(*expanded), IN_FLIGHT))
 
 
 def format_of(uri: str) -> str | None:
     """Return the input format of a name, by its suffix; None if the suffix is not known."""
     name, _ = split_query(uri)
-    return next((each for each, row in FORMATS.items() if name.endswith(row.suffixes)), None)
+    return next((format for format, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
 
 def _suffixes() -> str:
@@ -128,18 +120,16 @@ def _expand(
             return [(location, open_stored(location))]
         except ObjectNotFoundError:
             pass  # it may be a pattern with [ ] or ?, or a folder: Spark names folders x.parquet
-    listed = list_stored_objects(location) if path is None else list_local_files(path)
-    if listed is None:
-        return [(Location(str(path)), None)]
-    found = [each for each in listed if not exclude(each)]
-    if os.path.isdir(path) if path is not None else not is_pattern(name):
-        inputs = [each for each in found if (format or format_of(each)) and not each.endswith(NOT_TEXT)]
-        if not inputs:
-            raise ObjectNotFoundError(
-                f"{name}: has no input (found {len(found)} objects, need one that ends in {_suffixes()})"
-            )
-        return [(Location(uri, location.options), None) for uri in inputs]
-    return [(Location(uri, location.options), None) for uri in sort_matches(name, found)]
+    if path is not None and os.path.exists(path) and not os.path.isdir(path):
+        return [(Location(path), None)]
+    objects = [uri for uri in list_matches(location) if not exclude(uri)]
+    inputs = objects
+    if is_folder(location):
+        inputs = [uri for uri in objects if (format or format_of(uri)) and not uri.endswith(NOT_TEXT)]
+    if not inputs:
+        needed = f"need one that ends in {_suffixes()}"
+        raise ObjectNotFoundError(f"{name}: has no input (found {len(objects)} objects, {needed})")
+    return [(Location(uri, location.options), None) for uri in inputs]
 
 
 def _input(location: Location, reader: RangeReader | None, format: str | None, damaged_too: bool) -> Input:

@@ -70,10 +70,10 @@ def select_lines(pieces: Iterable[Bytes], first: int, last: int | None) -> Itera
     for data in pieces:
         start = 0
         if not begun:
-            found = NEWLINE.search(data)
-            if found and last is not None and position + found.start() >= last:
+            newline = NEWLINE.search(data)
+            if newline and last is not None and position + newline.start() >= last:
                 return
-            begun, start = found is not None, found.end() if found else len(data)
+            begun, start = newline is not None, newline.end() if newline else len(data)
         if begun and last is not None and position + len(data) > last:
             end = NEWLINE.search(data, max(start, last - position))
             if end:
@@ -169,9 +169,9 @@ class LineReader:
         self._row += len(starts)
         batches = []
         for key in self._request.keys:
-            texts = _join_documents([each[key] for each in documents])
+            texts = _join_documents([document[key] for document in documents])
             batches.append(Batch(key, *texts, rows, positions, None, problems, dropped, len(starts), num_bytes))
-        return batches, [_strings([each.get(name) for each in documents]) for name in self._request.fields]
+        return batches, [_strings([document.get(name) for document in documents]) for name in self._request.fields]
 
     def _problem(self, error: NotADocument, number: int, position: int, line: memoryview) -> Problem:
         piece, row = self._request.piece, self._row + number
@@ -186,15 +186,18 @@ def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.
     # or more each, since no value has a } and a { beside each other; so it is one each if there are as many.
     if len(starts) and (view[starts] == ord("{")).all() and (view[stops - 1] == ord("}")).all():
         with suppress(KeyError, *REFUSED):
-            found = DECODER.decode_lines(data[starts[0] :])
+            rows = DECODER.decode_lines(data[starts[0] :])
             for key in keys:
-                msgspec.convert([each[key] for each in found], TEXTS)
-            if len(found) == len(starts):
-                return found, {}
+                msgspec.convert([row[key] for row in rows], TEXTS)
+            if len(rows) == len(starts):
+                return rows, {}
     documents, errors = [], {}
     for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         try:
-            documents.append(parse_line(bytes(data[start:stop]), keys))
+            row = parse_line(bytes(data[start:stop]))
+            for key in keys:
+                check_texts(row, key)
+            documents.append(row)
         except NotADocument as error:
             errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
     return documents, errors
@@ -213,61 +216,55 @@ def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _join_documents(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes of all texts of a key, their offsets, and the first text of each document."""
-    lists = [(each,) if isinstance(each, str) else each for each in values]
-    return *join_texts([text.encode() for each in lists for text in each]), cumulative_offsets(list(map(len, lists)))
+    lists = [(value,) if isinstance(value, str) else value for value in values]
+    return *join_texts([text.encode() for texts in lists for text in texts]), cumulative_offsets(list(map(len, lists)))
 
 
 def _strings(values: list[Any]) -> Strings:
     """Return the values of a field as a column: a string as it is, others as JSON; a lone surrogate becomes `?`."""
-    texts = [each if isinstance(each, str) else "" if each is None else json.dumps(each) for each in values]
-    present = np.array([each is not None for each in values], np.bool_)
-    return Strings(*join_texts([each.encode(errors="replace") for each in texts]), present)
+    texts = [value if isinstance(value, str) else "" if value is None else json.dumps(value) for value in values]
+    present = np.array([value is not None for value in values], np.bool_)
+    return Strings(*join_texts([text.encode(errors="replace") for text in texts]), present)
 
 
-def parse_line(line: bytes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON object of one line, after checking that its values at all keys are texts.
+def parse_line(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of one line, without the newline.
 
     Raises:
-        NotADocument: the line is blank or has a problem.
+        NotADocument: the line is blank or not an object.
     """
-    found = _parse_object(line)
-    for key in keys:
-        _check_texts(found, key)
-    return found
-
-
-def _parse_object(line: bytes) -> dict[str, Any]:
     if not line.strip(WHITESPACE):
         raise NotADocument(BLANK)
     with suppress(*REFUSED):
         return DECODER.decode(line)
     try:
-        found = json.loads(line.decode())
+        value = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise NotADocument("not utf-8", f"byte {line[error.start]:#04x} at {error.start} of the line") from None
     except RecursionError:
         raise NotADocument("malformed", "nested too deep") from None
     except ValueError as error:  # a JSONDecodeError, or int() with more than 4,300 digits
         raise NotADocument("malformed", str(error).partition(";")[0]) from None
-    if not isinstance(found, dict):
-        raise NotADocument("not an object", f"found {_describe_type(found)}, needed an object")
-    return found
+    if not isinstance(value, dict):
+        raise NotADocument("not an object", f"found {_describe_type(value)}, needed an object")
+    return value
 
 
-def _check_texts(found: dict[str, Any], key: str) -> None:
-    if key not in found:
-        raise NotADocument("missing key", f"{key!r} is not among {', '.join(map(repr, list(found)[:8])) or 'no keys'}")
-    value = found[key]
+def check_texts(row: dict[str, Any], key: str) -> None:
+    """Raise NotADocument unless the value at a key is a text or a list of texts."""
+    if key not in row:
+        raise NotADocument("missing key", f"{key!r} is not among {', '.join(map(repr, list(row)[:8])) or 'no keys'}")
+    value = row[key]
     if value is None:
         raise NotADocument("null", f"{key!r} is null")
     texts = value if isinstance(value, list) else [value]
-    for each in texts:
-        if not isinstance(each, str):
-            kind = f"a list with {_describe_type(each)}" if isinstance(value, list) else _describe_type(each)
+    for text in texts:
+        if not isinstance(text, str):
+            kind = f"a list with {_describe_type(text)}" if isinstance(value, list) else _describe_type(text)
             raise NotADocument("not text", f"{key!r} is {kind}, needed a string or a list of strings")
     try:
-        for each in texts:
-            each.encode()
+        for text in texts:
+            text.encode()
     except UnicodeEncodeError as error:
         code = f"U+{ord(error.object[error.start]):04X}"
         raise NotADocument("lone surrogate", f"{key!r} has {code} at character {error.start}") from None

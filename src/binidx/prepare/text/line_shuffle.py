@@ -13,7 +13,7 @@ import contextlib
 import gzip
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
-from binidx.corpus.whole_dataset import JsonResult
+from binidx.corpus.whole_dataset import JsonResult, Options
 from binidx.errors import ConfigError, FormatError
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
@@ -35,7 +35,6 @@ from binidx.storage.open import codec_named, codec_of
 from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-Options = Mapping[str, Any] | None
 WHOLE = 1 << 62
 """Bytes of a part: each input becomes one slice."""
 
@@ -88,13 +87,13 @@ def shuffle_lines(
     """
     began, watch, output = time.monotonic(), watch or SilentWatcher(), Location.of(target, target_options)
     name = output.uri
-    found = [each for one in inputs for each in _find_text(os.fspath(one), source_options)]
-    if any(Location(each.uri).absolute == output.absolute for each in found):
+    files = [file for one in inputs for file in _find_text(os.fspath(one), source_options)]
+    if any(Location(file.uri).absolute == output.absolute for file in files):
         raise ConfigError(f"target: found {name}, which is an input, too; give another")
-    plan = _plan_buckets(found, memory_bytes, source_options)
-    pieces, count, size = plan_slices(found, WHOLE), 0, 0
+    plan = _plan_buckets(files, memory_bytes, source_options)
+    pieces, count, size = plan_slices(files, WHOLE), 0, 0
     with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:
-        watch.begin("into buckets", sum(each.num_bytes for each in pieces), 0)
+        watch.begin("into buckets", sum(piece.num_bytes for piece in pieces), 0)
         for piece in pieces:
             location = Location(piece.uri, source_options)
             for lines, num_bytes in _read_lines(piece, location, plan.round_bytes, memory_bytes // 8):
@@ -112,25 +111,25 @@ def shuffle_lines(
                 for text in pieces_in_order:
                     out.write(text)
                     watch.advance(len(text))
-    return ShuffledLines(name, len(found), count, size, plan.num_buckets, time.monotonic() - began)
+    return ShuffledLines(name, len(files), count, size, plan.num_buckets, time.monotonic() - began)
 
 
 def _find_text(name: str, options: Options) -> list[Input]:
     """Return the inputs that a name stands for; a name without a known suffix is plain text."""
     try:
-        found = find_inputs([name], storage_options=options)
+        files = find_inputs([name], storage_options=options)
     except ConfigError:
-        found = find_inputs([name], format=JSONL, storage_options=options)
-    for each in found:
-        if each.format == PARQUET:
-            raise ConfigError(f"{each.uri}: Parquet has no lines; run binidx preprocess and shuffle the tokens")
-    return found
+        files = find_inputs([name], format=JSONL, storage_options=options)
+    for file in files:
+        if file.format == PARQUET:
+            raise ConfigError(f"{file.uri}: Parquet has no lines; run binidx preprocess and shuffle the tokens")
+    return files
 
 
-def _plan_buckets(found: Sequence[Input], memory_bytes: int, options: Options) -> ShufflePlan:
+def _plan_buckets(files: Sequence[Input], memory_bytes: int, options: Options) -> ShufflePlan:
     """Plan buckets from the estimated bytes, and from the mean line length at the start of the first input."""
-    num_bytes = sum(_estimate_plain_bytes(each) for each in found)
-    whole = plan_slices([each for each in found if each.size], WHOLE)
+    num_bytes = sum(_estimate_plain_bytes(file) for file in files)
+    whole = plan_slices([file for file in files if file.size], WHOLE)
     head = None
     if whole:
         location = Location(whole[0].uri, options)
@@ -139,10 +138,10 @@ def _plan_buckets(found: Sequence[Input], memory_bytes: int, options: Options) -
     return plan_shuffle(memory_bytes, num_bytes, int(num_bytes / mean), 1)
 
 
-def _estimate_plain_bytes(each: Input) -> int:
-    if each.format == JSONL:
-        return each.size
-    return sum(block.count for block in each.blocks) or COMPRESSION_RATIO * each.size
+def _estimate_plain_bytes(file: Input) -> int:
+    if file.format == JSONL:
+        return file.size
+    return sum(block.count for block in file.blocks) or COMPRESSION_RATIO * file.size
 
 
 def _read_lines(piece: Slice, location: Location, batch_bytes: int, most: int) -> Iterator[tuple[Lines, int]]:

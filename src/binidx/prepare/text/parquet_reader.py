@@ -59,7 +59,7 @@ class ReadAheadFile(ReadableFile):
         # Start of each block -> the requests of its stream, the block and the next ones.
         self._blocks = dict[int, tuple[dict[Range, Future[memoryview]], list[Range]]]()
         for fetched, ranges in zip(self._fetched, streams, strict=True):
-            blocks = [block for each in ranges for block in cut(each, BLOCK_BYTES)]
+            blocks = [block for stretch in ranges for block in cut(stretch, BLOCK_BYTES)]
             self._blocks |= {block[0]: (fetched, blocks[n : n + ahead + 1]) for n, block in enumerate(blocks)}
         self._starts = sorted(self._blocks)
 
@@ -135,7 +135,8 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
         _check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
         row = 0
         for number in groups:
-            first, num_rows, size = row, metadata.row_group(number).num_rows, _stored_bytes(metadata.row_group(number))
+            group, first = metadata.row_group(number), row
+            num_rows, size = group.num_rows, sum(column.total_compressed_size for column in columns_of(group))
             for table in _tables(piece.uri, file, number, names, request.batch_bytes):
                 at = row - first
                 count = num_rows - at if isinstance(table, Exception) else table.num_rows
@@ -188,10 +189,10 @@ def _batches(
 ) -> tuple[list[Batch], list[Strings]]:
     piece, columns, bad = request.piece, [], dict[int, BadRow]()
     for key in request.keys:
-        data, offsets, documents, found = _read_texts(table.column(key), key)
+        data, offsets, documents, bad_rows = _read_texts(table.column(key), key)
         columns.append((data, offsets, documents))
-        for each in found:
-            bad.setdefault(each[0], each)
+        for bad_row in bad_rows:
+            bad.setdefault(bad_row[0], bad_row)
     rows = np.arange(row, row + table.num_rows, dtype=np.int64)
     positions, good = rows - row + row_in_group, np.ones(table.num_rows, np.bool_)
     good[list(bad)] = False
@@ -204,7 +205,7 @@ def _batches(
         for key, arrays in zip(request.keys, columns, strict=True)
     ]
     strings = [_read_strings(table.column(name)) for name in request.fields]
-    return [each.select(good) for each in batches], [each.select(good) for each in strings]
+    return [batch.select(good) for batch in batches], [column.select(good) for column in strings]
 
 
 def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequence[str]) -> Any:
@@ -213,7 +214,7 @@ def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequ
     if path is not None:
         return pa.OSFile(path)
     columns = [columns_of(metadata.row_group(group), names) for group in groups]
-    return ReadAheadFile(reader, [[column_range(each) for each in same] for same in zip(*columns, strict=True)])
+    return ReadAheadFile(reader, [[column_range(column) for column in same] for same in zip(*columns, strict=True)])
 
 
 def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
@@ -226,14 +227,10 @@ def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
         raise FormatError(f"{uri}: not a Parquet file, or damaged ({error}); restore it from its source") from error
 
 
-def _stored_bytes(group: Any) -> int:
-    return sum(column.total_compressed_size for column in columns_of(group))
-
-
 def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
     for name in [*keys, *fields]:
         if (count := schema.names.count(name)) != 1:
-            names = clipped(", ".join(clipped(repr(each), 200) for each in schema.names), 2_000)
+            names = clipped(", ".join(clipped(repr(name), 200) for name in schema.names), 2_000)
             problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {names})"
             raise FormatError(f"{uri}: {problem}")
     for key in keys:
@@ -284,7 +281,7 @@ def _read_strings(array: Any) -> Strings:
     elif pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
         values = array.cast(pa.large_string())
     else:
-        texts = [None if each is None else json.dumps(each, default=str) for each in array.to_pylist()]
+        texts = [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()]
         values = pa.array(texts, pa.large_string())
     return Strings(*_buffers(values), to_numpy(values.is_valid()))
 

@@ -120,10 +120,10 @@ def read_slice(
     for batches, columns in FORMATS[piece.format].read(request):
         by_name = dict(zip(fields, columns, strict=True))
         if id_key is not None:
-            batches = [replace(each, ids=by_name[id_key]) for each in batches]
+            batches = [replace(batch, ids=by_name[id_key]) for batch in batches]
         chosen, dropped = filters.apply(batches[0], [by_name[name] for name in filters.keep])
         if dropped:
-            batches = [replace(each.select(chosen), dropped=each.dropped + dropped) for each in batches]
+            batches = [replace(batch.select(chosen), dropped=batch.dropped + dropped) for batch in batches]
         yield tuple(batches)
 
 
@@ -155,7 +155,14 @@ class _CountingIterator:
 def read_lines(
     piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
-    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`."""
+    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`.
+
+    Args:
+        piece: slice of a format with lines.
+        batch_bytes, max_line_bytes: plain bytes of a run, and the limit of a line with its newline.
+        location: of the slice's object.
+        extent: updated with the part of the input that was read.
+    """
     decompress, before = FORMATS[piece.format].decompress, 0
     with closing(_stream_stored_bytes(piece, location)) as pieces:
         stored = _CountingIterator(pieces)
@@ -195,10 +202,10 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
         check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
-        with closing(map_in_flight(lambda each: reader.read([each])[0], ranges, IN_FLIGHT)) as responses:
+        with closing(map_in_flight(lambda block: reader.read([block])[0], ranges, IN_FLIGHT)) as responses:
             yield from responses
-        for each in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
-            yield reader.read([each])[0]
+        for block in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
+            yield reader.read([block])[0]
     except ObjectChangedError as error:
         raise ObjectChangedError(
             f"{redacted(piece.uri)}: changed since it was planned; plan it again ({error})"
@@ -275,6 +282,10 @@ def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int
     """Yield the header of each block of a frame, and the number of bytes after it, which the caller takes or skips.
 
     After the header of the last block they include the frame's checksum.
+
+    Args:
+        stream: bytes after the header.
+        header: of the frame, from `next_frame_header`.
     """
     checksum_bytes = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
     last = False
@@ -298,6 +309,10 @@ WINDOW_BYTES = 1 << 27
 
 def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
     """Yield the plain bytes of gzip members.
+
+    Args:
+        pieces: stored bytes from the start of the slice on.
+        piece: the slice, for messages.
 
     Raises:
         FormatError: damaged, truncated, or followed by bytes that are not a member.
@@ -323,6 +338,10 @@ def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
 
 def decompress_zstd(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
     """Yield the plain bytes of zstd frames; if the slice ends before its file, check that they have the planned sizes.
+
+    Args:
+        pieces: stored bytes from the start of the slice on.
+        piece: the slice.
 
     Raises:
         FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes than planned.
@@ -356,9 +375,9 @@ def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, c
     """
     stored, plain = sizes
     if before + count > plain if position <= stored else before < plain:
-        found = f"more than {plain}" if position <= stored else str(before)
+        size = f"more than {plain}" if position <= stored else str(before)
         raise FormatError(
-            f"{uri}: {found} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
+            f"{uri}: {size} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
         )
 
 
@@ -375,12 +394,12 @@ def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
     if frames is None and Location(reader.uri).local_path is not None:
         frames = _walk_frames(reader)
     joined: list[InputBlock] = []
-    for each in frames or []:
+    for frame in frames or []:
         if joined and joined[-1].stored_bytes < LEAST_BYTES:
             last = joined.pop()
-            stop = each.stored + each.stored_bytes
-            each = InputBlock(last.stored, stop - last.stored, last.first, last.count + each.count)
-        joined.append(each)
+            stop = frame.stored + frame.stored_bytes
+            frame = InputBlock(last.stored, stop - last.stored, last.first, last.count + frame.count)
+        joined.append(frame)
     return tuple(joined) if len(joined) > 1 else ()
 
 
@@ -438,8 +457,8 @@ _LINES = (".jsonl", ".json", ".ndjson")
 
 FORMATS = {
     JSONL: InputFormat(_LINES),
-    GZIP: InputFormat(tuple(f"{each}.gz" for each in _LINES), None, decompress_gzip),
-    ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, decompress_zstd),
+    GZIP: InputFormat(tuple(f"{suffix}.gz" for suffix in _LINES), None, decompress_gzip),
+    ZSTD: InputFormat(tuple(f"{suffix}.zst" for suffix in _LINES), find_zstd_blocks, decompress_zstd),
     PARQUET: InputFormat(
         (".parquet",),
         lambda reader: _parquet_reader().parquet_blocks(reader),

@@ -96,11 +96,16 @@ class Slice:
 
 
 def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError unless this is the identity of the planned object."""
+    """Raise ObjectChangedError unless this is the identity of the planned object.
+
+    Args:
+        piece: a planned slice.
+        identity: of the object as it is now.
+    """
     if not same_identity(piece.identity, identity):
-        planned, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, identity))
+        planned, current = (", ".join(f"{k} {v}" for k, v in marks.items()) for marks in (piece.identity, identity))
         raise ObjectChangedError(
-            f"{redacted(piece.uri)}: changed since it was planned (found {found}, need {planned}); plan it again"
+            f"{redacted(piece.uri)}: changed since it was planned (found {current}, need {planned}); plan it again"
         )
 
 
@@ -120,28 +125,42 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
     """Return slices of about `part_bytes` stored bytes, in the order of the inputs: every row is in exactly one.
 
     An empty input has one slice, so that it is accounted for. A block is never cut, and a slice never spans two inputs.
+
+    Args:
+        inputs: as `find_inputs` returns them.
+        part_bytes: stored bytes of a slice, at least 1.
     """
     if part_bytes < 1:
         raise ValueError(f"part_bytes: too small (found {part_bytes}, need 1 or more)")
-    return [piece for each in inputs for piece in _slice_input(each, part_bytes)]
+    return [piece for file in inputs for piece in _slice_input(file, part_bytes)]
 
 
-def _slice_input(each: Input, part_bytes: int) -> list[Slice]:
-    if each.format == JSONL:
-        return [slice_lines(each, *bounds) for bounds in pairwise([*range(0, each.size or 1, part_bytes), each.size])]
-    if not each.blocks:
-        return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)]
-    sizes = [block.stored_bytes for block in each.blocks]
-    return [_slice_blocks(each, first, last) for first, last in group_by_size(sizes, part_bytes)]
+def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
+    if file.format == JSONL:
+        return [slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
+    if not file.blocks:
+        return [Slice(file.uri, file.format, file.identity, 0, None, 0, file.size, 0)]
+    sizes = [block.stored_bytes for block in file.blocks]
+    return [_slice_blocks(file, first, last) for first, last in group_by_size(sizes, part_bytes)]
 
 
-def slice_lines(each: Input, first: int, last: int) -> Slice:
-    """Return the slice of an uncompressed jsonl input between two bounds in bytes."""
-    return Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
+def slice_lines(file: Input, first: int, last: int) -> Slice:
+    """Return the slice of an uncompressed jsonl input between two bounds in bytes.
+
+    Args:
+        file: the input.
+        first, last: bounds in bytes.
+    """
+    return Slice(file.uri, file.format, file.identity, first, last, first, last - first, None if first else 0)
 
 
 def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item."""
+    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item.
+
+    Args:
+        sizes: bytes of each item.
+        limit: most bytes of a run.
+    """
     firsts, count, total = list[int](), 0, 0
     for count, size in enumerate(sizes, 1):
         if not firsts or total + size > limit:
@@ -151,14 +170,14 @@ def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
     return list(pairwise([*firsts, count]))
 
 
-def _slice_blocks(each: Input, first: int, last: int) -> Slice:
-    begin, end = each.blocks[first], each.blocks[last - 1]
-    num_bytes = sum(block.stored_bytes for block in each.blocks[first:last])
-    if each.format == PARQUET:
-        return Slice(each.uri, each.format, each.identity, first, last, begin.stored, num_bytes, begin.first)
-    stop = end.first + end.count if last < len(each.blocks) else None
+def _slice_blocks(file: Input, first: int, last: int) -> Slice:
+    begin, end = file.blocks[first], file.blocks[last - 1]
+    num_bytes = sum(block.stored_bytes for block in file.blocks[first:last])
+    if file.format == PARQUET:
+        return Slice(file.uri, file.format, file.identity, first, last, begin.stored, num_bytes, begin.first)
+    stop = end.first + end.count if last < len(file.blocks) else None
     first_row = 0 if begin.first == 0 else None
-    return Slice(each.uri, each.format, each.identity, begin.first, stop, begin.stored, num_bytes, first_row)
+    return Slice(file.uri, file.format, file.identity, begin.first, stop, begin.stored, num_bytes, first_row)
 
 
 @dataclass

@@ -167,19 +167,24 @@ GENERIC = (None, "TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedToke
 def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
     """Raise ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
+    Args:
+        uri: of the tokenizer.json.
+        parsed: content of the tokenizer.json.
+        config: content of the tokenizer_config.json beside it.
+
     Source: transformers 5, TokenizersBackend and AutoTokenizer.from_pretrained.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
     added = [token.content for token in (config.added_tokens_decoder or {}).values()]
-    found = [f"adds the token {content!r}" for content in added if content not in entries]
+    faults = [f"adds the token {content!r}" for content in added if content not in entries]
     space = config.add_prefix_space
     if space is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", space) != space:
-        found.append(f"sets add_prefix_space to {space}")
-    if not found and config.tokenizer_class not in GENERIC and not _equals_rebuilt(uri, parsed, config):
-        found.append(f"names {config.tokenizer_class}, which transformers 5 rebuilds with steps and tokens of its own")
-    if found:
+        faults.append(f"sets add_prefix_space to {space}")
+    if not faults and config.tokenizer_class not in GENERIC and not _equals_rebuilt(uri, parsed, config):
+        faults.append(f"names {config.tokenizer_class}, which transformers 5 rebuilds with steps and tokens of its own")
+    if faults:
         raise ConfigError(
-            f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}; "
+            f"{uri}: the {CONFIG_FILE} beside it {', '.join(faults[:3])}; "
             "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it; "
             "named instead of its folder, a tokenizer.json is used alone"
         )
@@ -271,7 +276,7 @@ def _plain(step: Any) -> Any:
     if not isinstance(step, dict):
         return step
     if step.get("type") == "Sequence" and "pretokenizers" in step:
-        return [_plain(each) for each in step["pretokenizers"]]
+        return [_plain(inner) for inner in step["pretokenizers"]]
     default: dict[str, Any] = {"use_regex": True} if step.get("type") == "ByteLevel" else {}
     ignored = {"trim_offsets"}
     if step.get("type") == "Metaspace":

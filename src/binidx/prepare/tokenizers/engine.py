@@ -2,7 +2,7 @@
 
 No text and no token becomes a Python object on the way, unless the engine's library offers nothing else.
 
-`as_stored_tokens` turns ids into the contents of `.bin` and `.idx`, with Megatron's dtype, EOD and empty documents:
+`build_stored_tokens` turns ids into the contents of `.bin` and `.idx`, with Megatron's dtype, EOD and empty documents:
 
     texts         "a b" | ""  | "c"  | ""           ids      5 6 | | 7 |
     documents     ----------  ------   --           tokens   5 6 0 | 7 0 |      EOD 0
@@ -36,7 +36,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -45,9 +45,6 @@ from binidx.errors import BinidxError, FormatError
 from binidx.native.token_files import wrap_rows
 from binidx.prepare.text.batch import cumulative_offsets
 from binidx.prepare.tokenizers.spec import TokenizerSpec, wordpiece_json
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 # Token ids, shape (num_tokens,); start of each text's ids, then the end, shape (num_texts + 1,), from 0.
 Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -69,13 +66,24 @@ class Engine(Protocol):
 
 
 def decode_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """Return the texts as Python strings, for libraries that accept nothing else."""
+    """Return the texts as Python strings, for libraries that accept nothing else.
+
+    Args:
+        texts: valid UTF-8, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+    """
     whole = memoryview(texts.data)
     return [str(whole[start:stop], "utf-8") for start, stop in pairwise(offsets.tolist())]
 
 
 def add_special_ids(ids: NDArray[np.uint32], bounds: NDArray[np.int64], spec: TokenizerSpec) -> Encoded:
-    """Return ids with the post-processor's ids around those of each text, for libraries without a post-processor."""
+    """Return ids with the post-processor's ids around those of each text, for libraries without a post-processor.
+
+    Args:
+        ids: ids of all texts, shape (num_ids,).
+        bounds: start of each text's ids, then the end of the last, shape (num_texts + 1,).
+        spec: its prefix and suffix are added.
+    """
     around = len(spec.prefix) + len(spec.suffix)
     if not around:
         return ids, bounds
@@ -123,7 +131,7 @@ class Stored(NamedTuple):
     document_indices: NDArray[np.int64]  # (num_documents + 1,)
 
 
-def as_stored_tokens(
+def build_stored_tokens(
     ids: NDArray[np.uint32],
     offsets: NDArray[np.int64],
     documents: NDArray[np.int64],
@@ -185,10 +193,6 @@ class ReferenceEngine(Engine):
         """Return the readable text of ids; special tokens and bytes that are not UTF-8 may be lost."""
 
 
-BATCH_BYTES = 1 << 18
-"""Bytes of text in one call of Hugging Face's library, which keeps some 100 bytes a token until the call returns."""
-
-
 class HuggingFace(ReferenceEngine):
     """Engine for any tokenizer.json or WordPiece vocab.txt. It uses one thread, as a job has many processes."""
 
@@ -204,31 +208,25 @@ class HuggingFace(ReferenceEngine):
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        return concatenate_ids(list(self._encode_in_batches(decode_texts(texts, offsets), offsets)))
+        strings = decode_texts(texts, offsets)
+        with library_errors(self.name):
+            encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=self.wrapped)
+        return concatenate_ids([encoding.ids for encoding in encodings])
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids)
         return text
 
-    def _encode_in_batches(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
-        first = 0
-        while first < len(texts):
-            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
-            with library_errors(self.name):
-                found = self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped)
-            yield from (encoding.ids for encoding in found)
-            first = stop
-
 
 @functools.lru_cache(maxsize=1)
-def load_tokenizer(content: bytes, specials_as_text: bool) -> Tokenizer:
+def load_tokenizer(content: bytes, specials_as_text: bool) -> Any:
     """Return the library's tokenizer, without the file's truncation and padding, which Megatron ignores, too.
 
     The last tokenizer is cached: it is a process's reference, and encodes texts with new code points for gigatoken.
     """
     from tokenizers import Tokenizer
 
-    tokenizer: Tokenizer = Tokenizer.from_buffer(content)
+    tokenizer: Any = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = specials_as_text
@@ -248,8 +246,8 @@ class SentencePiece(ReferenceEngine):
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         with library_errors(self.name):
-            found = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
-        return concatenate_ids(found)
+            ids = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
+        return concatenate_ids(ids)
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.processor.decode(ids)
@@ -325,8 +323,8 @@ def parse_ranks(uri: str, content: bytes) -> dict[bytes, int]:
     """
     try:
         rows = (line.split() for line in content.splitlines() if line)
-        if found := {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}:
-            return found
+        if ranks := {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}:
+            return ranks
         raise ValueError("no entry")
     except ValueError as error:
         raise FormatError(f"{uri}: not a file of ranks ({error}); correct the name") from error

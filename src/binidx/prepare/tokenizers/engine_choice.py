@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,25 +54,22 @@ from binidx.prepare.tokenizers.engine import (
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_content
 
-if TYPE_CHECKING:
-    from gigatoken import Tokenizer
-
 
 class Gigatoken:
     """Engine for byte-level BPE with the usual patterns, and for SentencePiece BPE with byte fallback."""
 
-    name = "gigatoken"
+    name = package = "gigatoken"
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
         if spec.kind not in ("json", "sentencepiece"):
             return f"reads a tokenizer.json or a .model here, not {spec.kind}"
-        if missing := missing_package("gigatoken"):
+        if missing := missing_package(cls.package):
             return missing
         try:
             with library_errors("does not read it"):
                 load_gigatoken(spec, content)
-                return known_differences(spec, json.loads(as_tokenizer_json(spec, content)))
+                return known_differences(spec, json.loads(convert_to_json(spec, content)))
         except LibraryError as error:
             return str(error)
 
@@ -84,8 +81,8 @@ class Gigatoken:
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         # gigatoken's threads would compete with the other processes of the job.
         with library_errors(self.name):
-            found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
-        encoded = add_special_ids(found.content.data, found.offsets.data, self.spec)
+            rows = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
+        encoded = add_special_ids(rows.content.data, rows.offsets.data, self.spec)
         if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
             return encoded
         numbers = find_new_code_points(texts, offsets)
@@ -105,7 +102,12 @@ class Gigatoken:
 
 
 def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
-    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently; else None."""
+    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently; else None.
+
+    Args:
+        spec: tokenizer to run.
+        parsed: its tokenizer.json.
+    """
     tokens, normalizer = added_tokens(parsed), json.dumps(parsed.get("normalizer"))
     words = [token["content"] for token in tokens if token.get("single_word")]
     if words:
@@ -141,11 +143,11 @@ def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
     return not last["add_prefix_space"] if before else bool(last.get("use_regex", True))
 
 
-def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
+def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Any:
     """Return gigatoken's tokenizer; for SentencePiece, or if `spec.specials` is "text", without special tokens."""
     from gigatoken import Tokenizer
 
-    content = as_tokenizer_json(spec, content)
+    content = convert_to_json(spec, content)
     if spec.specials == "text" or spec.kind == "sentencepiece":
         parsed = json.loads(content)
         parsed["added_tokens"] = [token for token in added_tokens(parsed) if not token.get("special")]
@@ -153,7 +155,7 @@ def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
     return Tokenizer.from_json(content)
 
 
-def as_tokenizer_json(spec: TokenizerSpec, content: bytes) -> bytes:
+def convert_to_json(spec: TokenizerSpec, content: bytes) -> bytes:
     """Return a tokenizer.json unchanged; convert a SentencePiece model with gigatoken's function."""
     if spec.kind == "json":
         return content
@@ -195,17 +197,22 @@ FIRST_LEAD = 0xDF
 LEADS = np.zeros(1 << 16, bool)
 """Table over two bytes, as one big-endian number: True if they begin the UTF-8 of a code point in RUNS."""
 
-LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
+LEADS[[int.from_bytes(chr(code).encode()[:2], "big") for run in RUNS.tolist() for code in range(*run)]] = True
 
 
 def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the texts with a code point in RUNS, rising."""
+    """Return the numbers of the texts with a code point in RUNS, rising.
+
+    Args:
+        texts: valid UTF-8, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+    """
     first, stop = int(offsets[0]), int(offsets[-1])
     positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
     positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
     candidates = np.unique(np.searchsorted(offsets, positions, side="right") - 1)
-    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
-    return np.array(found, np.int64)
+    numbers = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
+    return np.array(numbers, np.int64)
 
 
 REFERENCES: dict[str, type[ReferenceEngine]] = {
@@ -219,7 +226,12 @@ ENGINES = {row.name: row for row in _ROWS}
 
 
 def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
-    """Return for each engine the reason why it cannot be used; None if it gives the reference's ids."""
+    """Return for each engine the reason why it cannot be used; None if it gives the reference's ids.
+
+    Args:
+        spec: tokenizer to run.
+        content: its content, from `read_content`.
+    """
     return {name: row.refusal(spec, content) for name, row in ENGINES.items()}
 
 
@@ -228,26 +240,38 @@ def choose_engine(
 ) -> Engine:
     """Return the engine of this name; with `auto` the fastest that is installed and exact.
 
+    Args:
+        spec: tokenizer to run.
+        name: a key of ENGINES, or `auto`.
+        storage_options: fsspec's options of the tokenizer's store.
+
     Raises:
         ConfigError: no such engine, or none that can be used; the message names the packages that would do, else all
             reasons.
     """
     if name not in ("auto", *ENGINES):
         raise ConfigError(f"engine: unknown (found {name}, need auto or one of {', '.join(ENGINES)})")
-    content, reasons = read_content(spec, storage_options), []
+    content, reasons, extras = read_content(spec, storage_options), [], []
     for candidate in ENGINES if name == "auto" else [name]:
-        reason = ENGINES[candidate].refusal(spec, content)
+        engine = ENGINES[candidate]
+        reason = engine.refusal(spec, content)
         if reason is None:
             with library_errors(f"{spec.uri}: {candidate} does not read it"):
-                return ENGINES[candidate](spec, content)
+                return engine(spec, content)
         reasons.append(f"{candidate}: {reason}")
-    if extras := re.findall(r"'binidx\[\w+\]'", " ".join(reasons)):
+        if reason == missing_package(engine.package):
+            extras.append(f"'binidx[{engine.package}]'")
+    if extras:
         raise ConfigError(f"{spec.uri}: no engine that reads it is installed; pip install {' or '.join(extras)}")
     raise ConfigError(f"{spec.uri}: {'; '.join(reasons)}")
 
 
 def reference_engine(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> ReferenceEngine:
     """Return the reference engine of a tokenizer: the one whose token ids every other engine must reproduce.
+
+    Args:
+        spec: tokenizer to run.
+        storage_options: fsspec's options of the tokenizer's store.
 
     Raises:
         ConfigError: the package of the engine is not installed.
@@ -260,6 +284,10 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     """Return a function that decodes ids to readable text.
 
     The function raises ConfigError for an id outside the vocabulary.
+
+    Args:
+        spec: tokenizer of the ids.
+        storage_options: fsspec's options of the tokenizer's store.
     """
     engine = reference_engine(spec, storage_options)
 
@@ -317,14 +345,14 @@ class CheckedEngine:
         if len(bounds) != len(offsets):
             raise MismatchError(f"{self.name}: {len(bounds) - 1} texts returned (need {len(offsets) - 1})")
         for text in self._sample(offsets):
-            content, found = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
+            content, tokens = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
             if len(content) > LONGEST_BYTES:
                 end = LONGEST_BYTES
                 while content[end] & 0xC0 == 0x80:  # inside a character
                     end -= 1
                 content = content[:end]
-                found, _ = self.engine.encode(content, np.array([0, len(content)], np.int64))
-            self._compare(text, content, found)
+                tokens, _ = self.engine.encode(content, np.array([0, len(content)], np.int64))
+            self._compare(text, content, tokens)
         self.seen += len(offsets) - 1
         self._seen_bytes += int(offsets[-1] - offsets[0])
         return ids, bounds
@@ -336,17 +364,17 @@ class CheckedEngine:
         drawn[first] |= (self._seen_bytes + offsets[:-1] - offsets[0] < FIRST_BYTES)[first]
         return np.flatnonzero(drawn)
 
-    def _compare(self, text: int, content: NDArray[np.uint8], found: NDArray[np.uint32]) -> None:
+    def _compare(self, text: int, content: NDArray[np.uint8], tokens: NDArray[np.uint32]) -> None:
         needed, _ = self.reference.encode(content, np.array([0, len(content)], np.int64))
         self.compared += 1
-        if np.array_equal(found, needed):
+        if np.array_equal(tokens, needed):
             return
-        shared = min(len(found), len(needed))
-        at = int(np.argmin(np.append(found[:shared] == needed[:shared], False)))
+        shared = min(len(tokens), len(needed))
+        at = int(np.argmin(np.append(tokens[:shared] == needed[:shared], False)))
         window = slice(max(0, at - DIFFERENCE_TOKENS), at + DIFFERENCE_TOKENS)
         raise MismatchError(
             f"text {self.seen + text}, {len(content)} bytes, beginning "
-            f"{content[:40].tobytes().decode(errors='replace')!r}: {self.name} has {found[window].tolist()} and "
+            f"{content[:40].tobytes().decode(errors='replace')!r}: {self.name} has {tokens[window].tolist()} and "
             f"{self.reference.name} {needed[window].tolist()} from token {window.start}, where {at} is the first that "
-            f"differs ({len(found)} and {len(needed)} tokens); --tokenizer-engine {self.reference.name} is exact"
+            f"differs ({len(tokens)} and {len(needed)} tokens); --tokenizer-engine {self.reference.name} is exact"
         )

@@ -94,15 +94,19 @@ class TokenizerSpec:
 def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> bytes:
     """Return the content of the tokenizer's file; with `spec.merges` the tokenizer.json made of both files.
 
+    Args:
+        spec: from `describe_tokenizer`.
+        storage_options: fsspec's options of the tokenizer's store.
+
     Raises:
         ObjectChangedError: its digest is not the spec's.
     """
     content = fetch_content(Location(spec.uri, storage_options), spec.merges)
-    found = content_digest(content)
-    if found != spec.digest:
+    actual = content_digest(content)
+    if actual != spec.digest:
         raise ObjectChangedError(
-            f"{spec.uri}: changed since it was described (found sha256 {found[:12]}, need {spec.digest[:12]}); restore "
-            "it, or begin another job"
+            f"{spec.uri}: changed since it was described (found sha256 {actual[:12]}, need {spec.digest[:12]}); "
+            "restore it, or begin another job"
         )
     return content
 
@@ -124,14 +128,26 @@ def content_digest(content: bytes) -> str:
 
 
 def count_specials(ids: NDArray[np.uint32], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
-    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,)."""
+    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,).
+
+    Args:
+        ids: ids of all texts, shape (num_ids,).
+        offsets: start of each text's ids, then the end of the last, shape (num_texts + 1,).
+        spec: their tokenizer.
+    """
     numbers = [number for _, number in spec.special_tokens]
     counts = np.diff(cumulative_offsets(np.isin(ids, numbers))[offsets])
     return counts - np.count_nonzero(np.isin([*spec.prefix, *spec.suffix], numbers))
 
 
 def count_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
-    """Return how often each text spells out the unknown token, shape (num_texts,)."""
+    """Return how often each text spells out the unknown token, shape (num_texts,).
+
+    Args:
+        texts: UTF-8 of all texts, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+        spec: their tokenizer.
+    """
     token = spec.unknown.encode()
     if not token:
         return np.zeros(len(offsets) - 1, np.int64)
@@ -169,7 +185,7 @@ class TokenizerModel:
         if prefix := self.continuing_subword_prefix:
             # The library cuts these bytes off whatever they are; half a character left over ends the process.
             seconds = [pair.partition(" ")[2] if isinstance(pair, str) else pair[1] for pair in self.merges or []]
-            if wrong := [each for each in seconds if not each.startswith(prefix)]:
+            if wrong := [second for second in seconds if not second.startswith(prefix)]:
                 raise ValueError(f"merges: found {wrong[0]!r}, needs continuing_subword_prefix {prefix!r} at its start")
 
 
@@ -274,12 +290,16 @@ def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[tuple[str, int], ..
     """
     special = [(token["content"], token["id"]) for token in added_tokens(parsed) if token.get("special")]
     model = parsed["model"]
-    unknown = [each for each in special if each[0] == model.get("unk_token") or each[1] == model.get("unk_id")]
-    return tuple(each for each in special if each not in unknown), unknown[0][0] if unknown else ""
+    unknown = [token for token in special if token[0] == model.get("unk_token") or token[1] == model.get("unk_id")]
+    return tuple(token for token in special if token not in unknown), unknown[0][0] if unknown else ""
 
 
 def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that the post-processor adds before and after every text.
+
+    Args:
+        uri: of the tokenizer.json, for messages.
+        processor: its post-processor; None if it has none.
 
     Raises:
         ConfigError: a post-processor of an unknown kind.
@@ -323,6 +343,10 @@ VOCAB_FILE = JsonFile(dict[str, TokenId], hint="give a vocab.json, an object of 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
     """Return the tokenizer.json made of GPT-2's vocab.json and merges.txt.
+
+    Args:
+        uri: of the vocab.json, for messages.
+        vocab, merges: contents of both files.
 
     Raises:
         FormatError: one of the files has another format.
@@ -372,7 +396,13 @@ def parse_vocabulary(uri: str, content: bytes) -> dict[str, int]:
 
 
 def wordpiece_json(uri: str, content: bytes, *, lowercase: bool) -> bytes:
-    """Return the tokenizer.json of a WordPiece vocab.txt."""
+    """Return the tokenizer.json of a WordPiece vocab.txt.
+
+    Args:
+        uri: of the vocab.txt, for messages.
+        content: an entry a line.
+        lowercase: whether text is lowercased and stripped of accents.
+    """
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
     model = {
         "type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": "##",
