@@ -215,11 +215,8 @@ def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: I
     """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens."""
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
-    before, lengths = len(columns.lengths), block.lengths[sequences]
-    columns.lengths.extend(lengths)
-    if block.modes is not None:
-        columns.modes.extend(block.modes[sequences])
-    columns.add_bounds(np.cumsum(counts[wanted]), plus=before)
+    lengths = block.lengths[sequences]
+    columns.add(lengths, np.cumsum(counts[wanted]), None if block.modes is None else block.modes[sequences])
     return int(lengths.sum(dtype=np.int64))
 
 

@@ -322,17 +322,16 @@ class DatasetTarget:
 
         In a complete dataset the existing `.idx` is compared instead, and then all `steps` are called.
         """
+
+        def call_steps() -> None:
+            for step in steps:
+                step()
+
         if self.is_complete:
             self.compare_index(columns)
-            for step in steps:
-                step()
-            return
-
-        def before_publish() -> None:
-            for step in steps:
-                step()
-
-        write_object(self.idx, columns.format(), before_publish=before_publish)
+            call_steps()
+        else:
+            write_object(self.idx, columns.format(), before_publish=call_steps)
 
     def publish_pieces(
         self,

@@ -178,8 +178,7 @@ class BinWriter:
         """Remove the unpublished object and free memory; no effect after `publish`."""
         if self._column is not None:
             self._column.close()
-        with contextlib.suppress(_Abandoned), self._open:
-            raise _Abandoned
+        discard_writes(self._open)
 
     def _remove_obsolete(self) -> None:
         delete_objects([*self.obsolete, *superseded_objects(self.location)])
@@ -189,6 +188,12 @@ def delete_objects(locations: Iterable[Location]) -> None:
     """Delete objects in order; those that do not exist are skipped."""
     for location in locations:
         delete_object(location)
+
+
+def discard_writes(writes: contextlib.ExitStack) -> None:
+    """End the writes of a stack as after an exception, so that nothing is published; no effect on a closed stack."""
+    with contextlib.suppress(_Abandoned), writes:
+        raise _Abandoned
 
 
 class _Abandoned(Exception):

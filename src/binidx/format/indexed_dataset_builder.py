@@ -193,11 +193,7 @@ class IndexedDatasetBuilder:
         with self._closed_on_failure():
             for block in stream(pair.bin_reader, pair.index.num_bytes):
                 self._bin.write(block)
-            before, index = len(self._columns.lengths), pair.index
-            self._columns.lengths.extend(index.sequence_lengths)
-            if index.sequence_modes is not None:
-                self._columns.modes.extend(index.sequence_modes)
-            self._columns.add_bounds(index.document_indices[1:], plus=before)
+            self._columns.add(pair.index.sequence_lengths, pair.index.document_indices[1:], pair.index.sequence_modes)
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> None:
         """Publish the `.bin`, then the `.idx`; the old `.idx` of this name, and the one beside the `.bin`, are removed.

@@ -63,9 +63,7 @@ def packed_to_indexed(
         columns = output.columns
         for documents, lengths in _documents(_without_filler(_read_all(files), sep_token), sep_token):
             output.bin.write(as_tokens(documents, columns.dtype, path_prefix).view(np.uint8).data)
-            before = len(columns.lengths)
-            columns.lengths.extend(lengths)
-            columns.add_bounds(np.arange(1, len(lengths) + 1), plus=before)
+            columns.add(lengths, np.arange(1, len(lengths) + 1))
             watch(len(documents))
         output.publish(*([] if target.is_complete else [target.remove_existing]))
         return columns.num_documents

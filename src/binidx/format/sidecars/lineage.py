@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.arrow import pa, parquet
+from binidx.format.bin_file import discard_writes
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -111,18 +112,13 @@ class LineageWriter:
 
     def abandon(self) -> None:
         """Remove the unpublished file; no effect after `publish`."""
-        with contextlib.suppress(_Abandoned), self._open:
-            raise _Abandoned
+        discard_writes(self._open)
 
     def _flush(self) -> None:
         if self._tables:
             together = pa.concat_tables(self._tables).unify_dictionaries()
             self._writer.write_table(together, row_group_size=GROUP_ROWS)
         self._tables = []
-
-
-class _Abandoned(Exception):
-    """Raised inside an unfinished write to remove it."""
 
 
 def build_lineage_table(
