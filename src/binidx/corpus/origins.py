@@ -52,14 +52,14 @@ def read_origins(prefix: Where, documents: Sequence[int], options: Options = Non
     if not len(documents) or not object_exists(lineage):
         return {}
     wanted = np.unique(np.array(documents, np.int64))
-    with _opened_lineage(lineage) as (found, schema):
-        metadata, rows = found.metadata, dict[int, dict[str, Any]]()
+    with _opened_lineage(lineage) as (file, schema):
+        metadata, rows = file.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= metadata.num_rows:
             raise FormatError(f"{lineage}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
         firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
-            table = found.read_row_group(group).take(here - firsts[group]).cast(schema)
+            table = file.read_row_group(group).take(here - firsts[group]).cast(schema)
             rows.update(zip(here.tolist(), table.to_pylist(), strict=True))
     return rows
 
@@ -81,12 +81,12 @@ def documents_with_id(prefix: Location, wanted: str) -> list[int]:
         ObjectNotFoundError: the dataset has no lineage, or it has no ids.
         FormatError: the lineage is not valid.
     """
-    found = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
-    if not found and not _has_ids(lineage := prefix + LINEAGE):
+    numbers = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
+    if not numbers and not _has_ids(lineage := prefix + LINEAGE):
         raise ObjectNotFoundError(
             f"{lineage}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
         )
-    return found
+    return numbers
 
 
 def _has_ids(file: Location) -> bool:
@@ -94,7 +94,9 @@ def _has_ids(file: Location) -> bool:
     with _opened_lineage(file) as (opened, schema):
         groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
         ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
-        return any(not (each and each.has_null_count) or each.null_count < rows for each, rows in ids)
+        return any(
+            not (statistics and statistics.has_null_count) or statistics.null_count < rows for statistics, rows in ids
+        )
 
 
 def documents_at(prefix: Location, file: str, row: int) -> list[int]:
@@ -120,7 +122,7 @@ def documents_at(prefix: Location, file: str, row: int) -> list[int]:
 def _search(
     prefix: Location, columns: Sequence[str], matches: Callable[[Any], Mask], row: int | None = None
 ) -> list[int]:
-    lineage, found, first = prefix + LINEAGE, list[int](), 0
+    lineage, numbers, first = prefix + LINEAGE, list[int](), 0
     if not object_exists(lineage):
         raise ObjectNotFoundError(f"{lineage}: not found; binidx preprocess writes it beside a dataset")
     with _opened_lineage(lineage) as (file, schema):
@@ -128,16 +130,16 @@ def _search(
         for group in range(metadata.num_row_groups):
             bounds = metadata.row_group(group).column(number).statistics
             if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
-                found += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
+                numbers += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
             first += metadata.row_group(group).num_rows
-    return found
+    return numbers
 
 
 def _equal(column: Any, value: Any) -> Mask:
     import pyarrow.compute as compute
 
-    found: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 BATCH_ROWS = 1 << 16
@@ -204,15 +206,15 @@ class LineageTransfer:
         self, datasets: Sequence[WholeDataset], targets: Sequence[DatasetTarget], limit: int | None = None
     ) -> None:
         self._targets = targets
-        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
+        present = OPENS.map(lambda dataset: dataset.source.has(LINEAGE), datasets)
         self._sources = [*zip(datasets, present, strict=True)]
-        count = sum(each.index.num_documents for each in datasets)
+        count = sum(dataset.index.num_documents for dataset in datasets)
         self.num_rows = count if limit is None else min(count, limit)
         self._writers: list[LineageWriter] = []
         if any(present):
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._writers = [LineageWriter(each.prefix + LINEAGE) for each in targets]
+            self._writers = [LineageWriter(target.prefix + LINEAGE) for target in targets]
 
     def __bool__(self) -> bool:
         return bool(self._writers)
@@ -319,9 +321,9 @@ def shuffle_lineage(
         for rows in _bucket_rows(file, plan):
             order = shuffle_order(rows.column("key").to_numpy())
             for start, stop in cut((0, len(order)), BATCH_ROWS):
-                found = rows.take(pa.array(order[start:stop]))
-                row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
-                numbers = found.column("source").to_numpy()
+                part = rows.take(pa.array(order[start:stop]))
+                row, byte, ids, hashes = (part.column(name) for name in ("row", "byte", "id", "hash"))
+                numbers = part.column("source").to_numpy()
                 yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
             del rows  # before the next part is read
 
@@ -333,12 +335,12 @@ def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
     for bucket in np.flatnonzero(file.sizes).tolist():
         num_parts = max(1, -(-2 * int(file.sizes[bucket]) // plan.bucket_bytes))
         for part in range(bucket * num_parts, (bucket + 1) * num_parts):
-            found = []
+            batches = []
             for batch in pa.ipc.open_stream(_StreamReader(file, bucket)):
                 parts = assign_buckets(batch.column("key").to_numpy(), plan.num_buckets * num_parts)
-                found.append(batch.filter(pa.array(parts == part)))
-            rows = pa.Table.from_batches(found).combine_chunks()
-            del batch, found
+                batches.append(batch.filter(pa.array(parts == part)))
+            rows = pa.Table.from_batches(batches).combine_chunks()
+            del batch, batches
             yield rows
             del rows
 

@@ -78,16 +78,16 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = SourceDatasets([Location.of(each, source_options) for each in sources])
+    opened = SourceDatasets([Location.of(source, source_options) for source in sources])
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()
     datasets = opened.datasets
     to_write = DatasetTarget.open(Location.of(target, target_options), codec, datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()
     to_write.check_counts(sequences, documents, multimodal)
-    for each in datasets:
-        each.check_index(watch)
-    token_bytes = sum(each.num_bytes for each in datasets)
+    for dataset in datasets:
+        dataset.check_index(watch)
+    token_bytes = sum(dataset.num_bytes for dataset in datasets)
     plan = plan_shuffle(memory_bytes, token_bytes + sequences * SEQUENCE.itemsize, documents, 2)
     with contextlib.ExitStack() as stack:
         output = DatasetOutput(to_write, datasets[0].index.dtype, multimodal)
@@ -95,9 +95,9 @@ def shuffle_datasets(
         with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
             watch.begin("into buckets", token_bytes, 0)
             first = 0
-            for each in datasets:
-                _distribute(each, seed, first, buckets, watch)
-                first += each.index.num_documents
+            for dataset in datasets:
+                _distribute(dataset, seed, first, buckets, watch)
+                first += dataset.index.num_documents
             watch.begin("in order", token_bytes, 0)
             for lengths, pieces in buckets.sorted():
                 _append(output, lengths, *pieces)

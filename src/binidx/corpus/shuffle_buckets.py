@@ -84,15 +84,15 @@ def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """
     key, before = np.array([seed % 2**64, PURPOSE], np.uint64), first % PHILOX_BLOCK
     numbers = np.random.Philox(key=key, counter=first // PHILOX_BLOCK).random_raw(before + count)
-    found: NDArray[np.uint64] = numbers[before:]
-    return found
+    keys: NDArray[np.uint64] = numbers[before:]
+    return keys
 
 
 def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
     """Return the bucket number of each key, of `num_buckets` (at most 2^31) equal ranges of keys; shape as keys."""
     high = keys >> np.uint64(32)
-    found: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
-    return found
+    buckets: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
+    return buckets
 
 
 def shuffle_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -225,7 +225,7 @@ class Buckets:
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
         bounds = _ends(np.bincount(buckets, minlength=self.plan.num_buckets))
-        heads = _heads(keys, [np.diff(each) for _, each in columns])[order]
+        heads = _heads(keys, [np.diff(places) for _, places in columns])[order]
         self._append(0, heads.view(np.uint8).reshape(-1), bounds * heads.itemsize * heads.shape[1])
         for number, (data, places) in enumerate(columns, 1):
             ends = _ends(heads[:, number])
@@ -241,7 +241,7 @@ class Buckets:
             for piece in pieces:
                 self._scratch.append(self._stream(number, bucket), np.frombuffer(piece, np.uint8))
             lengths.append(int(self._scratch.sizes[self._stream(number, bucket)]) - before)
-        heads = _heads(key, [np.array([each]) for each in lengths])
+        heads = _heads(key, [np.array([length]) for length in lengths])
         self._scratch.append(self._stream(0, bucket), heads.view(np.uint8).reshape(-1))
 
     def sorted(self) -> Iterator[tuple[NDArray[np.int64], list[Pieces]]]:
@@ -260,7 +260,7 @@ class Buckets:
             columns = [self._column(number, bucket, table[:, number], buffers[number - 1]) for number in self._numbers]
             for first, stop in batch_by_size(_ends(table[order, 1:].sum(axis=1)), CHUNK_BYTES):
                 part = order[first:stop]
-                yield table[part, 1:], [each.pieces(part) for each in columns]
+                yield table[part, 1:], [column.pieces(part) for column in columns]
 
     def close(self) -> None:
         """Free the disk space."""
@@ -275,7 +275,7 @@ class Buckets:
         stream = self._stream(number, bucket)
         bounds = _ends(lengths)
         size = int(bounds[-1])
-        sizes = [int(self._scratch.sizes[self._stream(each, bucket)]) for each in self._numbers]
+        sizes = [int(self._scratch.sizes[self._stream(column, bucket)]) for column in self._numbers]
         if sum(sizes) > self.plan.bucket_bytes and size > self.plan.bucket_bytes // (2 * self.num_columns):
             return _Column(self._scratch, stream, bounds, None)
         data = buffer.resize(size)

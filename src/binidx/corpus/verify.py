@@ -198,8 +198,8 @@ def _locate(dataset: WholeDataset, token: int) -> str:
         bounds = block.token_bounds()
         if token < bounds[-1]:
             place, source = int(np.searchsorted(bounds, token, "right")) - 1, dataset.source
-            found = f"document {block.first + place}, token {token - bounds[place]} of it"
+            text = f"document {block.first + place}, token {token - bounds[place]} of it"
             if isinstance(source, VirtualSource):
-                found += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
-            return found
+                text += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
+            return text
     return "after the last document"

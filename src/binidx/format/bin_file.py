@@ -94,7 +94,7 @@ def describe_need(index: DatasetCounts) -> str:
 
 def find_bin(prefix: Location) -> Location | None:
     """Return the object that holds the tokens of a prefix, or None."""
-    return next((found for suffix in _bin_suffixes() if object_exists(found := prefix + f".bin{suffix}")), None)
+    return next((tokens for suffix in _bin_suffixes() if object_exists(tokens := prefix + f".bin{suffix}")), None)
 
 
 def _bin_suffixes() -> Iterator[str]:
@@ -108,8 +108,8 @@ def did_you_mean(prefix: Location) -> str:
     path = prefix.local_path
     if not path or os.path.exists(f"{path}.idx"):
         return ""
-    found = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
-    return f"; did you mean {' or '.join(each.removesuffix('.idx') for each in found)}?" if found else ""
+    near = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
+    return f"; did you mean {' or '.join(idx.removesuffix('.idx') for idx in near)}?" if near else ""
 
 
 def superseded_objects(location: Location) -> list[Location]:

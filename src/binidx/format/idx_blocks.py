@@ -70,8 +70,8 @@ class DocumentBlock:
         """Return the position in the `.bin`, in tokens, of each document, then the end, shape (num_documents + 1,)."""
         ends = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, out=ends[1:])
-        found: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
-        return found
+        positions: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
+        return positions
 
 
 class IndexStream:

@@ -15,12 +15,13 @@ are checked only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
@@ -196,19 +197,39 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
 
 
 def _current_identity(location: Location) -> Any:
-    """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
+    """Return the identity of the object that has this name now, of a local file its version; None without an object."""
+    if location.local_path is not None:
+        return local_version(location)
     try:
-        path = location.local_path
-        if path is None:
-            return object_identity(location)
-        found = os.stat(path)
+        return object_identity(location)
     except ObjectNotFoundError:
         return None
-    except OSError:
-        if path is None:
-            raise
-        return None  # opening it says more
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+class LocalVersion(NamedTuple):
+    """Numbers that change when a local file is changed or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def local_version(location: Location) -> LocalVersion | None:
+    """Return the version of a local file; None if it is remote or cannot be read: opening it says more."""
+    status = stat_file(location)
+    if status is None:
+        return None
+    return LocalVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def stat_file(location: Location) -> os.stat_result | None:
+    """Return the stat of a local file; None if it is remote or missing."""
+    path = location.local_path
+    with contextlib.suppress(OSError):
+        return None if path is None else os.stat(path)
+    return None
 
 
 def open_bin(
@@ -285,9 +306,9 @@ def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
     except StorageError as error:
         if not is_absent(error):
             raise
-        found = [form.result() for form in encoded]
-        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(found) else []
-        stored = next(filter(None, [*found, *REQUESTS.map(find_encoded, others)]), None)
+        forms = [form.result() for form in encoded]
+        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(forms) else []
+        stored = next(filter(None, [*forms, *REQUESTS.map(find_encoded, others)]), None)
         if stored is None:
             raise
         return stored

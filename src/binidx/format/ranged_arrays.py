@@ -90,9 +90,9 @@ class RangedArray:
         return self[row].item()
 
     def _column(self, column: int) -> RangedArray:
-        found = copy.copy(self)
-        found.column, found.shape = column, self.shape[:1]
-        return found
+        view = copy.copy(self)
+        view.column, view.shape = column, self.shape[:1]
+        return view
 
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
         """Return the rows of several slices, starts[i] up to stops[i], one after the other.
@@ -131,15 +131,15 @@ class RangedArray:
             guess = low[left] + (np.clip(part, 0, 1) * (high[left] - low[left])).astype(np.int64)
             starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
             stops = np.minimum(starts + size, len(self))
-            places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
-            found = self.runs(starts, stops).astype(np.int64)
+            places = np.concatenate([np.arange(*block) for block in zip(starts, stops, strict=True)])
+            elements = self.runs(starts, stops).astype(np.int64)
             # The elements of all blocks ascend, so one search finds the two neighbours of each value.
-            after = found.searchsorted(values[left], side="right")
-            places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])
+            after = elements.searchsorted(values[left], side="right")
+            places, elements = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], elements, [most]])
             low[left] = np.maximum(low[left], places[after] + 1)
             high[left] = np.minimum(high[left], places[after + 1])
-            below[left] = np.maximum(below[left], found[after])
-            above[left] = np.minimum(above[left], found[after + 1])
+            below[left] = np.maximum(below[left], elements[after])
+            above[left] = np.minimum(above[left], elements[after + 1])
             turn += 1
         return low
 
@@ -198,6 +198,6 @@ def parse_index_in_ranges(
     if num_sequences != count:
         raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
     bounds: Any = RangedArray(reader, ends[1], "<i8", (num_bounds,))
-    length, pointer = (int.from_bytes(each, "little", signed=True) for each in last) if last else (0, 0)
+    length, pointer = (int.from_bytes(value, "little", signed=True) for value in last) if last else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
     return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, documents_are_sequences)

@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,11 +112,11 @@ class VirtualParts:
         Args:
             identities: present identities of each part's files, under "idx" and "bin".
         """
-        for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
+        for part, prefix, now in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
-                if not same_identity(was, found[end]):
+                if not same_identity(was, now[end]):
                     raise ObjectChangedError(
-                        f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.location} was written; "
+                        f"{prefix}.{end}: {dict(now[end])}, was {dict(was)} when {self.location} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     )
 
@@ -173,8 +174,8 @@ def read_parts(prefix: Location) -> VirtualParts | None:
         if is_absent(error):
             return None
         raise
-    found = PARTS_FILE.decode(data, location.uri)
-    return VirtualParts(location, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
+    listed = PARTS_FILE.decode(data, location.uri)
+    return VirtualParts(location, listed.dtype, listed.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def resolve_part(uri: str, prefix: str) -> str:
@@ -190,7 +191,11 @@ def relative_part(uri: str, prefix: str) -> str:
 
 
 def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
-    """Return one index over all parts. Memory: 12 bytes for each sequence and 8 for each document.
+    """Return one index over all parts. Memory: 12 bytes for each sequence and 16 for each document.
+
+    Args:
+        indices: index of each part, fully checked.
+        parts: the list of the parts.
 
     Raises:
         FormatError: a part has another dtype, or other counts, than listed.
@@ -200,16 +205,14 @@ def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -
         if found != (needed := (parts.dtype, part.sequences, part.tokens)):
             raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.location} needs {needed}")
     lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
-    pointers = np.empty(len(lengths), "<i8")
-    bounds = np.zeros(1 + sum(index.document_count - 1 for index in indices), "<i8")
-    start, place, document = 0, 0, 1
-    for index in indices:
-        stop, end = start + len(index), document + index.document_count - 1
-        np.add(index.sequence_pointers, place, out=pointers[start:stop])
-        np.add(index.document_indices[1:], start, out=bounds[document:end])
-        start, place, document = stop, place + index.num_bytes, end
-    modes = [index.sequence_modes for index in indices]
-    found_modes = None if modes[0] is None else np.concatenate([each for each in modes if each is not None])
+    pointers = np.cumsum(lengths, dtype="<i8")  # the running sum that the pointers of each part are
+    pointers -= lengths
+    pointers *= indices[0].dtype_size
+    before = accumulate(map(len, indices), initial=0)
+    shifted = [index.document_indices[1:] + first for index, first in zip(indices, before, strict=False)]
+    bounds = np.concatenate([[0], *shifted], dtype="<i8")
+    modes = [index.sequence_modes for index in indices if index.sequence_modes is not None]
     for array in (lengths, pointers, bounds):
         array.flags.writeable = False
-    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
+    num_tokens, all_modes = sum(index.num_tokens for index in indices), np.concatenate(modes) if modes else None
+    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, all_modes, num_tokens)

@@ -24,8 +24,8 @@ from binidx.index.documents import (
     out_or_empty,
     windows,
 )
-from binidx.native import sample_index
 from binidx.native.permutations import RandomState
+from binidx.native.sample_index import SampleArrays
 
 INT32_MAX = 2**31 - 1
 SEPARATE_BELOW = 0.80
@@ -93,7 +93,8 @@ def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents, *, t
     """
 
     def count_window(first: int) -> int:
-        return sample_index.token_sum(sequence_lengths, get_window(documents, first), first)
+        window = get_window(documents, first)
+        return SampleArrays(sequence_lengths, window, subject="documents", first=first).count_tokens()
 
     check_documents(documents, signs=False)
     return sum(map_windows(count_window, windows(len(documents)), threads))
@@ -148,15 +149,9 @@ def build_sample_index(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
     )
     rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
-    sample_index.fill_sample_index(
-        sequence_lengths,
-        document_index,
-        sequence_length,
-        num_tokens,
-        rows,
-        add_extra_token=add_extra_token,
-        threads=threads,
-    )
+    SampleArrays(
+        sequence_lengths, document_index, sequence_length, num_tokens, add_extra_token=add_extra_token
+    ).fill_starts(rows, threads)
     return rows
 
 

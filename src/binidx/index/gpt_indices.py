@@ -13,7 +13,7 @@ from binidx.index.document_sample import EpochPlan, build_document_index, index_
 from binidx.index.documents import ArrayAllocator, Documents, check_array, check_within, fill_numbers, out_or_empty
 from binidx.native.gpt_samples import GPTIndex, Sequences
 from binidx.native.permutations import RandomState
-from binidx.native.sample_index import fill_sample_index
+from binidx.native.sample_index import SampleArrays
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
@@ -119,15 +119,9 @@ def build_gpt_index(
         build_document_index(
             documents, plan.num_epochs, rng, plan.separate_final_epoch, out=document_index, threads=threads
         )
-        fill_sample_index(
-            sequence_lengths,
-            document_index,
-            sequence_length,
-            plan.num_tokens,
-            sample_index,
-            add_extra_token=add_extra_token,
-            threads=threads,
-        )
+        SampleArrays(
+            sequence_lengths, document_index, sequence_length, plan.num_tokens, add_extra_token=add_extra_token
+        ).fill_starts(sample_index, threads)
     del document_index, sample_index  # the files are complete: free the memory that they were built in
     size = plan.num_samples
     with allocator.array("shuffle_index", (size,), shuffle_dtype(size), in_order=False) as shuffle_index:
@@ -183,7 +177,7 @@ def _check_samples(index: GPTIndex, sequences: Sequences, tokens: int) -> None:
     if (right := sequences.locate(spans)[1]) < len(spans):
         sequence, first, count = spans[right].tolist()
         raise ValueError(f"sequence {sequence}: a sample needs {count} tokens from {first}, which it does not have")
-    found = np.add.reduceat(spans[:, 2], bounds[:-1])
-    wrong = (found != tokens) & (served[some] != len(served) - 1)
+    lengths = np.add.reduceat(spans[:, 2], bounds[:-1])
+    wrong = (lengths != tokens) & (served[some] != len(served) - 1)
     if wrong.any():
-        raise ValueError(f"found a sample of {found[wrong][0]} tokens, need {tokens}")
+        raise ValueError(f"found a sample of {lengths[wrong][0]} tokens, need {tokens}")

@@ -61,14 +61,14 @@ def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None)
         IndexBuildError: samples were requested of documents that have none (Megatron loops over 2^31 epochs).
     """
     epochs, samples = (1, MAX_COUNT - 1) if num_samples is None else (ALL_EPOCHS, num_samples)
-    found, num_epochs = documents.count(seed, epochs, samples)
-    if found < (num_samples or 0):
+    available, num_epochs = documents.count(seed, epochs, samples)
+    if available < (num_samples or 0):
         least = documents.c.least
         raise IndexBuildError(
-            f"found {found} samples in {documents.c.num_documents} documents, need {num_samples}: a document has some "
-            f"if it has {least} or more sequences, none of them of more than 512 tokens"
+            f"found {available} samples in {documents.c.num_documents} documents, need {num_samples}: a document has "
+            f"some if it has {least} or more sequences, none of them of more than 512 tokens"
         )
-    return MappingPlan(documents, seed, num_epochs, found)
+    return MappingPlan(documents, seed, num_epochs, available)
 
 
 def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> None:
@@ -105,14 +105,8 @@ def build_mapping(
 
     Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
-    documents = MaskedDocuments(
-        np.ascontiguousarray(docs, np.int64),
-        np.ascontiguousarray(sizes, np.int32),
-        sequence_length=max_seq_length,
-        least=min_num_sent,
-        short_ratio=short_ratio(short_seq_prob),
-    )
-    return _build_rows(documents, seed, num_epochs, max_num_samples)
+    rules = {"sequence_length": max_seq_length, "least": min_num_sent, "short_ratio": short_ratio(short_seq_prob)}
+    return _build_rows(docs, sizes, num_epochs, max_num_samples, seed, rules)
 
 
 def build_blocks_mapping(
@@ -133,19 +127,18 @@ def build_blocks_mapping(
 
     Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
-    documents = MaskedDocuments(
-        np.ascontiguousarray(docs, np.int64),
-        np.ascontiguousarray(sizes, np.int32),
-        sequence_length=max_seq_length,
-        least=1 if use_one_sent_blocks else 2,
-        titles=np.ascontiguousarray(titles_sizes, np.int32),
-    )
-    return _build_rows(documents, seed, num_epochs, max_num_samples)
+    titles, least = np.ascontiguousarray(titles_sizes, np.int32), 1 if use_one_sent_blocks else 2
+    rules = {"sequence_length": max_seq_length, "least": least, "titles": titles}
+    return _build_rows(docs, sizes, num_epochs, max_num_samples, seed, rules)
 
 
-def _build_rows(documents: MaskedDocuments, seed: int, num_epochs: int, max_num_samples: int) -> NDArray[Any]:
-    found, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
-    plan = MappingPlan(documents, seed, epochs, found)
+def _build_rows(
+    docs: NDArray[Any], sizes: NDArray[Any], num_epochs: int, max_num_samples: int, seed: int, rules: dict[str, Any]
+) -> NDArray[Any]:
+    """Return the rows of documents by the `rules`, keyword arguments of `MaskedDocuments`."""
+    documents = MaskedDocuments(np.ascontiguousarray(docs, np.int64), np.ascontiguousarray(sizes, np.int32), **rules)
+    num_samples, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
+    plan = MappingPlan(documents, seed, epochs, num_samples)
     rows = np.empty(plan.shape, plan.dtype)
     plan.fill(rows)
     return rows

@@ -77,7 +77,7 @@ class Level(IntEnum):
 LEVEL = Level(lib.binidx_cpu_level())
 """Best level of this machine."""
 
-LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(each for each in Level if each <= LEVEL)
+LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(level for level in Level if level <= LEVEL)
 """Levels that this machine can run."""
 
 
@@ -90,7 +90,9 @@ def runnable(level: int | None) -> int:
     if level is None:
         return LEVEL
     if level not in LEVELS:
-        raise ValueError(f"level: {level}, this machine runs {', '.join(f'{each} ({each.name})' for each in LEVELS)}")
+        raise ValueError(
+            f"level: {level}, this machine runs {', '.join(f'{known} ({known.name})' for known in LEVELS)}"
+        )
     return level
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -120,26 +119,14 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
     firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
     starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
     ends = [start.copy() for start in starts]
-    _each_in_threads(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends, num_threads)
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends))
     counts, first = blend.counts_at(0), 0
     for guess, end in zip([g for s in starts for g in s], [e for s in ends for e in s], strict=True):
         counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts
         first += chunk
     blend.replay(first, blend.size, counts, None)
     return counts
-
-
-def _each_in_threads(
-    draw: Callable[[int, NDArray[np.float64]], None],
-    firsts: Sequence[int],
-    counts: Sequence[NDArray[np.float64]],
-    num_threads: int,
-) -> None:
-    if min(num_threads, len(firsts)) <= 1:
-        list(map(draw, firsts, counts))
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(draw, firsts, counts))
 
 
 def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:

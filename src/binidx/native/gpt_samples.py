@@ -143,7 +143,7 @@ class GPTIndex:
         """
         rows, bounds = self._counted(np.asarray(served, np.int64).reshape(-1))
         sequences, starts, stops = (np.empty(count, np.int32) for count in (int(bounds[-1]), len(rows), len(rows)))
-        out = (items(each, np.int32, write=True) for each in (sequences, starts, stops))
+        out = (items(array, np.int32, write=True) for array in (sequences, starts, stops))
         lib.binidx_sample_ends(self.bound, items(rows, np.int64), len(rows), items(bounds, np.int64), *out)
         return bounds, sequences, starts, stops
 

@@ -122,9 +122,9 @@ def read_manifest(location: Location) -> dict[str, Any] | None:
     data = read_small(location)
     if data is None:
         return None
-    found: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
-    MANIFEST_FILE.convert(found, location.uri)
-    return found
+    manifest: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
+    MANIFEST_FILE.convert(manifest, location.uri)
+    return manifest
 
 
 def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts) -> None:

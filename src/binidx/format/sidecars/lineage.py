@@ -132,8 +132,8 @@ def build_lineage_table(
     """
     columns = [pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))]
     for kind, values in zip(SCHEMA.types[1:], (rows, places, ids, hashes), strict=True):
-        found = pa.nulls(len(numbers), kind) if values is None else values
-        columns.append(to_arrow(found, kind) if isinstance(found, np.ndarray) else found)
+        column = pa.nulls(len(numbers), kind) if values is None else values
+        columns.append(to_arrow(column, kind) if isinstance(column, np.ndarray) else column)
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
@@ -218,7 +218,7 @@ def to_bitmap(values: NDArray[np.bool_]) -> Any:
 
 def to_arrow_strings(values: Sequence[str]) -> Any:
     """Convert a few strings to an Arrow array."""
-    encoded = [each.encode() for each in values]
+    encoded = [text.encode() for text in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return _join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
 
@@ -231,10 +231,10 @@ def _join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: 
 
 def to_numpy(column: Any) -> NDArray[Any]:
     """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
-    kind, found = column.type.to_pandas_dtype(), []
+    kind, parts = column.type.to_pandas_dtype(), []
     for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         data, stop = array.buffers()[1], array.offset + len(array)
         if len(array) and kind is np.bool_:
             data = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little").view(np.bool_)
-        found.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
-    return np.concatenate(found) if found else np.empty(0, kind)
+        parts.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
+    return np.concatenate(parts) if parts else np.empty(0, kind)

@@ -141,6 +141,7 @@ class IndexCache:
     trusted: ArrayCheck | None = None
     context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
     digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def load_or_build(
         self,
@@ -173,9 +174,11 @@ class IndexCache:
             PeerError: this process waited for another one to build the index, and that build failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
-        load = partial(self.load, needed, names, set[str]())
-        if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
-            return found
+        load = partial(self.load, needed, names)
+        if access == "ranges" and (
+            ranged := self.open_ranges(names, lambda manifest: has_fingerprint(manifest, fingerprint))
+        ):
+            return ranged
 
         def make() -> Built:
             nonlocal how
@@ -204,13 +207,12 @@ class IndexCache:
             logger.info("%s: not read by ranges: %s", self.files.file(MANIFEST), error)
             return None
 
-    def load(
-        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
-    ) -> Arrays | None:
-        """Return the cached arrays; None, with the reason in the log, if there is no valid cache.
+    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """Return the cached arrays; None, with the reason once in the log, if there is no valid cache.
 
         Args:
-            warned: warnings that earlier calls logged, which are not repeated; this call adds its own.
+            fingerprint: options that the arrays depend on, and "algorithm".
+            names: names of the arrays.
         """
         file = self.files.file(MANIFEST)
         try:
@@ -227,10 +229,9 @@ class IndexCache:
                 return arrays
         except (StaleError, FormatError, StorageError, KeyError) as error:
             text = f"{file}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
-            if warned is None or text not in warned:
+            if text not in self._warned:
+                self._warned.add(text)
                 logger.warning("%s", text)
-            if warned is not None:
-                warned.add(text)
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
 

@@ -124,8 +124,8 @@ def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
         name: of the new index, `{hash}-{class}-{split}`. Indices of other classes and splits are left out.
     """
     kind = name.partition("-")[2]
-    alike = [each for each in known if each.name.partition("-")[2] == kind]
-    if not alike or any(each.order == order.fields for each in alike):
+    alike = [index for index in known if index.name.partition("-")[2] == kind]
+    if not alike or any(index.order == order.fields for index in alike):
         return ""
     last = alike[-1]
     return (
@@ -138,12 +138,12 @@ def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
 
 def add_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]:
     """Return the record with one more index, the newest last."""
-    others = [each for each in known if each.name != name]
+    others = [index for index in known if index.name != name]
     return [*others, Known(name, order.fields, order.most)][-MOST_ORDERS:]
 
 
 def format_known(known: Sequence[Known]) -> bytes:
-    return json.dumps({"indices": [vars(each) for each in known]}, indent=1).encode()
+    return json.dumps({"indices": [vars(index) for index in known]}, indent=1).encode()
 
 
 def parse_known(data: bytes) -> list[Known]:
@@ -168,7 +168,7 @@ def record_order(
         order: order of the index.
         published: whether the index is in the cache.
     """
-    record = files.named(hash_fields(fingerprint, content))
+    record = IndexFiles(files.directory, hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
         known = parse_known(record.read_small(ORDERS) or b"")
         if text := describe_change(known, order, files.name):

@@ -241,9 +241,13 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
     each_read = at_once or min(SAMPLES_IN_GROUP, run.micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
-    large = (each for each in inventory.summaries.values() if each.compressed and each.plain_bytes > STORE.largest)
-    compressed_bytes = sum(each.plain_bytes for each in large)
-    found = []
+    large = (
+        summary
+        for summary in inventory.summaries.values()
+        if summary.compressed and summary.plain_bytes > STORE.largest
+    )
+    compressed_bytes = sum(summary.plain_bytes for summary in large)
+    costs = []
     for index, share in inventory.shares():
         summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
@@ -255,8 +259,8 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
             )
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
         prices = open_store(summary.prefix, run.config.storage_options).prices()
-        found.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
-    return found
+        costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
+    return costs
 
 
 def _traffic(
@@ -301,12 +305,12 @@ def _traffic(
 
 
 def total_costs(costs: Sequence[Costs]) -> ReadCost:
-    return sum((each.reading for each in costs), NOTHING)
+    return sum((cost.reading for cost in costs), NOTHING)
 
 
 def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
     """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
-    remote = [each for each in inventory.summaries.values() if each.location.local_path is None]
+    remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
     if not remote:
         return _index_phases(inventory, remote=False)
     rounds = ceil(len(remote) / OPENING_THREADS) * 3
@@ -315,7 +319,7 @@ def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartP
     share = run.micro_batch_size / max(inventory.num_samples, 1)
     return [
         StartPhase("connections", 2),
-        StartPhase("opening", rounds, sum(each.idx_bytes for each in remote)),
+        StartPhase("opening", rounds, sum(summary.idx_bytes for summary in remote)),
         *_index_phases(inventory, remote=True),
         StartPhase("first batch", 1, max(whole.num_bytes * share, batch_bytes)),
     ]
@@ -325,22 +329,22 @@ def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
     """Return the phases of loading and building indices: splits in sequence, prefixes concurrently, then blends."""
     directory = inventory.run.config.path_to_cache
     far = remote if directory is None else Location(directory).local_path is None
-    cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]
-    built = [each for each in inventory.indices if each.plan and each.cache.state in (MISSING, STALE)]
-    blends = [each for each in inventory.blends if each.cache.state in (THERE, UNPROVEN)]
-    drawn = [each for each in inventory.blends if each not in blends]
+    cached = [index for index in inventory.indices if index.cache.state in (THERE, UNPROVEN)]
+    built = [index for index in inventory.indices if index.plan and index.cache.state in (MISSING, STALE)]
+    blends = [blend for blend in inventory.blends if blend.cache.state in (THERE, UNPROVEN)]
+    drawn = [blend for blend in inventory.blends if blend not in blends]
     phases = []
     if cached or blends:
-        manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
-        num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
-        rounds = 2 * (len({each.wanted.split for each in cached}) + len(blends))
+        manifests = [index.cache.manifest for index in cached] + [blend.cache.manifest for blend in blends]
+        num_bytes = sum(array.bytes for manifest in manifests if manifest for array in manifest.arrays.values())
+        rounds = 2 * (len({index.wanted.split for index in cached}) + len(blends))
         phases.append(StartPhase("indices from their caches", rounds * far, num_bytes * far))
     if built:
-        seconds = sum(build_seconds(each.documents, each.plan) for each in built if each.plan)
-        rounds = 9 * len({each.wanted.split for each in built})
+        seconds = sum(build_seconds(index.documents, index.plan) for index in built if index.plan)
+        rounds = 9 * len({index.wanted.split for index in built})
         phases.append(StartPhase("indices to be built, by one process of all", rounds * far, 0, seconds))
     if drawn:
-        seconds = sum(each.size for each in drawn) * SECONDS_PER_BLENDED_SAMPLE
+        seconds = sum(blend.size for blend in drawn) * SECONDS_PER_BLENDED_SAMPLE
         rounds = 9 * len(drawn) if directory is not None else 0
         phases.append(StartPhase("blends to be drawn", rounds * far, 0, seconds))
     return phases
@@ -363,7 +367,7 @@ def measure_link(summary: DatasetSummary) -> Link:
     latency = median(times[1:])  # the first one connects
     streams = min(STREAMS, max(1, reader.size // STREAM_BYTES))
     step = reader.size // streams
-    wanted = [(each * step, each * step + min(STREAM_BYTES, step)) for each in range(streams)]
+    wanted = [(stream * step, stream * step + min(STREAM_BYTES, step)) for stream in range(streams)]
     began = perf_counter()
     moved = sum(map(len, reader.read(wanted)))
     seconds = max(perf_counter() - began - latency, 1e-4)
