@@ -458,7 +458,12 @@ def plan_samples(size: int) -> list[Range]:
 
 
 def same_samples(left: RangeReader, right: RangeReader, watch: ProgressWatcher) -> bool:
-    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once."""
+    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once.
+
+    Args:
+        left, right: readers of plain bytes of the same size.
+        watch: gets the number of bytes to compare.
+    """
     samples = plan_samples(left.size)
     watch.begin(f"compare samples of {right.uri}", sum(stop - start for start, stop in samples), 0)
     return left.read(samples) == right.read(samples)

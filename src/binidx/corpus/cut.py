@@ -74,6 +74,12 @@ def head_dataset(
 
     The store itself copies an uncompressed `.bin` if it can; a compressed `.bin` is decompressed and compressed again.
 
+    Args:
+        num_documents: 0 or more.
+        lineage: whether to carry the lineage over, if the source has one.
+        overwrite: replace a dataset at the target. It stays until the new one is ready.
+        source_options, target_options: fsspec options; the store itself can copy tokens only if the two are equal.
+
     Raises:
         ConfigError: the number is negative, or the target is the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
@@ -137,6 +143,10 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     """Return a pseudorandom number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
+
+    Args:
+        seed: any integer; its low 64 bits are used.
+        first, count: number of the first document, and how many there are.
 
     Source: SplitMix64 (Steele, Lea, Flood 2014): output (document number + 1) of the generator with this seed.
     """
@@ -212,7 +222,13 @@ def _scatter(
 
 
 def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:
-    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens."""
+    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens.
+
+    Args:
+        block: neighbouring documents.
+        wanted: whether to append each of them, shape (num_documents,).
+        columns: the columns to append to.
+    """
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
     lengths = block.lengths[sequences]

@@ -107,7 +107,12 @@ def diff_datasets(
 
 
 def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
-    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2)."""
+    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2).
+
+    Args:
+        dataset: its index and size are checked, too.
+        watch: is advanced by the bytes that are read.
+    """
     dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
     if dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")

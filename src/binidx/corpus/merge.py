@@ -117,7 +117,12 @@ def merge_datasets(
 
 @contextmanager
 def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[IndexColumns]:
-    """Read and check the indices of all datasets, and yield the columns of the merged `.idx`."""
+    """Read and check the indices of all datasets, and yield the columns of the merged `.idx`.
+
+    Args:
+        sources: compatible datasets, in order.
+        watch: is advanced by the bytes of each index.
+    """
     _, multimodal = sources.check_compatible()
     datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
@@ -143,6 +148,13 @@ def merge_tokens(
     watch: ProgressWatcher,
 ) -> tuple[int, Join]:
     """Concatenate the tokens of all datasets, call `remove_existing`, and publish tokens and index.
+
+    Args:
+        sources: compatible datasets, in order.
+        target: the dataset to write.
+        columns: the merged index, from `merged_index`.
+        remove_existing: called after the sources were found unchanged, right before the tokens become visible.
+        watch: is advanced by the bytes that are copied or compared.
 
     Returns:
         The size of the `.bin` in bytes, and the Join that copied or compared it.

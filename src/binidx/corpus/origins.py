@@ -44,6 +44,11 @@ def read_origins(prefix: Where, documents: Sequence[int], options: Options = Non
 
     Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
 
+    Args:
+        prefix: of the dataset.
+        documents: document numbers, in any order.
+        options: fsspec options, for a prefix that is no `Location`.
+
     Raises:
         FormatError: the lineage is not valid, or has no such row.
         MissingDriverError: there is a lineage, and pyarrow is not installed.
@@ -76,6 +81,10 @@ Mask = NDArray[np.bool_]
 
 def documents_with_id(prefix: Location, wanted: str) -> list[int]:
     """Return the numbers of the documents whose id is `wanted`, ascending.
+
+    Args:
+        prefix: of the dataset.
+        wanted: an id, compared as a whole.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage, or it has no ids.

@@ -130,7 +130,12 @@ class ScratchFile:
         self._end = 0
 
     def append(self, stream: int, data: NDArray[np.uint8]) -> None:
-        """Append bytes to a stream."""
+        """Append bytes to a stream.
+
+        Args:
+            stream: number of the stream.
+            data: the bytes, contiguous.
+        """
         size, done = int(self.sizes[stream]), 0
         while done < len(data):
             if size % EXTENT_BYTES == 0:
@@ -143,7 +148,13 @@ class ScratchFile:
         self.sizes[stream] = size
 
     def read(self, stream: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Read bytes [start, start + len(out)) of a stream into `out`."""
+        """Read bytes [start, start + len(out)) of a stream into `out`.
+
+        Args:
+            stream: number of the stream.
+            start: first byte in the stream; all bytes up to start + len(out) must have been appended.
+            out: contiguous array to fill.
+        """
         done = 0
         while done < len(out):
             extent, offset = divmod(start + done, EXTENT_BYTES)
@@ -220,7 +231,12 @@ class Buckets:
         self._grouped = _Buffer()
 
     def add(self, keys: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Distribute records to the buckets; one call holds about `plan.round_bytes` of records at most."""
+        """Distribute records to the buckets; one call holds about `plan.round_bytes` of records at most.
+
+        Args:
+            keys: key of each record, shape (n,).
+            columns: the records' data in each column.
+        """
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
@@ -234,7 +250,12 @@ class Buckets:
             self._append(number, grouped, ends[bounds])
 
     def add_one(self, key: NDArray[np.uint64], columns: Sequence[Iterable[memoryview]]) -> None:
-        """Add one record of more than `plan.round_bytes`, with each column's data in pieces; `key` has shape (1,)."""
+        """Add one record of more than `plan.round_bytes`, with the data of each column in pieces.
+
+        Args:
+            key: shape (1,).
+            columns: the record's data in each column, in pieces.
+        """
         bucket, lengths = int(assign_buckets(key, self.plan.num_buckets)[0]), []
         for number, pieces in enumerate(columns, 1):
             before = int(self._scratch.sizes[self._stream(number, bucket)])

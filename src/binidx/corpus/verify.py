@@ -123,6 +123,11 @@ def _refuse(uri: str, problem: str) -> None:
 def check_lineage(dataset: WholeDataset, plain: RangeReader, watch: ProgressWatcher) -> int:
     """Compare each document with its hash in the lineage file; return the number of documents that have a hash.
 
+    Args:
+        dataset: its index must have been checked.
+        plain: reader of its tokens.
+        watch: is advanced by the bytes of the tokens.
+
     Raises:
         ObjectNotFoundError: there is no lineage.
         FormatError: the number of rows is wrong, or a row belongs to another document.

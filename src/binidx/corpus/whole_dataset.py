@@ -239,6 +239,12 @@ class DatasetTarget:
     def open(cls, prefix: Location, codec: str, sources: Sequence[WholeDataset], *, overwrite: bool) -> DatasetTarget:
         """Return the target under a prefix that is free, may be overwritten, or may hold an earlier run's output.
 
+        Args:
+            prefix: of the dataset to write.
+            codec: name of the codec of its tokens.
+            sources: datasets that are read meanwhile.
+            overwrite: replace what is there.
+
         Raises:
             ConfigError: the prefix is a folder, or one of the sources.
             ObjectExistsError: other objects exist than an earlier run of this job leaves, and `overwrite` is False.
@@ -298,7 +304,12 @@ class DatasetTarget:
             watch.say(f"{self.prefix}: holds this dataset already, compared byte for byte")
 
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
-        """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison."""
+        """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison.
+
+        Args:
+            num_sequences, num_documents: counts of the dataset to write.
+            multimodal: whether it has modes.
+        """
         size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
         if self.is_complete and object_identity(self.idx)["size"] != size:
             raise ObjectExistsError(self.refusal)

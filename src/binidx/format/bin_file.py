@@ -76,7 +76,13 @@ def check_bin_size(
 
 
 def count_surplus_bytes(bin_uri: str, size: int, index: DatasetCounts) -> int:
-    """Return the number of bytes of a `.bin` after its last token; raise FormatError if it is too short."""
+    """Return the number of bytes of a `.bin` after its last token; raise FormatError if it is too short.
+
+    Args:
+        bin_uri: URI of the `.bin`, for the error.
+        size: plain bytes of the `.bin`.
+        index: counts and dtype of the `.idx`.
+    """
     surplus = size - _num_bytes(index)
     if surplus < 0:
         raise FormatError(f"{bin_uri}: {size} bytes, {describe_need(index)}")

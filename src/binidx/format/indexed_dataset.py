@@ -441,7 +441,12 @@ class IndexedDataset:
 
 
 def check_pickled(uri: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError if an object has another identity now than in the process that pickled a dataset."""
+    """Raise ObjectChangedError if an object has another identity now than in the process that pickled a dataset.
+
+    Args:
+        uri: name of the object, for the error.
+        was, now: identity when the dataset was pickled, and after it was opened again.
+    """
     if not same_identity(was, now):
         raise ObjectChangedError(
             f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; start again from the new data, or "

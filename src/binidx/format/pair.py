@@ -176,7 +176,14 @@ def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str,
 def check_opened(
     prefix: Location, bin_reader: RangeReader, index: SequenceIndex, listed: ListedPair | None = None
 ) -> None:
-    """Check the size of an opened `.bin`; the manifest is read only if that size is not what the `.idx` needs."""
+    """Check the size of an opened `.bin`; the manifest is read only if that size is not what the `.idx` needs.
+
+    Args:
+        prefix: of the dataset.
+        bin_reader: reader of the plain tokens.
+        index: the fully checked `.idx`.
+        listed: the pair's files in a listing of their folder, if one was made.
+    """
 
     def read() -> dict[str, Any] | None:
         return None if listed and MANIFEST not in listed.sidecars else read_manifest(prefix + MANIFEST)
@@ -190,6 +197,10 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
 
     The pointers prove every length but the last. Neither Megatron nor binidx writes bytes after the last token, but
     other tools may leave some, which both ignore: they are accepted unless they are as many as such a bit takes away.
+
+    Args:
+        index: the fully checked `.idx`.
+        spare_bytes: bytes of the `.bin` after its last token.
     """
     tokens, rest = divmod(spare_bytes, index.dtype_size)
     last = int(index.sequence_lengths[-1]) if len(index) else -1

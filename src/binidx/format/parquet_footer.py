@@ -138,7 +138,12 @@ def serve() -> None:
 
 
 def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
-    """Return the row groups of a footer; a damaged one makes pyarrow raise, or kill this process."""
+    """Return the row groups of a footer; a damaged one makes pyarrow raise, or kill this process.
+
+    Args:
+        footer: the footer, its length and the magic: the last bytes of the file.
+        file_bytes: size of the file, which all columns must be within.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -161,7 +166,12 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
 
 
 def columns_of(group: Any, names: Any = None) -> list[Any]:
-    """Return the stored columns of a row group with these names, or all; a list has the stored column of its items."""
+    """Return the stored columns of a row group with these names, or all; a list has the stored column of its items.
+
+    Args:
+        group: pyarrow's metadata of a row group.
+        names: names of columns at the top of the schema; None for all.
+    """
     columns = [group.column(number) for number in range(group.num_columns)]
     if names is None:
         return columns

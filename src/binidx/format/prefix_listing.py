@@ -119,7 +119,12 @@ class BundledFiles:
     files: memoryview
 
     def find(self, prefix: str, identity: Identity) -> memoryview | None:
-        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None."""
+        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None.
+
+        Args:
+            prefix: URI of the prefix.
+            identity: present identity of its `.idx`.
+        """
         if prefix not in self.table:
             return None
         first, size, checksum, bundled = self.table[prefix]
@@ -142,7 +147,12 @@ def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
 
 
 def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[bytes | memoryview]:
-    """Return the bytes of a bundle of the chosen prefixes, in pieces."""
+    """Return the bytes of a bundle of the chosen prefixes, in pieces.
+
+    Args:
+        files: identity and bytes of the `.idx` of each prefix.
+        chosen: prefixes, ascending.
+    """
     table, first = [], 0
     for prefix in chosen:
         identity, data = files[prefix]

@@ -32,7 +32,12 @@ BLOCK_BYTES = 4096
 
 
 def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
-    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
+    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir.
+
+    Args:
+        location: of the index file.
+        found: version of the object to read, if it is known; that saves a HEAD.
+    """
     options = dict(location.options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(location.uri, storage_options=options, cache="disk", found=found)
@@ -97,6 +102,9 @@ class RangedArray:
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
         """Return the rows of several slices, starts[i] up to stops[i], one after the other.
 
+        Args:
+            starts, stops: first row of each slice, and the row after its last, shape (n,).
+
         Raises:
             IndexError: a slice leaves the array.
         """
@@ -115,6 +123,10 @@ class RangedArray:
         All values are searched together. Each round reads one block of BLOCK_BYTES for each value, at the position that
         linear interpolation gives, or in the middle in every third round. That takes two or three rounds if the array
         grows evenly, and at most 3 log2(n / 512) for any array.
+
+        Args:
+            values: shape (n,), in any order.
+            side: "right".
         """
         assert side == "right", "the only side that callers need"
         if not len(self):
@@ -164,6 +176,10 @@ def open_index_in_ranges(prefix: Location, checked: CheckedIndex) -> tuple[Seque
     """Open an `.idx` whose arrays are read by ranges, and return it with the reader of the object.
 
     Only the header and the counts are checked. Later reads are pinned to this version of the object.
+
+    Args:
+        prefix: of the dataset.
+        checked: facts about its `.idx`, which was checked before.
 
     Raises:
         FormatError: the header breaks a rule, or belongs to another dataset.

@@ -146,13 +146,22 @@ def check_named(named: Iterable[str], file: Location) -> None:
     """Check by `named_location` the URIs that the description of a run names, if it was read over HTTP.
 
     A description in a bucket or on a disk is the user's own, and may name data anywhere.
+
+    Args:
+        named: URIs in the description.
+        file: location of the description.
     """
     for uri in named if is_url(file.uri) else ():
         named_location(uri, file)
 
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
-    """Return the bytes of a `.parts.json`."""
+    """Return the bytes of a `.parts.json`.
+
+    Args:
+        dtype: name of the parts' token type, such as "uint16".
+        parts: the parts, in order.
+    """
     whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
@@ -179,13 +188,23 @@ def read_parts(prefix: Location) -> VirtualParts | None:
 
 
 def resolve_part(uri: str, prefix: str) -> str:
-    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`."""
+    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`.
+
+    Args:
+        uri: URI of the list.
+        prefix: the part's prefix as the list has it: a URI, or relative to the folder of the list.
+    """
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 
 
 def relative_part(uri: str, prefix: str) -> str:
-    """Return the prefix of a part as the list `uri` stores it: relative if it is in or below the folder of the list."""
+    """Return the prefix of a part as the list `uri` stores it: relative if it is in or below the folder of the list.
+
+    Args:
+        uri: absolute URI of the list.
+        prefix: absolute URI of the part's prefix.
+    """
     folder = uri.rpartition("/")[0] + "/"
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 

@@ -100,6 +100,16 @@ def build_gpt_index(
 ) -> None:
     """Build document_index, sample_index and shuffle_index, each straight into the array that `allocator` provides.
 
+    Args:
+        allocator: provides the arrays, and publishes each when it is complete.
+        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
+        documents: documents of the split: numbers of sequences, shape (num_documents,).
+        plan: of the epochs.
+        rng: generator of all shuffles, freshly seeded.
+        sequence_length: tokens of a sample.
+        add_extra_token: whether a sample has one more token, its last label.
+        threads: number of threads that write numbers and rows; the arrays are the same for any number.
+
     Memory: with n = len(documents) * plan.num_epochs and s = plan.num_samples, the anonymous memory of a build for a
     local disk is at most 2 MiB a thread and, of 4 n bytes (document index) and 4 s bytes (shuffle index; 8 s from 2**32
     samples on), the larger number, if it is over 1 GiB.

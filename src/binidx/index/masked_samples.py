@@ -57,6 +57,11 @@ class MappingPlan:
 def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None) -> MappingPlan:
     """Return the plan of the fewest whole epochs that give `num_samples`; of one epoch for None.
 
+    Args:
+        documents: documents of the split.
+        seed: seed of the samples' target lengths.
+        num_samples: number of requested samples.
+
     Raises:
         IndexBuildError: samples were requested of documents that have none (Megatron loops over 2^31 epochs).
     """
@@ -73,6 +78,10 @@ def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None)
 
 def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> None:
     """Build the `sample_index` of a masked dataset: (first sequence, end, target of tokens), shape (num_samples, 3).
+
+    Args:
+        allocator: provides the array, and publishes it when it is complete.
+        plan: of the samples.
 
     Cost: 3 ns a sequence, for every epoch if short samples are drawn, else for one epoch; and 5 ns a row.
 
@@ -145,7 +154,13 @@ def _build_rows(
 
 
 def check_sample_index(rows: NDArray[Any], first: int, end: int, sequence_length: int) -> None:
-    """Raise ValueError unless the rows can be a `sample_index` of sequences `first` to `end` - 1."""
+    """Raise ValueError unless the rows can be a `sample_index` of sequences `first` to `end` - 1.
+
+    Args:
+        rows: (first sequence, end, target of tokens), shape (num_samples, 3).
+        first, end: sequences of the split, half open.
+        sequence_length: the largest target of tokens.
+    """
     check_array("sample_index", rows, (np.uint32, np.uint64), 2)
     if rows.shape[1] != 3:
         raise ValueError(f"sample_index: found shape {rows.shape}, need (num_samples, 3)")

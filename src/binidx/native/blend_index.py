@@ -161,6 +161,12 @@ def blend_weighted(
     """Fill both arrays, shape (size,), as `index.blend.build_blend_index`; return the samples drawn of each dataset.
 
     The weights must be finite and positive.
+
+    Args:
+        weights: share of each dataset, shape (num_datasets,).
+        dataset_index, dataset_sample_index: arrays to fill, shape (size,).
+        num_threads: threads that draw; the rows are the same for any number.
+        level: vector level; by default the best of this machine.
     """
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
@@ -180,7 +186,13 @@ def blend_exhaustive(
     num_threads: int = 1,
     level: int | None = None,
 ) -> None:
-    """Fill both arrays, shape (sum of sizes,), as `index.blend.build_exhaustive_blend_index` returns them."""
+    """Fill both arrays, shape (sum of sizes,), as `index.blend.build_exhaustive_blend_index` returns them.
+
+    Args:
+        sizes: samples of each dataset, shape (num_datasets,).
+        dataset_index, dataset_sample_index: arrays to fill, shape (sum of sizes,).
+        num_threads, level: as in `blend_weighted`.
+    """
     total = sum(map(int, sizes))
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")

@@ -71,6 +71,11 @@ class MaskedDocuments:
     def count(self, seed: int, num_epochs: int, num_samples: int) -> tuple[int, int]:
         """Return (samples, epochs) of the fewest whole epochs with `num_samples` samples, at most of `num_epochs`.
 
+        Args:
+            seed: seed of the samples' target lengths.
+            num_epochs: most epochs to go through.
+            num_samples: number of samples after which to stop.
+
         Raises:
             IndexBuildError: 2^53 samples or more.
         """
@@ -82,7 +87,13 @@ class MaskedDocuments:
         return _checked(made), epochs[0]
 
     def fill(self, rows: NDArray[Any], seed: int, num_epochs: int) -> None:
-        """Fill rows, uint32 or uint64, shape (num_samples, columns), with the samples that `count` counted."""
+        """Fill rows, uint32 or uint64, shape (num_samples, columns), with the samples that `count` counted.
+
+        Args:
+            rows: array to fill.
+            seed: seed of the samples' target lengths.
+            num_epochs: number of epochs, as `count` returned it.
+        """
         if rows.dtype not in (np.uint32, np.uint64):
             raise TypeError(f"rows: {rows.dtype}, needs uint32 or uint64")
         if rows.dtype == np.uint32 and self.c.num_sequences >= 2**32:
@@ -94,7 +105,12 @@ class MaskedDocuments:
 
 
 def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
-    """Shuffle rows of 12, 16, 24 or 32 bytes in place: Fisher-Yates with C++'s `mt19937_64(seed)`."""
+    """Shuffle rows of 12, 16, 24 or 32 bytes in place: Fisher-Yates with C++'s `mt19937_64(seed)`.
+
+    Args:
+        rows: C-contiguous, shape (num_samples, columns).
+        seed: its low 64 bits are used.
+    """
     out = items(rows, rows.dtype, rows.shape[1] if rows.ndim == 2 else 0, write=True)
     row_bytes = rows.itemsize * rows.shape[1]
     if row_bytes not in (12, 16, 24, 32):

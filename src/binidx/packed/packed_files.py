@@ -58,7 +58,12 @@ class PackedHeader:
 
 
 def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
-    """Return the header in the first 24 bytes of a file; raise FormatError if they are no header."""
+    """Return the header in the first 24 bytes of a file; raise FormatError if they are no header.
+
+    Args:
+        data: the first bytes of the file.
+        uri: name of the file, for errors.
+    """
     if len(data) < HEADER.size:
         raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
     magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])

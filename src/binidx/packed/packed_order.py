@@ -42,6 +42,10 @@ def order_files(names: Iterable[str], seed: int) -> list[str]:
     """Return the files in the order of TinyLlama (since its #67) and the Gemstones: sorted, then shuffled with a seed.
 
     lit-gpt uses the order of a directory listing, which only the original run knows.
+
+    Args:
+        names: names of the files, in any order.
+        seed: seed of the run.
     """
     files = sorted(names)
     random.Random(seed).shuffle(files)
@@ -119,6 +123,9 @@ class WorkerOrder:
 
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
+
+        Args:
+            first, stop: positions in the worker's stream, half open.
 
         Raises:
             IndexError: positions below 0, or after the end of the stream, if it ends.
@@ -208,6 +215,9 @@ class PackedRun:
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
 
+        Args:
+            first, stop: positions in the rank's stream, half open.
+
         Raises:
             IndexError: the stream ends before `stop`, or first is below 0.
         """
@@ -218,7 +228,7 @@ class PackedRun:
         for number in range(self._count):
             here = worker == number
             if here.any():
-                rows[here] = self._of_worker(number, position[here])
+                rows[here] = self._worker_blocks(number, position[here])
         return rows
 
     def _place(self, samples: Rows) -> tuple[Rows, Rows]:
@@ -255,7 +265,7 @@ class PackedRun:
         ends = [np.flatnonzero(drawn == number) for number in range(len(left))]
         return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
 
-    def _of_worker(self, worker: int, positions: Rows) -> Rows:
+    def _worker_blocks(self, worker: int, positions: Rows) -> Rows:
         """Return the rows (set, file, block, pass) at ascending positions of one worker."""
         rows = np.empty((len(positions), 4), np.int64)
         drawn = self._draws(int(positions[-1]) + 1)

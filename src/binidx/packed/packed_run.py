@@ -294,7 +294,12 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """Return the order of a parsed description, with its packed files opened and checked."""
+    """Return the order of a parsed description, with its packed files opened and checked.
+
+    Args:
+        described: the parsed description.
+        storage_options: options of the stores of the packed files.
+    """
     fork, seed = FORKS[described.fork], described.seed
     files = []
     for packed_set in described.sets:

@@ -130,6 +130,11 @@ def read_manifest(location: Location) -> dict[str, Any] | None:
 def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts) -> None:
     """Compare the counts and the dtype in a manifest with those of the `.idx`.
 
+    Args:
+        prefix: URI of the dataset.
+        manifest: contents of its manifest.
+        index: counts and dtype of its `.idx`.
+
     Raises:
         FormatError: they differ, or the manifest has no counts.
     """

@@ -159,6 +159,10 @@ READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
 def merge_lineage(parts: Iterable[PartLineage], target: Location) -> int:
     """Write the rows of all parts as one lineage file and return their number.
 
+    Args:
+        parts: lineage files, in the order of the documents.
+        target: the file to write.
+
     Raises:
         FormatError: the file of a part has another number of rows than the part has documents.
     """
@@ -195,7 +199,12 @@ def _numbered(part: PartLineage) -> Iterator[Any]:
 
 
 def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
-    """Open a lineage file as pyarrow's ParquetFile; `read_metadata` returns metadata that does not crash pyarrow."""
+    """Open a lineage file as pyarrow's ParquetFile; `read_metadata` returns metadata that does not crash pyarrow.
+
+    Args:
+        reader: reader of the file.
+        metadata: pyarrow's metadata of the file, if it was read before.
+    """
     return parquet.ParquetFile(
         ReadableFile(reader), metadata=metadata, read_dictionary=["source"], page_checksum_verification=True
     )
@@ -203,6 +212,10 @@ def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
 
 def to_arrow(values: NDArray[Any], kind: Any) -> Any:
     """Convert numbers to an Arrow array of the type `kind`, without a copy if the type is the same.
+
+    Args:
+        values: numbers, shape (n,).
+        kind: Arrow type of the result.
 
     Raises:
         TypeError: `kind` does not hold all values of the array's type.

@@ -110,7 +110,12 @@ class ArrayWriter:
 
     @contextlib.contextmanager
     def scratch(self, size: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-        """Yield an array of shape (size,) for the time of the block; a large one is mapped from an unnamed file."""
+        """Yield an array of shape (size,) for the time of the block; a large one is mapped from an unnamed file.
+
+        Args:
+            size: number of elements.
+            dtype: of the elements; their values are undefined.
+        """
         num_bytes = size * np.dtype(dtype).itemsize
         with contextlib.ExitStack() as stack:
             buffer = None

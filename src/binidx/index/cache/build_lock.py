@@ -217,7 +217,13 @@ class BuildLock:
 
 
 def has_ended(record: LeaseRecord, watcher: LeaseWatcher, node: str) -> bool:
-    """Return whether the holder of a lease has ended; earlier holders of `node`, this process's node lock, have."""
+    """Return whether the holder of a lease has ended; earlier holders of `node`, this process's node lock, have.
+
+    Args:
+        record: present record of the lease.
+        watcher: its polls so far.
+        node: name of the node lock that this process holds; empty for none.
+    """
     return record.state != BUILDING or (node != "" and record.node == node) or watcher.silent_seconds > DEAD_SECONDS
 
 
@@ -226,6 +232,11 @@ def must_build_alone(record: LeaseRecord, watcher: LeaseWatcher, passed: Collect
 
     That is so if the arrays cannot be published, or if the lease is still that of an ended holder in `passed`: the
     node that was taking it over has died, too.
+
+    Args:
+        record: present record of the lease.
+        watcher: its polls so far.
+        passed: holders from which this process has already tried to take over.
     """
     if record.state == UNPUBLISHED and watcher.seen_at_work:
         return True
@@ -238,7 +249,13 @@ def let_others_build(lock: NodeLock) -> None:
 
 
 def poll_pause_seconds(waited_seconds: float, num_waits: int, *, remote: bool = True) -> float:
-    """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %."""
+    """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %.
+
+    Args:
+        waited_seconds: time since the wait began.
+        num_waits: leases for which this process waits now.
+        remote: whether the lease is in a store, and not on a disk.
+    """
     longest = min(LONGEST_PAUSE * max(num_waits, 1), LONGEST_OF_MANY)
     first = FIRST_PAUSE if remote else FIRST_PAUSE_LOCAL
     return min(max(waited_seconds / 8, first), longest) * random.uniform(0.75, 1.25)

@@ -267,7 +267,13 @@ class IndexCache:
                 )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
-        """Build the arrays into their files, then write the manifest that makes them valid; return their writer."""
+        """Build the arrays into their files, then write the manifest that makes them valid; return their writer.
+
+        Args:
+            description: text that Megatron hashes.
+            fingerprint: options that the arrays depend on, and "algorithm".
+            build: function that fills the arrays provided by the writer.
+        """
         self._warn_of_replacement()
         writer = ArrayWriter(self.files)
         build(writer)
@@ -303,5 +309,10 @@ class IndexCache:
 
 
 def has_fingerprint(manifest: Manifest, fingerprint: Mapping[str, Any]) -> bool:
-    """Return whether the arrays of a manifest were built with these options."""
+    """Return whether the arrays of a manifest were built with these options.
+
+    Args:
+        manifest: of a cached index.
+        fingerprint: options, without "algorithm".
+    """
     return not list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **fingerprint})

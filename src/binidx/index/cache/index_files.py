@@ -128,7 +128,12 @@ class IndexFiles:
         return self.file(f"{name}.npy")
 
     def read_cached(self, name: str, found: Found | None = None) -> memoryview:
-        """Return the bytes of an array's file, cached in the index directory of this node."""
+        """Return the bytes of an array's file, cached in the index directory of this node.
+
+        Args:
+            name: of the array.
+            found: the object to read, if it is known; that saves a HEAD.
+        """
         return read_whole(open_object(self.array_file(name), cache="disk", found=found))
 
     def read_small(self, suffix: str) -> bytes | None:
@@ -174,7 +179,12 @@ class IndexFiles:
         return {name: array.result() for name, array in pending.items()}
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
-        """Return one published array; raise the errors of `read_arrays`."""
+        """Return one published array; raise the errors of `read_arrays`.
+
+        Args:
+            name: of the array.
+            stored: its entry in the manifest.
+        """
         content = None
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:

@@ -118,7 +118,12 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
 
 
 def list_differences(found: Fields, needed: Fields) -> list[str]:
-    """Return a text for each needed field that is missing or has another value."""
+    """Return a text for each needed field that is missing or has another value.
+
+    Args:
+        found: fields of a manifest.
+        needed: fields that they must equal, as JSON stores them; others are not compared.
+    """
     return [
         f"{name}: found {found.get(name)!r}, need {value!r}"
         for name, value in json.loads(json.dumps(dict(needed))).items()
@@ -130,6 +135,11 @@ def list_mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> 
     """Return a text for each needed option, or deciding field of the data, in which an index differs.
 
     The .idx is read only if its identity is not the recorded one.
+
+    Args:
+        manifest: of a cached index.
+        fingerprint: needed options, with "algorithm".
+        origin: the data that the index must be of.
     """
     wrong = list_differences(manifest.fingerprint, fingerprint)
     if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):

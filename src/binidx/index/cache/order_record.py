@@ -91,7 +91,13 @@ KNOWN_FILE = JsonFile(KnownFile, open=True)
 
 
 def get_order_key(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) -> OrderKey:
-    """Return the order of a plan, and the bounds of `num_samples` that lead to the same order."""
+    """Return the order of a plan, and the bounds of `num_samples` that lead to the same order.
+
+    Args:
+        plan: of the epochs.
+        sequence_length: tokens of a sample.
+        add_extra_token: whether a sample has one more token, its last label.
+    """
     per_epoch = max(plan.tokens_per_epoch - add_extra_token, 0) // sequence_length
     before = plan.num_samples_sans_final_epoch
     threshold = before + int(SEPARATE_BELOW * per_epoch)
@@ -137,7 +143,13 @@ def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
 
 
 def add_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]:
-    """Return the record with one more index, the newest last."""
+    """Return the record with one more index, the newest last.
+
+    Args:
+        known: the record.
+        name: of the new index, `{hash}-{class}-{split}`; an older entry of this name is replaced.
+        order: order of the new index.
+    """
     others = [index for index in known if index.name != name]
     return [*others, Known(name, order.fields, order.most)][-MOST_ORDERS:]
 

@@ -91,13 +91,25 @@ class Medium:
 
 
 def pieces_per_sample(sequence_length: int, tokens_per_document: float, *, add_extra_token: bool = True) -> float:
-    """Return the mean number of ranges per sample: a document may end at each of the S boundaries between tokens."""
+    """Return the mean number of ranges per sample: a document may end at each of the S boundaries between tokens.
+
+    Args:
+        sequence_length: S.
+        tokens_per_document: mean length of a document.
+        add_extra_token: whether a sample has one more token, its last label.
+    """
     boundaries = sequence_length - 1 + add_extra_token
     return 1 + boundaries / max(tokens_per_document, 1.0)
 
 
 def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) -> ReadCost:
-    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes, at random places."""
+    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes, at random places.
+
+    Args:
+        medium: parameters of the `.bin`.
+        num_ranges: ranges of one read; may be a mean.
+        range_bytes: plain bytes of each.
+    """
     if num_ranges <= 0 or medium.plain_bytes <= 0:
         return NOTHING
     shrunk = medium.stored_bytes / medium.plain_bytes
@@ -116,6 +128,12 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
     """Return the cost of filling a cache that holds the whole source, for pieces read in any order.
 
     Of N chunks, t reads of k chunks leave N exp(-t k / N) unread. A piece costs a request if it finds a chunk missing.
+
+    Args:
+        medium: parameters of the `.bin`.
+        num_pieces: pieces that are read, t.
+        piece_bytes: plain bytes of each.
+        chunk_bytes: plain bytes of a chunk.
     """
     chunks = max(1.0, medium.plain_bytes / chunk_bytes)
     touched = 1 + max(0.0, piece_bytes - 1) / chunk_bytes
@@ -137,7 +155,13 @@ def blend_bytes(size: int) -> int:
 
 
 def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) -> int:
-    """Return the most anonymous memory, in bytes, that building an index for a local disk takes: `build_gpt_index`."""
+    """Return the most anonymous memory, in bytes, that building an index for a local disk takes: `build_gpt_index`.
+
+    Args:
+        num_documents: documents of the split.
+        plan: of the epochs.
+        threads: threads that build.
+    """
     samples = plan.num_samples
     shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
     return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
@@ -309,7 +333,12 @@ def total_costs(costs: Sequence[Costs]) -> ReadCost:
 
 
 def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
-    """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
+    """Return the phases of a start of one process, from the builder to its first batch; imports come on top.
+
+    Args:
+        inventory: state of the run's data and caches.
+        costs: costs of its sources.
+    """
     remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
     if not remote:
         return _index_phases(inventory, remote=False)
