@@ -11,22 +11,13 @@ none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is im
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import (
-    ScratchFile,
-    ShufflePlan,
-    assign_buckets,
-    plan_shuffle,
-    shuffle_keys,
-    shuffle_order,
-)
+from binidx.corpus.shuffle_buckets import Buckets, Column, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -291,17 +282,18 @@ class LineageTransfer:
             writer.abandon()
 
 
-LINEAGE_ROW_BYTES = 256
-"""Assumed memory of two copies of a row with its id, while a bucket is sorted. A bucket with longer ids is read from
-the scratch disk several times, each time for a part of its keys."""
+LINEAGE_ROW_BYTES = 64
+"""Assumed bytes of a row with its id. A bucket with much longer ids stays on the scratch disk, and its ids are read one
+by one."""
+
+ROW = np.dtype([("source", "<i4"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8"), ("present", "?", 3)])
+"""Record of a row without its id: the number of its source, and whether byte, id and hash are present."""
 
 
 def shuffle_lineage(
     tables: Iterable[Any], num_rows: int, seed: int, memory_bytes: int, scratch: str | None
 ) -> Iterator[Any]:
     """Yield the rows of lineage tables, one a document, in the order in which `shuffle_datasets` puts the documents.
-
-    An external sort: the rows go into buckets on the scratch disk, each an Arrow stream, with numbers for source names.
 
     Args:
         tables: tables of `SCHEMA`.
@@ -310,74 +302,36 @@ def shuffle_lineage(
         memory_bytes, scratch: as in `shuffle_datasets`.
     """
     from binidx.format.arrow import pa
-    from binidx.format.sidecars.lineage import build_lineage_table
+    from binidx.format.sidecars.lineage import build_lineage_table, join_strings
 
     sources: dict[str, int] = {}
-    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 0), 0
-    with contextlib.closing(ScratchFile(scratch, plan.num_buckets)) as file:
+    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 2), 0
+    with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
         for table in tables:
-            keys = shuffle_keys(seed, first, len(table))
+            buckets.add(shuffle_keys(seed, first, len(table)), _row_columns(table, sources))
             first += len(table)
-            buckets = assign_buckets(keys, plan.num_buckets)
-            order = np.argsort(buckets, kind="stable")
-            rows = _numbered_batch(table, keys, sources).take(pa.array(order))
-            bounds = np.searchsorted(buckets[order], np.arange(plan.num_buckets + 1)).tolist()
-            for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                if start < stop:
-                    messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
-                    for message in (*messages, rows.slice(start, stop - start).serialize()):
-                        file.append(bucket, np.frombuffer(message, np.uint8))
-        for rows in _bucket_rows(file, plan):
-            order = shuffle_order(rows.column("key").to_numpy())
-            for start, stop in cut((0, len(order)), BATCH_ROWS):
-                part = rows.take(pa.array(order[start:stop]))
-                row, byte, ids, hashes = (part.column(name) for name in ("row", "byte", "id", "hash"))
-                numbers = part.column("source").to_numpy()
-                yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
-            del rows  # before the next part is read
+        for lengths, (records, ids) in buckets.sorted():
+            rows = np.frombuffer(b"".join(map(bytes, records)), ROW)
+            text, ends = np.frombuffer(b"".join(map(bytes, ids)), np.uint8), np.append(0, np.cumsum(lengths[:, 1]))
+            has_byte, has_id, has_hash = rows["present"].T
+            byte, hashes = pa.array(rows["byte"], mask=~has_byte), pa.array(rows["hash"], mask=~has_hash)
+            names = join_strings(text, ends, has_id)
+            yield build_lineage_table([*sources], rows["source"], rows["row"], byte, names, hashes)
 
 
-def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
-    """Yield the rows of all buckets in tables by ranges of keys; two copies of one fit into `plan.bucket_bytes`."""
-    from binidx.format.arrow import pa
-
-    for bucket in np.flatnonzero(file.sizes).tolist():
-        num_parts = max(1, -(-2 * int(file.sizes[bucket]) // plan.bucket_bytes))
-        for part in range(bucket * num_parts, (bucket + 1) * num_parts):
-            batches = []
-            for batch in pa.ipc.open_stream(_StreamReader(file, bucket)):
-                parts = assign_buckets(batch.column("key").to_numpy(), plan.num_buckets * num_parts)
-                batches.append(batch.filter(pa.array(parts == part)))
-            rows = pa.Table.from_batches(batches).combine_chunks()
-            del batch, batches
-            yield rows
-            del rows
-
-
-class _StreamReader(io.RawIOBase):
-    """Readable file of one stream of a scratch file."""
-
-    def __init__(self, file: ScratchFile, stream: int) -> None:
-        self._file, self._stream, self._at = file, stream, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        out = np.frombuffer(buffer, np.uint8)[: int(self._file.sizes[self._stream]) - self._at]
-        self._file.read(self._stream, self._at, out)
-        self._at += len(out)
-        return len(out)
-
-
-def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
-    """Return rows and their keys as a record batch, with numbers for source names; new names go into `sources`."""
-    from binidx.format.arrow import pa
-
-    table = table.unify_dictionaries().combine_chunks()
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    named = columns["source"]
+def _row_columns(table: Any, sources: dict[str, int]) -> list[Column]:
+    """Return the rows of a table as a column of `ROW` records and one of ids; new source names go into `sources`."""
+    table = table.unify_dictionaries()
+    named, ids = table.column("source").combine_chunks(), table.column("id").fill_null("").combine_chunks()
     numbers = [sources.setdefault(name, len(sources)) for name in named.dictionary.to_pylist()]
-    columns["source"] = pa.array(np.array(numbers, np.int32)[named.indices.to_numpy()])
-    # A bucket may have more bytes of ids than 32-bit offsets reach.
-    return pa.RecordBatch.from_pydict({**columns, "id": columns["id"].cast(pa.large_string()), "key": pa.array(keys)})
+    rows = np.zeros(len(table), ROW)
+    rows["source"] = np.array(numbers, np.int32)[named.indices.to_numpy()]
+    rows["present"] = np.column_stack([table.column(name).is_valid().to_numpy() for name in ("byte", "id", "hash")])
+    for name in ("row", "byte", "hash"):
+        rows[name] = table.column(name).fill_null(0).to_numpy()
+    _, offsets, text = ids.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(ids) + 1, ids.offset * 4).astype(np.int64)
+    return [
+        (rows.view(np.uint8), np.arange(len(rows) + 1) * ROW.itemsize),
+        (np.frombuffer(text or b"", np.uint8), bounds),
+    ]

@@ -3,7 +3,7 @@
     1  every .idx is read and checked
     2  documents, with the lengths and modes of their sequences, are distributed to buckets on a scratch disk
     3  bucket by bucket they are written in the new order: to the .bin, invisible, and the columns of the .idx
-    4  the same for the rows of their lineage, if there are any: about 45 bytes of numbers each, and an id
+    4  the same for the rows of their lineage, if there are any: about 55 bytes of numbers each, and an id
     5  the sources are checked for changes; the old .idx is removed, lineage and .bin appear, the .idx last
 
 Disk: the bytes of the tokens and about 30 bytes for each document, in a file without a name; and the target. Memory: as

@@ -94,19 +94,19 @@ class LineageWriter:
         data = tokens.view(np.uint8).data
         digests = (xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in itertools.pairwise(bounds.tolist()))
         hashes = np.fromiter(digests, np.uint64, len(rows))
-        names = None if ids is None else _join_strings(*ids)
+        names = None if ids is None else join_strings(*ids)
         self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
 
     def write(self, table: Any) -> None:
         """Append an Arrow table with the schema SCHEMA."""
         self._tables.append(table)
         self.num_rows += len(table)
-        if sum(map(len, self._tables)) >= GROUP_ROWS:
-            self._flush()
+        if (num_held := sum(map(len, self._tables))) >= GROUP_ROWS:
+            self._flush(num_held // GROUP_ROWS * GROUP_ROWS)
 
     def publish(self) -> None:
         """Make the file visible."""
-        self._flush()
+        self._flush(sum(map(len, self._tables)))
         self._writer.close()
         self._open.close()
 
@@ -114,11 +114,12 @@ class LineageWriter:
         """Remove the unpublished file; no effect after `publish`."""
         discard_writes(self._open)
 
-    def _flush(self) -> None:
-        if self._tables:
+    def _flush(self, count: int) -> None:
+        """Write the first `count` rows of the held tables, as whole row groups but at the end of the file."""
+        if count:
             together = pa.concat_tables(self._tables).unify_dictionaries()
-            self._writer.write_table(together, row_group_size=GROUP_ROWS)
-        self._tables = []
+            self._writer.write_table(together[:count], row_group_size=GROUP_ROWS)
+            self._tables = [together[count:]]
 
 
 def build_lineage_table(
@@ -233,10 +234,11 @@ def to_arrow_strings(values: Sequence[str]) -> Any:
     """Convert a few strings to an Arrow array."""
     encoded = [text.encode() for text in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return _join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
+    return join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
 
 
-def _join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
+def join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
+    """Return the strings of a column, see `Strings`, as an Arrow array."""
     ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32).tobytes())
     text = pa.py_buffer(data[offsets[0] : offsets[-1]].tobytes())
     return pa.Array.from_buffers(pa.string(), len(present), [to_bitmap(present), ends, text])
