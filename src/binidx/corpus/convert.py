@@ -49,14 +49,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.whole_dataset import (
-    DatasetTarget,
-    JsonResult,
-    Options,
-    WholeDataset,
-    bin_suffixes,
-    object_suffixes,
-)
+from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset, bin_suffixes, object_suffixes
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS

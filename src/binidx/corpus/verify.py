@@ -88,11 +88,8 @@ def verify_dataset(
         FormatError: an error was found; for a damaged or invalid token the message names the document.
         ObjectChangedError: the dataset was replaced meanwhile.
     """
-    began, watch, dataset = (
-        time.monotonic(),
-        watch or SilentWatcher(),
-        WholeDataset(Location.of(prefix, storage_options)),
-    )
+    began, watch = time.monotonic(), watch or SilentWatcher()
+    dataset = WholeDataset(Location.of(prefix, storage_options))
     index = dataset.index
     if quick and (lineage or vocab_size is not None):
         raise ConfigError(

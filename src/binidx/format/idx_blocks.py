@@ -274,10 +274,7 @@ class IndexColumns:
         return len(self._bounds) - 1
 
     def add(
-        self,
-        lengths: Sequence[int] | NDArray[np.int32],
-        ends: NDArray[np.int64],
-        modes: NDArray[np.int8] | None = None,
+        self, lengths: Sequence[int] | NDArray[np.int32], ends: NDArray[np.int64], modes: NDArray[np.int8] | None = None
     ) -> None:
         """Append whole documents.
 

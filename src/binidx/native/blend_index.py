@@ -131,10 +131,8 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
 
 def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
     """Fill both arrays for `num` datasets of equal weight: 0, 1, ... num - 1, and again from 0."""
-    (
-        items(dataset_index, np.int16, write=True),
-        items(dataset_sample_index, np.int64, write=True),
-    )  # else views are copies
+    items(dataset_index, np.int16, write=True)  # raises for an array of which a view would be a copy
+    items(dataset_sample_index, np.int64, write=True)
     rounds, rest = divmod(len(dataset_index), num)
     dataset_index[: rounds * num].reshape(rounds, num)[:] = np.arange(num)
     dataset_sample_index[: rounds * num].reshape(rounds, num)[:] = np.arange(rounds)[:, None]

@@ -64,10 +64,6 @@ def library_version() -> str:
         return ""
 
 
-class StaleError(Exception):
-    """The cached index has other options or data."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Result of one request for an index.
@@ -214,26 +210,32 @@ class IndexCache:
             fingerprint: options that the arrays depend on, and "algorithm".
             names: names of the arrays.
         """
-        file = self.files.file(MANIFEST)
+        problem = ""
         try:
             manifest = self.files.read_manifest()
             if manifest is not None:
-                if wrong := list_mismatches(manifest, fingerprint, self.origin):
-                    raise StaleError("; ".join(wrong))
-                arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
-                self.digests.update({name: manifest.arrays[name].xxh3_64 for name in names})
-                tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
-                if tokens != recorded:
-                    # No array depends on tokens: the same documents in other words, or only copied.
-                    logger.info("%s: the .bin is %s, was %s; the order is the same", file, tokens, recorded)
-                return arrays
-        except (StaleError, FormatError, StorageError, KeyError) as error:
-            text = f"{file}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
-            if text not in self._warned:
-                self._warned.add(text)
-                logger.warning("%s", text)
-            return None
-        return self._load_without_manifest(names, self.trusted) if self.trusted else None
+                if not (wrong := list_mismatches(manifest, fingerprint, self.origin)):
+                    return self._load_proven(manifest, names)
+                problem = f"stale, rebuilding: {'; '.join(wrong)}"
+        except (FormatError, StorageError, KeyError) as error:
+            problem = f"unusable, rebuilding: {error}"
+        if not problem:
+            return self._load_without_manifest(names, self.trusted) if self.trusted else None
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logger.warning("%s: %s", self.files.file(MANIFEST), problem)
+        return None
+
+    def _load_proven(self, manifest: Manifest, names: Sequence[str]) -> Arrays:
+        """Return the arrays of a manifest of these options and data; raise the errors of `IndexFiles.read_arrays`."""
+        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+        self.digests.update({name: manifest.arrays[name].xxh3_64 for name in names})
+        tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
+        if tokens != recorded:
+            # No array depends on tokens: the same documents in other words, or only copied.
+            file = self.files.file(MANIFEST)
+            logger.info("%s: the .bin is %s, was %s; the order is the same", file, tokens, recorded)
+        return arrays
 
     def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
         """Return the arrays that Megatron left, if `check` accepts them; None if one is missing.

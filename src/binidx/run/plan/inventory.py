@@ -14,12 +14,7 @@ from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
-from binidx.dataset.required_indices import (
-    RequiredBlend,
-    RequiredIndex,
-    RequiredIndices,
-    required_indices,
-)
+from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
 from binidx.errors import ConfigError, FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
