@@ -21,7 +21,7 @@ import os
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
@@ -31,11 +31,12 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import RangeReader, VersionMark
+from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
 from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
+from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
 logger = logging.getLogger(__name__)
@@ -217,22 +218,10 @@ def _current_identity(location: Location) -> Any:
         return None
 
 
-class LocalVersion(NamedTuple):
-    """Numbers that change when a local file is changed or replaced."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-
-def local_version(location: Location) -> LocalVersion | None:
+def local_version(location: Location) -> FileVersion | None:
     """Return the version of a local file; None if it is remote or cannot be read: opening it says more."""
     status = stat_file(location)
-    if status is None:
-        return None
-    return LocalVersion(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return None if status is None else file_version(status)
 
 
 def stat_file(location: Location) -> os.stat_result | None:

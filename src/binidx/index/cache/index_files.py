@@ -27,9 +27,10 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError, ObjectChangedError
-from binidx.format.pair import LocalVersion, local_version
+from binidx.format.pair import local_version
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
+from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import read_many, stored_reader
@@ -224,7 +225,7 @@ class IndexFiles:
                 return None
             arrays[name] = self._open_array(name, manifest.arrays[name], recorded)
         if local:
-            written_last = all(array.ctime_ns < before[0].ctime_ns for array in before[1:])
+            written_last = all(array.ctime < before[0].ctime for array in before[1:])
             if not before or before != self._local_versions(names) or not written_last:
                 return None
         _check_headers(arrays)
@@ -237,7 +238,7 @@ class IndexFiles:
             raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")
         return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
 
-    def _local_versions(self, names: Sequence[str]) -> list[LocalVersion]:
+    def _local_versions(self, names: Sequence[str]) -> list[FileVersion]:
         """Return the versions of the local manifest and arrays; an empty list if one is missing."""
         versions = [local_version(file) for file in (self.file(MANIFEST), *map(self.array_file, names))]
         present = [version for version in versions if version is not None]
