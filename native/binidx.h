@@ -352,9 +352,11 @@ typedef struct {
     int64_t capacity;       /* tokens of a bin */
     int64_t *pieces;        /* (num_pieces,) out: numbers of the pieces, bin by bin */
     int64_t *bounds;        /* (num_pieces + 1,) out: where each bin begins in it, then the end */
-    int64_t *bin_of, *next; /* (num_pieces,) scratch */
-    int64_t *heads;         /* (capacity + 1,) scratch */
-    uint64_t *open;         /* (capacity / 64 + 1,) scratch */
+    int64_t *bin_of;        /* (num_pieces,) scratch */
+    int64_t *next;          /* (num_pieces,) scratch of best fit */
+    int64_t *heads;         /* (capacity + 1,) scratch of best fit */
+    uint64_t *open;         /* (capacity / 64 + 1,) scratch of best fit */
+    int32_t *rooms;         /* (binidx_first_fit_nodes(num_pieces),) scratch of first fit, all 0 */
 } binidx_packing;
 
 /* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
@@ -362,19 +364,9 @@ int64_t binidx_best_fit(const binidx_packing *packing);
 
 /* first_fit.c --------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    const int32_t *lengths; /* 1 to capacity each */
-    int64_t num_pieces;
-    int64_t capacity;       /* tokens of a bin */
-    int64_t *pieces;        /* (num_pieces,) out: numbers of the pieces, bin by bin */
-    int64_t *bounds;        /* (num_pieces + 1,) out: where each bin begins in it, then the end */
-    int64_t *bin_of;        /* (num_pieces,) scratch */
-    int32_t *rooms;         /* (binidx_first_fit_nodes(num_pieces),) scratch, all 0 */
-} binidx_first_fit_packing;
-
 int64_t binidx_first_fit_nodes(int64_t num_pieces);
 
 /* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
-int64_t binidx_first_fit(const binidx_first_fit_packing *packing);
+int64_t binidx_first_fit(const binidx_packing *packing);
 
 #endif

@@ -57,7 +57,7 @@ static void set_room(int32_t *rooms, const int64_t *starts, int levels, int64_t 
     }
 }
 
-int64_t binidx_first_fit(const binidx_first_fit_packing *p) {
+int64_t binidx_first_fit(const binidx_packing *p) {
     int64_t starts[MOST_LEVELS + 1], num_bins = 0;
     int levels = levels_of(p->num_pieces, starts);
     for (int64_t i = 0; i < p->num_pieces; i++) {

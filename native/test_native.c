@@ -326,7 +326,7 @@ static void test_best_fit(void) {
     int32_t lengths[] = {3, 7, 2, 5, 1, 2};
     int64_t pieces[6], bounds[7], bin_of[6], next[6], heads[9];
     uint64_t open[1];
-    binidx_packing p = {lengths, 6, 8, pieces, bounds, bin_of, next, heads, open};
+    binidx_packing p = {lengths, 6, 8, pieces, bounds, bin_of, next, heads, open, NULL};
     int64_t wanted[] = {1, 4, 3, 0, 2, 5}, starts[] = {0, 2, 4, 6};
     CHECK(binidx_best_fit(&p) == 3);
     CHECK(memcmp(pieces, wanted, sizeof wanted) == 0 && memcmp(bounds, starts, sizeof starts) == 0);
@@ -336,6 +336,22 @@ static void test_best_fit(void) {
     CHECK(binidx_best_fit(&p) == BINIDX_BAD_LENGTH);
     p.num_pieces = 0;
     CHECK(binidx_best_fit(&p) == 0);
+}
+
+/* The picture of first_fit.c. */
+static void test_first_fit(void) {
+    int32_t lengths[] = {3, 7, 2, 5, 1, 2}, rooms[16] = {0};
+    int64_t pieces[6], bounds[7], bin_of[6], wanted[] = {0, 2, 4, 5, 1, 3}, starts[] = {0, 4, 5, 6};
+    binidx_packing p = {.lengths = lengths, .num_pieces = 6, .capacity = 8, .pieces = pieces, .bounds = bounds,
+                        .bin_of = bin_of, .rooms = rooms};
+    CHECK(binidx_first_fit_nodes(6) == 16 && binidx_first_fit(&p) == 3);
+    CHECK(memcmp(pieces, wanted, sizeof wanted) == 0 && memcmp(bounds, starts, sizeof starts) == 0);
+    lengths[2] = 9;
+    CHECK(binidx_first_fit(&p) == BINIDX_BAD_LENGTH);
+    lengths[2] = 0;
+    CHECK(binidx_first_fit(&p) == BINIDX_BAD_LENGTH);
+    p.num_pieces = 0;
+    CHECK(binidx_first_fit(&p) == 0);
 }
 
 /* By the C++ standard the ten-thousandth word of seed 5489; the first is that of the paper's own program. */
@@ -400,6 +416,7 @@ int main(void) {
     test_check_index();
     test_wrap_rows();
     test_best_fit();
+    test_first_fit();
     test_mt19937_is_the_standard_one();
     test_shuffles_of_0_1_and_some_more();
     test_orders_of_seed_0();

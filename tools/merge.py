@@ -29,7 +29,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from binidx.corpus.merge import MergeResult, VirtualMergeResult, merge_datasets, merge_virtually
+from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
+from binidx.corpus.whole_dataset import CombinedCounts
 from binidx.errors import ConfigError
 
 from ._command import DATASET, add_writing, command, prefix, print_result, writing
@@ -62,7 +63,7 @@ def merge(arguments: argparse.Namespace) -> None:
     print_result(done.to_json(), text, arguments)
 
 
-def describe_virtual(done: VirtualMergeResult) -> str:
+def describe_virtual(done: CombinedCounts) -> str:
     """Return the summary of a virtual merge as text."""
     held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     return f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"

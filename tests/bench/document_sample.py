@@ -26,8 +26,8 @@ from binidx.index.document_sample import (
 )
 from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
-from binidx.native import sample_index
 from binidx.native.permutations import RandomState
+from binidx.native.sample_index import SampleArrays
 from binidx.storage.location import Location
 from tests.bench.table import Conditions, Row, interleaved_medians, peak_bytes
 
@@ -100,9 +100,8 @@ def their_samples(lengths: np.ndarray, index: np.ndarray, plan: EpochPlan) -> np
 
 def sample_rows(lengths: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]:
     def build(threads: int) -> None:
-        sample_index.fill_sample_index(
-            lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, out[1], add_extra_token=True, threads=threads
-        )
+        samples = SampleArrays(lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, add_extra_token=True)
+        samples.fill_starts(out[1], threads)
 
     def check() -> None:
         assert (out[1] == their_samples(lengths, out[0], plan)).all()

@@ -233,7 +233,7 @@ def index_manifest(folder: Path) -> Kind:
 
     def read(data: bytes) -> object:
         (folder / path.name).write_bytes(data)
-        loaded = cache.load(needed, names, set()), cache.open_ranges(names, lambda each: has_fingerprint(each, needed))
+        loaded = cache.load(needed, names), cache.open_ranges(names, lambda each: has_fingerprint(each, needed))
         parse_manifest(data, "a-binidx.json")  # raises what the cache only logs
         return loaded
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 from helpers.oracle import megatron
@@ -11,9 +9,9 @@ from helpers.oracle import megatron
 from binidx.errors import IndexBuildError
 from binidx.index.document_sample import build_sample_index, count_samples, count_tokens
 from binidx.native import sample_index
+from binidx.native.sample_index import SampleArrays
 
 helpers = megatron.helpers
-WINDOWED = import_module("binidx.native.sample_index")  # by name: the package shows the function
 
 
 def random_stream(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +68,7 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
         tokens = int(lengths[documents].sum())
         needed = helpers.build_sample_idx_int64(lengths, documents, length, 1, tokens, drop, extra)
         rows = np.empty_like(needed)
-        sample_index.fill_sample_index(lengths, documents, length, tokens, rows, add_extra_token=extra)
+        SampleArrays(lengths, documents, length, tokens, add_extra_token=extra).fill_starts(rows)
         assert rows.dtype == np.int64
         assert (rows == needed).all()
 
@@ -78,7 +76,7 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Windows of 10 documents, so that there are many, some without a row, and several at once."""
-    monkeypatch.setattr(WINDOWED, "WINDOW", 10)
+    monkeypatch.setattr(sample_index, "WINDOW", 10)
     rng = np.random.default_rng(threads)
     for _ in range(200):
         (lengths, documents), length = random_stream(rng), int(rng.integers(1, rng.choice([3, 10, 200])))
@@ -87,13 +85,13 @@ def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: i
         one = build_sample_index(lengths, documents, length, tokens, **options)
         assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
         many = np.empty(one.shape, np.int64)
-        sample_index.fill_sample_index(lengths, documents, length, tokens, many, add_extra_token=extra, threads=threads)
+        SampleArrays(lengths, documents, length, tokens, add_extra_token=extra).fill_starts(many, threads)
         assert (many == one).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_raise_the_first_error(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(WINDOWED, "WINDOW", 10)
+    monkeypatch.setattr(sample_index, "WINDOW", 10)
     lengths, documents = np.ones(100, np.int32), np.arange(100, dtype=np.int32)
     with pytest.raises(IndexBuildError, match="the documents hold 100 tokens, needs those counted: 24 samples over 99"):
         build_sample_index(lengths, documents, 4, 99, threads=threads)

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.native import blend_index, gpt_samples, sample_index, token_files
+from binidx.native import blend_index, gpt_samples, token_files
 from binidx.native.gpt_samples import GPTRows, Recipe
+from binidx.native.sample_index import SampleArrays
 
 LENGTHS, DOCUMENTS = np.array([3, 4], np.int32), np.array([1, 0], np.int32)
 ROWS = np.empty((3, 2), np.int32)
@@ -38,16 +39,19 @@ READ_ONLY.flags.writeable = False
     ],
 )
 def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "sequence_lengths": LENGTHS,
-        "document_index": DOCUMENTS,
-        "sequence_length": 3,
-        "num_tokens": 7,
-        "rows": ROWS,
-    }
-    sample_index.fill_sample_index(**arguments, add_extra_token=True)
+    def fill(
+        sequence_lengths: Any = LENGTHS,
+        document_index: Any = DOCUMENTS,
+        sequence_length: int = 3,
+        num_tokens: int = 7,
+        rows: Any = ROWS,
+    ) -> None:
+        arguments = sequence_lengths, document_index, sequence_length, num_tokens
+        SampleArrays(*arguments, add_extra_token=True).fill_starts(rows)
+
+    fill()
     with pytest.raises(error, match=message):
-        sample_index.fill_sample_index(**(arguments | change), add_extra_token=True)
+        fill(**change)
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:

@@ -34,6 +34,8 @@ FAULTS = [
     ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
     ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
     ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
+    ("first_fit.c", "group[way] < length", "group[way] <= length", "checks failed"),
+    ("first_fit.c", "node = node * WAYS + way", "node = node * WAYS + way % 8", "not the plain rule"),
     ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),
 ]
 """File, what is right there, what is wrong, and what the tests say of it."""

@@ -49,14 +49,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.whole_dataset import (
-    DatasetTarget,
-    JsonResult,
-    Options,
-    WholeDataset,
-    bin_suffixes,
-    object_suffixes,
-)
+from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset, bin_suffixes, object_suffixes
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
@@ -211,15 +204,15 @@ class ConvertJournal:
             the source has changed, or the journal is not readable.
         """
         try:
-            found = self._read()
+            journal = self._read()
         except FormatError:
             return "other"
-        if found is None:
+        if journal is None:
             return "none"
-        earlier = {suffix: found.objects[suffix] for suffix in object_suffixes() if suffix in found.objects}
+        earlier = {suffix: journal.objects[suffix] for suffix in object_suffixes() if suffix in journal.objects}
         tokens = next((suffix for suffix in bin_suffixes() if suffix in earlier), None)
         self._earlier, self.published = earlier, earlier[tokens].done if tokens else None
-        if found.source != self.source:
+        if journal.source != self.source:
             return "other"
         self.states = self._earlier
         return "ours"
@@ -245,10 +238,10 @@ class ConvertJournal:
         if not self._claimed:
             return
         try:
-            found = self._read()
+            journal = self._read()
         except FormatError:
-            found = None
-        if found is None or found.owner != self._owner:
+            journal = None
+        if journal is None or journal.owner != self._owner:
             raise ObjectChangedError(f"{self.file}: written by another convert to this target; this one stops")
 
     def remove(self) -> None:
@@ -366,12 +359,12 @@ class _Convert:
     def _holds_source(self) -> bool:
         """Return whether the target is this dataset already, in the chosen form; its `.idx` is compared first."""
         target = self.target
-        found = find_bin(target.prefix)
-        if found is None or codec_of(found.uri) != self.codec or not object_exists(target.idx):
+        existing = find_bin(target.prefix)
+        if existing is None or codec_of(existing.uri) != self.codec or not object_exists(target.idx):
             return False
         open_target = functools.partial(open_object, cache=False)
         index = self.source.open_idx(), open_target(target.idx)
-        tokens = self.source.open_plain(), open_target(found)
+        tokens = self.source.open_plain(), open_target(existing)
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
         same_tokens = same_samples if self.verify == "size" else same_content
@@ -427,7 +420,7 @@ class _Convert:
         self.watch.begin(f"checksums of {tokens}", reader.size, 0)
         with create_object(tokens + SUFFIX, before_publish=check) as writer:
             writer.write(format_sums_header(reader.size))
-            sums = BlockSums(lambda found: writer.write(found.astype("<u8").tobytes()))
+            sums = BlockSums(lambda block: writer.write(block.astype("<u8").tobytes()))
             for block in stream(reader):
                 sums.feed(block)
                 self.watch.advance(len(block))
@@ -442,7 +435,7 @@ class _Convert:
         shape = index.num_sequences, index.num_documents, index.num_tokens
         sizes = sum(self.identity[end]["size"] for end in ("bin", "idx")), self.target.size()
         names = "bytes_sent", "parts_sent", "parts_kept"
-        num_bytes, sent, kept = (sum(getattr(each, name) for each in counts) for name in names)
+        num_bytes, sent, kept = (sum(getattr(copied, name) for copied in counts) for name in names)
         verified = self.verify if copied or self.verify == "checksum" else "sample"
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
@@ -458,7 +451,12 @@ def plan_samples(size: int) -> list[Range]:
 
 
 def same_samples(left: RangeReader, right: RangeReader, watch: ProgressWatcher) -> bool:
-    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once."""
+    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once.
+
+    Args:
+        left, right: readers of plain bytes of the same size.
+        watch: gets the number of bytes to compare.
+    """
     samples = plan_samples(left.size)
     watch.begin(f"compare samples of {right.uri}", sum(stop - start for start, stop in samples), 0)
     return left.read(samples) == right.read(samples)

@@ -74,6 +74,12 @@ def head_dataset(
 
     The store itself copies an uncompressed `.bin` if it can; a compressed `.bin` is decompressed and compressed again.
 
+    Args:
+        num_documents: 0 or more.
+        lineage: whether to carry the lineage over, if the source has one.
+        overwrite: replace a dataset at the target. It stays until the new one is ready.
+        source_options, target_options: fsspec options; the store itself can copy tokens only if the two are equal.
+
     Raises:
         ConfigError: the number is negative, or the target is the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
@@ -112,7 +118,7 @@ def split_dataset(
     """
     if len(targets) != len(fractions) or not targets:
         raise ConfigError(f"targets, fractions: found {len(targets)} and {len(fractions)}, need as many of both")
-    if not all(0 <= each <= 1 for each in fractions) or math.fsum(fractions) > 1 + 1e-9:
+    if not all(0 <= fraction <= 1 for fraction in fractions) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(
             f"fractions: found {', '.join(map(str, fractions))}, need shares of 0 to 1, together at most 1"
         )
@@ -129,14 +135,18 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
     Args:
         ends: upper end of each target's share in [0, 1], ascending.
     """
-    found = np.searchsorted(ends, uniform_hash(seed, first, count), "right")
+    numbers = np.searchsorted(ends, uniform_hash(seed, first, count), "right")
     # Shares that add up to 1 except for rounding leave no document out.
     last = len(ends) - 1 if ends[-1] > 1 - 1e-9 else -1
-    return np.where(found < len(ends), found, last)
+    return np.where(numbers < len(ends), numbers, last)
 
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     """Return a pseudorandom number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
+
+    Args:
+        seed: any integer; its low 64 bits are used.
+        first, count: number of the first document, and how many there are.
 
     Source: SplitMix64 (Steele, Lea, Flood 2014): output (document number + 1) of the generator with this seed.
     """
@@ -145,8 +155,8 @@ def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
-    found: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
+    uniform: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform
 
 
 def _cut(
@@ -160,21 +170,21 @@ def _cut(
 ) -> CutResult:
     began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source)
     index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
-    opened = [DatasetTarget.open(each, stored.codec, [dataset], overwrite=overwrite) for each in targets]
+    opened = [DatasetTarget.open(target, stored.codec, [dataset], overwrite=overwrite) for target in targets]
     # The head of a plain dataset is one range; other documents pass through this process.
     is_range = assign is None and stored.codec == "raw" and not stored.mixed
     dataset.check_index(watch)
     with contextlib.ExitStack() as stack:
         outputs = [
-            stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
-            for each in opened
+            stack.enter_context(contextlib.closing(DatasetOutput(target, index.dtype, index.multimodal)))
+            for target in opened
         ]
         tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
         lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
         stack.callback(lineages.close)
         lineages.fill(watch, assign=assign)
         # Existing targets first: one of another job is refused before any is published.
-        for number, output in sorted(enumerate(outputs), key=lambda found: not found[1].target.existing):
+        for number, output in sorted(enumerate(outputs), key=lambda numbered: not numbered[1].target.existing):
             replace = partial(lineages.replace, number)
             if is_range:
                 pieces = stored.pieces(tokens[number] * index.item_bytes)
@@ -183,8 +193,8 @@ def _cut(
                 output.publish(check, replace)
             output.target.say_complete(watch)
         shares = [
-            CutOutput(each.target.prefix.uri, each.columns.num_documents, len(each.columns.lengths), num_tokens)
-            for each, num_tokens in zip(outputs, tokens, strict=True)
+            CutOutput(output.target.prefix.uri, output.columns.num_documents, len(output.columns.lengths), num_tokens)
+            for output, num_tokens in zip(outputs, tokens, strict=True)
         ]
     return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
@@ -212,14 +222,17 @@ def _scatter(
 
 
 def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:
-    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens."""
+    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens.
+
+    Args:
+        block: neighbouring documents.
+        wanted: whether to append each of them, shape (num_documents,).
+        columns: the columns to append to.
+    """
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
-    before, lengths = len(columns.lengths), block.lengths[sequences]
-    columns.lengths.extend(lengths)
-    if block.modes is not None:
-        columns.modes.extend(block.modes[sequences])
-    columns.add_bounds(np.cumsum(counts[wanted]), plus=before)
+    lengths = block.lengths[sequences]
+    columns.add(lengths, np.cumsum(counts[wanted]), None if block.modes is None else block.modes[sequences])
     return int(lengths.sum(dtype=np.int64))
 
 
@@ -241,7 +254,7 @@ def _runs(block: DocumentBlock, chosen: NDArray[np.int64], item_bytes: int) -> I
     breaks = np.flatnonzero(np.diff(chosen)) + 1
     firsts = np.concatenate([[0], breaks])
     stops = np.concatenate([breaks, [len(chosen)]])
-    found = zip(chosen[firsts].tolist(), bounds[firsts].tolist(), bounds[stops].tolist(), strict=True)
-    for target, start, stop in found:
+    runs = zip(chosen[firsts].tolist(), bounds[firsts].tolist(), bounds[stops].tolist(), strict=True)
+    for target, start, stop in runs:
         if target >= 0:
             yield from ((target, part) for part in cut((start, stop), PART_BYTES))

@@ -85,7 +85,7 @@ def diff_datasets(
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
-    hashes = [hash_documents(each, watch) for each in datasets]
+    hashes = [hash_documents(dataset, watch) for dataset in datasets]
     numbers, distinct = match_documents(*hashes)
     matched, added = numbers >= 0, np.ones(len(hashes[1]), bool)
     added[numbers[matched]] = False
@@ -107,7 +107,12 @@ def diff_datasets(
 
 
 def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
-    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2)."""
+    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2).
+
+    Args:
+        dataset: its index and size are checked, too.
+        watch: is advanced by the bytes that are read.
+    """
     dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
     if dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
@@ -138,7 +143,7 @@ def match_documents(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tupl
     """
     numbers, distinct = np.full(len(left), -1, np.int64), [0, 0]
     for bucket in range(BUCKETS):
-        in_left, in_right = (np.flatnonzero(each[:, 0] >> np.uint64(60) == bucket) for each in (left, right))
+        in_left, in_right = (np.flatnonzero(hashes[:, 0] >> np.uint64(60) == bucket) for hashes in (left, right))
         hashes = np.concatenate([left[in_left], right[in_right]])
         if not len(hashes):
             continue
@@ -162,5 +167,5 @@ def find_order_breaks(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         numbers: number in B of each document of A, -1 without a match.
     """
     matched = np.flatnonzero(numbers >= 0)
-    found: NDArray[np.int64] = matched[1:][np.diff(numbers[matched]) < 0]
-    return found
+    breaks: NDArray[np.int64] = matched[1:][np.diff(numbers[matched]) < 0]
+    return breaks

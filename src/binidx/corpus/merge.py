@@ -16,6 +16,7 @@ written under the prefix of the list, as row i describes document i.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -91,12 +92,12 @@ def merge_datasets(
     copies bytes after the last sequence, too, which shifts all that it adds later.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = SourceDatasets([Location.of(each, source_options) for each in sources])
-    for each in opened.datasets:
-        if each.source.mixed:
+    opened = SourceDatasets([Location.of(source, source_options) for source in sources])
+    for dataset in opened.datasets:
+        if dataset.source.mixed:
             raise ConfigError(
-                f"{each.source.bin}: some parts are compressed and others not, needed all compressed or none; "
-                f"binidx convert {each.prefix} TARGET --plain makes one dataset of them"
+                f"{dataset.source.bin}: some parts are compressed and others not, needed all compressed or none; "
+                f"binidx convert {dataset.prefix} TARGET --plain makes one dataset of them"
             )
     codec, multimodal = opened.check_compatible()
     output = DatasetTarget.open(Location.of(target, target_options), codec, opened.datasets, overwrite=overwrite)
@@ -108,7 +109,7 @@ def merge_datasets(
         rows.fill(watch)
         replace = functools.partial(rows.replace, 0)
         bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
-    dropped = any(pair.sums for each in opened.datasets for pair in each.source.pairs)
+    dropped = any(pair.sums for dataset in opened.datasets for pair in dataset.source.pairs)
     output.say_complete(watch)
     counts, seconds = opened.counts(), time.monotonic() - began
     return MergeResult(output.prefix.uri, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
@@ -116,13 +117,18 @@ def merge_datasets(
 
 @contextmanager
 def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[IndexColumns]:
-    """Read and check the indices of all datasets, and yield the columns of the merged `.idx`."""
+    """Read and check the indices of all datasets, and yield the columns of the merged `.idx`.
+
+    Args:
+        sources: compatible datasets, in order.
+        watch: is advanced by the bytes of each index.
+    """
     _, multimodal = sources.check_compatible()
     datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
-        watch.begin("index", sum(each.index.size for each in datasets), 0)
+        watch.begin("index", sum(dataset.index.size for dataset in datasets), 0)
         with closing(map_in_flight(_read_index, datasets, IN_FLIGHT)) as indices:
-            for each, (lengths, bounds, modes) in zip(datasets, indices, strict=True):
+            for dataset, (lengths, bounds, modes) in zip(datasets, indices, strict=True):
                 before = len(columns.lengths)
                 for block in lengths:
                     columns.lengths.extend(block)
@@ -130,7 +136,7 @@ def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[In
                     columns.add_bounds(block[1:] if number == 0 else block, plus=before)
                 for block in modes:
                     columns.modes.extend(block)
-                watch.advance(each.index.size)
+                watch.advance(dataset.index.size)
         yield columns
 
 
@@ -143,15 +149,22 @@ def merge_tokens(
 ) -> tuple[int, Join]:
     """Concatenate the tokens of all datasets, call `remove_existing`, and publish tokens and index.
 
+    Args:
+        sources: compatible datasets, in order.
+        target: the dataset to write.
+        columns: the merged index, from `merged_index`.
+        remove_existing: called after the sources were found unchanged, right before the tokens become visible.
+        watch: is advanced by the bytes that are copied or compared.
+
     Returns:
         The size of the `.bin` in bytes, and the Join that copied or compared it.
 
     Raises:
         FormatError: a `.bin` has fewer bytes than its index needs, or is compressed and has more.
     """
-    found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
-    pieces = [piece for each in found for piece in each]
-    pairs = [pair for each in sources.datasets for pair in each.source.pairs]
+    of_datasets = OPENS.map(lambda dataset: dataset.source.pieces(dataset.check_size()), sources.datasets)
+    pieces = list(itertools.chain.from_iterable(of_datasets))
+    pairs = [pair for dataset in sources.datasets for pair in dataset.source.pairs]
     pieces += joined_end(target.bin.uri, target.codec, pairs)
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
     return sum(piece.num_bytes for piece in pieces), join
@@ -166,12 +179,7 @@ def _read_index(dataset: WholeDataset) -> Sequence[Iterable[NDArray[Any]]]:
     index = dataset.index
     columns = index.lengths(), index.bounds(), index.modes()
     small = max(index.num_sequences, index.num_documents) <= READ_AHEAD_ITEMS
-    return [list(each) for each in columns] if small else columns
-
-
-@dataclass(frozen=True)
-class VirtualMergeResult(CombinedCounts):
-    """Result of a virtual merge."""
+    return [list(column) for column in columns] if small else columns
 
 
 def merge_virtually(
@@ -181,7 +189,7 @@ def merge_virtually(
     overwrite: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> VirtualMergeResult:
+) -> CombinedCounts:
     """Write a list of datasets as the parts of one dataset, which readers then open under the prefix `target`.
 
     Args:
@@ -196,30 +204,32 @@ def merge_virtually(
     file = prefix + PARTS
     if object_exists(prefix + ".idx") or find_bin(prefix):
         raise ObjectExistsError(f"{prefix}: holds a dataset, which hides a list beside it; needed a free name")
-    opened = SourceDatasets([Location(Location.of(each).absolute, storage_options) for each in sources])
+    opened = SourceDatasets([Location(Location.of(source).absolute, storage_options) for source in sources])
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
     datasets = opened.datasets
-    for each in datasets:
-        if each.source.num_parts:
-            raise ConfigError(f"{each.prefix}: is itself a virtual merge, needed its parts")
-    watch.begin("index", sum(each.index.size for each in datasets), 0)
-    with closing(map_in_flight(lambda each: each.index.check(), datasets, IN_FLIGHT)) as checked:
-        for each, _ in zip(datasets, checked, strict=True):
-            each.check_size()
-            watch.advance(each.index.size)
-    listed = format_parts(datasets[0].index.dtype.__name__, [_list_part(file.absolute, each) for each in datasets])
+    for dataset in datasets:
+        if dataset.source.num_parts:
+            raise ConfigError(f"{dataset.prefix}: is itself a virtual merge, needed its parts")
+    watch.begin("index", sum(dataset.index.size for dataset in datasets), 0)
+    with closing(map_in_flight(lambda dataset: dataset.index.check(), datasets, IN_FLIGHT)) as checked:
+        for dataset, _ in zip(datasets, checked, strict=True):
+            dataset.check_size()
+            watch.advance(dataset.index.size)
+    listed = format_parts(
+        datasets[0].index.dtype.__name__, [_list_part(file.absolute, dataset) for dataset in datasets]
+    )
     existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
         watch.say(f"{file}: lists these datasets already")
-        return VirtualMergeResult(prefix.uri, *opened.counts())
+        return CombinedCounts(prefix.uri, *opened.counts())
     if existing is not None:
         raise ObjectExistsError(f"{file}: exists, needed a free name; --overwrite replaces it")
     with closing(LineageTransfer(datasets, [DatasetTarget(prefix, "raw")])) as rows:
         rows.fill(watch)
         rows.publish(0)
     write_object(file, [listed])
-    return VirtualMergeResult(prefix.uri, *opened.counts())
+    return CombinedCounts(prefix.uri, *opened.counts())
 
 
 def _list_part(uri: str, dataset: WholeDataset) -> VirtualPart:

@@ -11,22 +11,13 @@ none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is im
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import (
-    ScratchFile,
-    ShufflePlan,
-    assign_buckets,
-    plan_shuffle,
-    shuffle_keys,
-    shuffle_order,
-)
+from binidx.corpus.shuffle_buckets import Buckets, Column, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -44,6 +35,11 @@ def read_origins(prefix: Where, documents: Sequence[int], options: Options = Non
 
     Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
 
+    Args:
+        prefix: of the dataset.
+        documents: document numbers, in any order.
+        options: fsspec options, for a prefix that is no `Location`.
+
     Raises:
         FormatError: the lineage is not valid, or has no such row.
         MissingDriverError: there is a lineage, and pyarrow is not installed.
@@ -52,14 +48,14 @@ def read_origins(prefix: Where, documents: Sequence[int], options: Options = Non
     if not len(documents) or not object_exists(lineage):
         return {}
     wanted = np.unique(np.array(documents, np.int64))
-    with _opened_lineage(lineage) as (found, schema):
-        metadata, rows = found.metadata, dict[int, dict[str, Any]]()
+    with _opened_lineage(lineage) as (file, schema):
+        metadata, rows = file.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= metadata.num_rows:
             raise FormatError(f"{lineage}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
         firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
-            table = found.read_row_group(group).take(here - firsts[group]).cast(schema)
+            table = file.read_row_group(group).take(here - firsts[group]).cast(schema)
             rows.update(zip(here.tolist(), table.to_pylist(), strict=True))
     return rows
 
@@ -77,16 +73,20 @@ Mask = NDArray[np.bool_]
 def documents_with_id(prefix: Location, wanted: str) -> list[int]:
     """Return the numbers of the documents whose id is `wanted`, ascending.
 
+    Args:
+        prefix: of the dataset.
+        wanted: an id, compared as a whole.
+
     Raises:
         ObjectNotFoundError: the dataset has no lineage, or it has no ids.
         FormatError: the lineage is not valid.
     """
-    found = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
-    if not found and not _has_ids(lineage := prefix + LINEAGE):
+    numbers = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
+    if not numbers and not _has_ids(lineage := prefix + LINEAGE):
         raise ObjectNotFoundError(
             f"{lineage}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
         )
-    return found
+    return numbers
 
 
 def _has_ids(file: Location) -> bool:
@@ -94,7 +94,9 @@ def _has_ids(file: Location) -> bool:
     with _opened_lineage(file) as (opened, schema):
         groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
         ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
-        return any(not (each and each.has_null_count) or each.null_count < rows for each, rows in ids)
+        return any(
+            not (statistics and statistics.has_null_count) or statistics.null_count < rows for statistics, rows in ids
+        )
 
 
 def documents_at(prefix: Location, file: str, row: int) -> list[int]:
@@ -120,7 +122,7 @@ def documents_at(prefix: Location, file: str, row: int) -> list[int]:
 def _search(
     prefix: Location, columns: Sequence[str], matches: Callable[[Any], Mask], row: int | None = None
 ) -> list[int]:
-    lineage, found, first = prefix + LINEAGE, list[int](), 0
+    lineage, numbers, first = prefix + LINEAGE, list[int](), 0
     if not object_exists(lineage):
         raise ObjectNotFoundError(f"{lineage}: not found; binidx preprocess writes it beside a dataset")
     with _opened_lineage(lineage) as (file, schema):
@@ -128,16 +130,16 @@ def _search(
         for group in range(metadata.num_row_groups):
             bounds = metadata.row_group(group).column(number).statistics
             if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
-                found += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
+                numbers += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
             first += metadata.row_group(group).num_rows
-    return found
+    return numbers
 
 
 def _equal(column: Any, value: Any) -> Mask:
     import pyarrow.compute as compute
 
-    found: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 BATCH_ROWS = 1 << 16
@@ -204,15 +206,15 @@ class LineageTransfer:
         self, datasets: Sequence[WholeDataset], targets: Sequence[DatasetTarget], limit: int | None = None
     ) -> None:
         self._targets = targets
-        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
+        present = OPENS.map(lambda dataset: dataset.source.has(LINEAGE), datasets)
         self._sources = [*zip(datasets, present, strict=True)]
-        count = sum(each.index.num_documents for each in datasets)
+        count = sum(dataset.index.num_documents for dataset in datasets)
         self.num_rows = count if limit is None else min(count, limit)
         self._writers: list[LineageWriter] = []
         if any(present):
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._writers = [LineageWriter(each.prefix + LINEAGE) for each in targets]
+            self._writers = [LineageWriter(target.prefix + LINEAGE) for target in targets]
 
     def __bool__(self) -> bool:
         return bool(self._writers)
@@ -280,17 +282,18 @@ class LineageTransfer:
             writer.abandon()
 
 
-LINEAGE_ROW_BYTES = 256
-"""Assumed memory of two copies of a row with its id, while a bucket is sorted. A bucket with longer ids is read from
-the scratch disk several times, each time for a part of its keys."""
+LINEAGE_ROW_BYTES = 64
+"""Assumed bytes of a row with its id. A bucket with much longer ids stays on the scratch disk, and its ids are read one
+by one."""
+
+ROW = np.dtype([("source", "<i4"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8"), ("present", "?", 3)])
+"""Record of a row without its id: the number of its source, and whether byte, id and hash are present."""
 
 
 def shuffle_lineage(
     tables: Iterable[Any], num_rows: int, seed: int, memory_bytes: int, scratch: str | None
 ) -> Iterator[Any]:
     """Yield the rows of lineage tables, one a document, in the order in which `shuffle_datasets` puts the documents.
-
-    An external sort: the rows go into buckets on the scratch disk, each an Arrow stream, with numbers for source names.
 
     Args:
         tables: tables of `SCHEMA`.
@@ -299,74 +302,36 @@ def shuffle_lineage(
         memory_bytes, scratch: as in `shuffle_datasets`.
     """
     from binidx.format.arrow import pa
-    from binidx.format.sidecars.lineage import build_lineage_table
+    from binidx.format.sidecars.lineage import build_lineage_table, join_strings
 
     sources: dict[str, int] = {}
-    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 0), 0
-    with contextlib.closing(ScratchFile(scratch, plan.num_buckets)) as file:
+    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 2), 0
+    with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
         for table in tables:
-            keys = shuffle_keys(seed, first, len(table))
+            buckets.add(shuffle_keys(seed, first, len(table)), _row_columns(table, sources))
             first += len(table)
-            buckets = assign_buckets(keys, plan.num_buckets)
-            order = np.argsort(buckets, kind="stable")
-            rows = _numbered_batch(table, keys, sources).take(pa.array(order))
-            bounds = np.searchsorted(buckets[order], np.arange(plan.num_buckets + 1)).tolist()
-            for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                if start < stop:
-                    messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
-                    for message in (*messages, rows.slice(start, stop - start).serialize()):
-                        file.append(bucket, np.frombuffer(message, np.uint8))
-        for rows in _bucket_rows(file, plan):
-            order = shuffle_order(rows.column("key").to_numpy())
-            for start, stop in cut((0, len(order)), BATCH_ROWS):
-                found = rows.take(pa.array(order[start:stop]))
-                row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
-                numbers = found.column("source").to_numpy()
-                yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
-            del rows  # before the next part is read
+        for lengths, (records, ids) in buckets.sorted():
+            rows = np.frombuffer(b"".join(map(bytes, records)), ROW)
+            text, ends = np.frombuffer(b"".join(map(bytes, ids)), np.uint8), np.append(0, np.cumsum(lengths[:, 1]))
+            has_byte, has_id, has_hash = rows["present"].T
+            byte, hashes = pa.array(rows["byte"], mask=~has_byte), pa.array(rows["hash"], mask=~has_hash)
+            names = join_strings(text, ends, has_id)
+            yield build_lineage_table([*sources], rows["source"], rows["row"], byte, names, hashes)
 
 
-def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
-    """Yield the rows of all buckets in tables by ranges of keys; two copies of one fit into `plan.bucket_bytes`."""
-    from binidx.format.arrow import pa
-
-    for bucket in np.flatnonzero(file.sizes).tolist():
-        num_parts = max(1, -(-2 * int(file.sizes[bucket]) // plan.bucket_bytes))
-        for part in range(bucket * num_parts, (bucket + 1) * num_parts):
-            found = []
-            for batch in pa.ipc.open_stream(_StreamReader(file, bucket)):
-                parts = assign_buckets(batch.column("key").to_numpy(), plan.num_buckets * num_parts)
-                found.append(batch.filter(pa.array(parts == part)))
-            rows = pa.Table.from_batches(found).combine_chunks()
-            del batch, found
-            yield rows
-            del rows
-
-
-class _StreamReader(io.RawIOBase):
-    """Readable file of one stream of a scratch file."""
-
-    def __init__(self, file: ScratchFile, stream: int) -> None:
-        self._file, self._stream, self._at = file, stream, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        out = np.frombuffer(buffer, np.uint8)[: int(self._file.sizes[self._stream]) - self._at]
-        self._file.read(self._stream, self._at, out)
-        self._at += len(out)
-        return len(out)
-
-
-def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
-    """Return rows and their keys as a record batch, with numbers for source names; new names go into `sources`."""
-    from binidx.format.arrow import pa
-
-    table = table.unify_dictionaries().combine_chunks()
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    named = columns["source"]
+def _row_columns(table: Any, sources: dict[str, int]) -> list[Column]:
+    """Return the rows of a table as a column of `ROW` records and one of ids; new source names go into `sources`."""
+    table = table.unify_dictionaries()
+    named, ids = table.column("source").combine_chunks(), table.column("id").fill_null("").combine_chunks()
     numbers = [sources.setdefault(name, len(sources)) for name in named.dictionary.to_pylist()]
-    columns["source"] = pa.array(np.array(numbers, np.int32)[named.indices.to_numpy()])
-    # A bucket may have more bytes of ids than 32-bit offsets reach.
-    return pa.RecordBatch.from_pydict({**columns, "id": columns["id"].cast(pa.large_string()), "key": pa.array(keys)})
+    rows = np.zeros(len(table), ROW)
+    rows["source"] = np.array(numbers, np.int32)[named.indices.to_numpy()]
+    rows["present"] = np.column_stack([table.column(name).is_valid().to_numpy() for name in ("byte", "id", "hash")])
+    for name in ("row", "byte", "hash"):
+        rows[name] = table.column(name).fill_null(0).to_numpy()
+    _, offsets, text = ids.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(ids) + 1, ids.offset * 4).astype(np.int64)
+    return [
+        (rows.view(np.uint8), np.arange(len(rows) + 1) * ROW.itemsize),
+        (np.frombuffer(text or b"", np.uint8), bounds),
+    ]

@@ -3,7 +3,7 @@
     1  every .idx is read and checked
     2  documents, with the lengths and modes of their sequences, are distributed to buckets on a scratch disk
     3  bucket by bucket they are written in the new order: to the .bin, invisible, and the columns of the .idx
-    4  the same for the rows of their lineage, if there are any: about 45 bytes of numbers each, and an id
+    4  the same for the rows of their lineage, if there are any: about 55 bytes of numbers each, and an id
     5  the sources are checked for changes; the old .idx is removed, lineage and .bin appear, the .idx last
 
 Disk: the bytes of the tokens and about 30 bytes for each document, in a file without a name; and the target. Memory: as
@@ -33,16 +33,12 @@ from binidx.corpus.whole_dataset import (
     WholeDataset,
 )
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
-from binidx.storage.interfaces import Range
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 MEMORY_BYTES = 2 << 30
 PART_BYTES = 8 * MIB
-
-REOPEN_BYTES = 64 * MIB
-"""Bytes after which `_TokenReader` opens a local source again."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +78,16 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = SourceDatasets([Location.of(each, source_options) for each in sources])
+    opened = SourceDatasets([Location.of(source, source_options) for source in sources])
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()
     datasets = opened.datasets
     to_write = DatasetTarget.open(Location.of(target, target_options), codec, datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()
     to_write.check_counts(sequences, documents, multimodal)
-    for each in datasets:
-        each.check_index(watch)
-    token_bytes = sum(each.num_bytes for each in datasets)
+    for dataset in datasets:
+        dataset.check_index(watch)
+    token_bytes = sum(dataset.num_bytes for dataset in datasets)
     plan = plan_shuffle(memory_bytes, token_bytes + sequences * SEQUENCE.itemsize, documents, 2)
     with contextlib.ExitStack() as stack:
         output = DatasetOutput(to_write, datasets[0].index.dtype, multimodal)
@@ -99,9 +95,9 @@ def shuffle_datasets(
         with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
             watch.begin("into buckets", token_bytes, 0)
             first = 0
-            for each in datasets:
-                _distribute(each, seed, first, buckets, watch)
-                first += each.index.num_documents
+            for dataset in datasets:
+                _distribute(dataset, seed, first, buckets, watch)
+                first += dataset.index.num_documents
             watch.begin("in order", token_bytes, 0)
             for lengths, pieces in buckets.sorted():
                 _append(output, lengths, *pieces)
@@ -115,28 +111,10 @@ def shuffle_datasets(
     return ShuffleResult(to_write.prefix.uri, *opened.counts(), *done)
 
 
-class _TokenReader:
-    """Reader of the plain tokens of a dataset from front to back.
-
-    Mapped pages count as memory of this process until other processes need them. A local source is therefore opened
-    again every `REOPEN_BYTES`, also within a document; at the end `check_unchanged` shows that the file is the same.
-    """
-
-    def __init__(self, dataset: WholeDataset) -> None:
-        self._source, self._reader, self._num_read = dataset.source, dataset.source.open_plain(), 0
-        self._is_local = dataset.source.bin.local_path is not None
-
-    def read(self, part: Range) -> memoryview:
-        """Return the bytes of a range of the tokens."""
-        if self._is_local and self._num_read > REOPEN_BYTES:
-            self._reader, self._num_read = self._source.open_plain(), 0
-        self._num_read += part[1] - part[0]
-        return self._reader.read([part])[0]
-
-
 def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, watch: ProgressWatcher) -> None:
     """Distribute the documents of a dataset, numbered from `first` on, to the buckets (pass 1)."""
-    tokens, item_bytes = _TokenReader(dataset), dataset.index.item_bytes
+    item_bytes = dataset.index.item_bytes
+    plain = dataset.source.open_plain(mmap=False)  # mapped pages would count as memory of this process
     for block in dataset.index.documents():
         keys = shuffle_keys(seed, first + block.first, len(block))
         bounds = block.token_bounds() * item_bytes
@@ -144,10 +122,10 @@ def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, 
             start, stop = bounds[[low, high]].tolist()
             sequences = _sequence_records(block, low, high)
             if stop - start > buckets.plan.round_bytes:
-                pieces = map(tokens.read, cut((start, stop), PART_BYTES))
+                pieces = (plain.read([part])[0] for part in cut((start, stop), PART_BYTES))
                 buckets.add_one(keys[low:high], [pieces, [sequences[0].data]])
             else:
-                data = np.frombuffer(tokens.read((start, stop)), np.uint8)
+                data = np.frombuffer(plain.read([(start, stop)])[0], np.uint8)
                 buckets.add(keys[low:high], [(data, bounds[low : high + 1] - start), sequences])
             watch.advance(stop - start)
 
@@ -170,11 +148,7 @@ def _append(output: DatasetOutput, lengths: NDArray[np.int64], tokens: Pieces, s
     """Append sorted documents to the output (pass 2); `lengths` are the bytes of their tokens and sequence records."""
     for piece in tokens:
         output.bin.write(piece)
-    columns = output.columns
-    before = len(columns.lengths)
     # Joined, as a piece of a column on disk may end within a record.
     records = np.frombuffer(b"".join(map(bytes, sequences)), SEQUENCE)
-    columns.lengths.extend(records["length"])
-    if columns.multimodal:
-        columns.modes.extend(records["mode"])
-    columns.add_bounds(np.cumsum(lengths[:, 1] // SEQUENCE.itemsize), plus=before)
+    modes = records["mode"] if output.columns.multimodal else None
+    output.columns.add(records["length"], np.cumsum(lengths[:, 1] // SEQUENCE.itemsize), modes)

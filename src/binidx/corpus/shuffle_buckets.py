@@ -84,15 +84,15 @@ def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """
     key, before = np.array([seed % 2**64, PURPOSE], np.uint64), first % PHILOX_BLOCK
     numbers = np.random.Philox(key=key, counter=first // PHILOX_BLOCK).random_raw(before + count)
-    found: NDArray[np.uint64] = numbers[before:]
-    return found
+    keys: NDArray[np.uint64] = numbers[before:]
+    return keys
 
 
 def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
     """Return the bucket number of each key, of `num_buckets` (at most 2^31) equal ranges of keys; shape as keys."""
     high = keys >> np.uint64(32)
-    found: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
-    return found
+    buckets: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
+    return buckets
 
 
 def shuffle_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -130,7 +130,12 @@ class ScratchFile:
         self._end = 0
 
     def append(self, stream: int, data: NDArray[np.uint8]) -> None:
-        """Append bytes to a stream."""
+        """Append bytes to a stream.
+
+        Args:
+            stream: number of the stream.
+            data: the bytes, contiguous.
+        """
         size, done = int(self.sizes[stream]), 0
         while done < len(data):
             if size % EXTENT_BYTES == 0:
@@ -143,7 +148,13 @@ class ScratchFile:
         self.sizes[stream] = size
 
     def read(self, stream: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Read bytes [start, start + len(out)) of a stream into `out`."""
+        """Read bytes [start, start + len(out)) of a stream into `out`.
+
+        Args:
+            stream: number of the stream.
+            start: first byte in the stream; all bytes up to start + len(out) must have been appended.
+            out: contiguous array to fill.
+        """
         done = 0
         while done < len(out):
             extent, offset = divmod(start + done, EXTENT_BYTES)
@@ -220,12 +231,17 @@ class Buckets:
         self._grouped = _Buffer()
 
     def add(self, keys: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Distribute records to the buckets; one call holds about `plan.round_bytes` of records at most."""
+        """Distribute records to the buckets; one call holds about `plan.round_bytes` of records at most.
+
+        Args:
+            keys: key of each record, shape (n,).
+            columns: the records' data in each column.
+        """
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
         bounds = _ends(np.bincount(buckets, minlength=self.plan.num_buckets))
-        heads = _heads(keys, [np.diff(each) for _, each in columns])[order]
+        heads = _heads(keys, [np.diff(places) for _, places in columns])[order]
         self._append(0, heads.view(np.uint8).reshape(-1), bounds * heads.itemsize * heads.shape[1])
         for number, (data, places) in enumerate(columns, 1):
             ends = _ends(heads[:, number])
@@ -234,14 +250,19 @@ class Buckets:
             self._append(number, grouped, ends[bounds])
 
     def add_one(self, key: NDArray[np.uint64], columns: Sequence[Iterable[memoryview]]) -> None:
-        """Add one record of more than `plan.round_bytes`, with each column's data in pieces; `key` has shape (1,)."""
+        """Add one record of more than `plan.round_bytes`, with the data of each column in pieces.
+
+        Args:
+            key: shape (1,).
+            columns: the record's data in each column, in pieces.
+        """
         bucket, lengths = int(assign_buckets(key, self.plan.num_buckets)[0]), []
         for number, pieces in enumerate(columns, 1):
             before = int(self._scratch.sizes[self._stream(number, bucket)])
             for piece in pieces:
                 self._scratch.append(self._stream(number, bucket), np.frombuffer(piece, np.uint8))
             lengths.append(int(self._scratch.sizes[self._stream(number, bucket)]) - before)
-        heads = _heads(key, [np.array([each]) for each in lengths])
+        heads = _heads(key, [np.array([length]) for length in lengths])
         self._scratch.append(self._stream(0, bucket), heads.view(np.uint8).reshape(-1))
 
     def sorted(self) -> Iterator[tuple[NDArray[np.int64], list[Pieces]]]:
@@ -260,7 +281,7 @@ class Buckets:
             columns = [self._column(number, bucket, table[:, number], buffers[number - 1]) for number in self._numbers]
             for first, stop in batch_by_size(_ends(table[order, 1:].sum(axis=1)), CHUNK_BYTES):
                 part = order[first:stop]
-                yield table[part, 1:], [each.pieces(part) for each in columns]
+                yield table[part, 1:], [column.pieces(part) for column in columns]
 
     def close(self) -> None:
         """Free the disk space."""
@@ -275,7 +296,7 @@ class Buckets:
         stream = self._stream(number, bucket)
         bounds = _ends(lengths)
         size = int(bounds[-1])
-        sizes = [int(self._scratch.sizes[self._stream(each, bucket)]) for each in self._numbers]
+        sizes = [int(self._scratch.sizes[self._stream(column, bucket)]) for column in self._numbers]
         if sum(sizes) > self.plan.bucket_bytes and size > self.plan.bucket_bytes // (2 * self.num_columns):
             return _Column(self._scratch, stream, bounds, None)
         data = buffer.resize(size)

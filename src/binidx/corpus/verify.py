@@ -88,11 +88,8 @@ def verify_dataset(
         FormatError: an error was found; for a damaged or invalid token the message names the document.
         ObjectChangedError: the dataset was replaced meanwhile.
     """
-    began, watch, dataset = (
-        time.monotonic(),
-        watch or SilentWatcher(),
-        WholeDataset(Location.of(prefix, storage_options)),
-    )
+    began, watch = time.monotonic(), watch or SilentWatcher()
+    dataset = WholeDataset(Location.of(prefix, storage_options))
     index = dataset.index
     if quick and (lineage or vocab_size is not None):
         raise ConfigError(
@@ -122,6 +119,11 @@ def _refuse(uri: str, problem: str) -> None:
 
 def check_lineage(dataset: WholeDataset, plain: RangeReader, watch: ProgressWatcher) -> int:
     """Compare each document with its hash in the lineage file; return the number of documents that have a hash.
+
+    Args:
+        dataset: its index must have been checked.
+        plain: reader of its tokens.
+        watch: is advanced by the bytes of the tokens.
 
     Raises:
         ObjectNotFoundError: there is no lineage.
@@ -198,8 +200,8 @@ def _locate(dataset: WholeDataset, token: int) -> str:
         bounds = block.token_bounds()
         if token < bounds[-1]:
             place, source = int(np.searchsorted(bounds, token, "right")) - 1, dataset.source
-            found = f"document {block.first + place}, token {token - bounds[place]} of it"
+            text = f"document {block.first + place}, token {token - bounds[place]} of it"
             if isinstance(source, VirtualSource):
-                found += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
-            return found
+                text += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
+            return text
     return "after the last document"

@@ -159,14 +159,15 @@ class SourceDatasets:
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return the number of datasets, and their total numbers of documents, sequences and tokens."""
-        indices = [each.index for each in self.datasets]
-        documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
-        return len(indices), documents, sequences, sum(each.num_tokens for each in indices)
+        indices = [dataset.index for dataset in self.datasets]
+        counts = [(index.num_documents, index.num_sequences, index.num_tokens) for index in indices]
+        documents, sequences, tokens = map(sum, zip(*counts, strict=True))
+        return len(indices), documents, sequences, tokens
 
     def check_unchanged(self) -> None:
         """Raise ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
-        listed = list_pairs([each.source.prefix for each in self.datasets])
-        OPENS.map(lambda each: each.source.check_unchanged(listed.get(each.prefix)), self.datasets)
+        listed = list_pairs([dataset.source.prefix for dataset in self.datasets])
+        OPENS.map(lambda dataset: dataset.source.check_unchanged(listed.get(dataset.prefix)), self.datasets)
 
     def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
         """Return the codec of all datasets and whether they have modes; datasets without sequences fit either way.
@@ -179,22 +180,22 @@ class SourceDatasets:
             FormatError: dtypes differ, or some have modes and others not.
         """
         first = self.datasets[0]
-        for each in self.datasets:
-            if each.index.dtype is not first.index.dtype:
-                found, needed = each.index.dtype.__name__, first.index.dtype.__name__
-                raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
-            if each.source.codec != first.source.codec and not mixed:
+        for dataset in self.datasets:
+            if dataset.index.dtype is not first.index.dtype:
+                found, needed = dataset.index.dtype.__name__, first.index.dtype.__name__
+                raise FormatError(f"{dataset.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
+            if dataset.source.codec != first.source.codec and not mixed:
                 raise ConfigError(
-                    f"{each.source.bin}: stored otherwise than {first.source.bin}, needed all compressed or "
+                    f"{dataset.source.bin}: stored otherwise than {first.source.bin}, needed all compressed or "
                     "none; binidx convert --plain or --compress brings them together"
                 )
-        return first.source.codec, is_multimodal([each.index for each in self.datasets])
+        return first.source.codec, is_multimodal([dataset.index for dataset in self.datasets])
 
     def check_tokenizers(self) -> None:
         """Raise FormatError if the manifests of the datasets name different tokenizers."""
-        pairs = [pair for each in self.datasets for pair in each.source.pairs]
+        pairs = [pair for dataset in self.datasets for pair in dataset.source.pairs]
         tokenizers = OPENS.map(_read_tokenizer, pairs)
-        known = [(each.prefix.uri, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
+        known = [(pair.prefix.uri, tokenizer) for pair, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
         for prefix, (uri, digest) in known[1:]:
             first, (first_uri, first_digest) = known[0]
             if digest != first_digest:
@@ -238,13 +239,19 @@ class DatasetTarget:
     def open(cls, prefix: Location, codec: str, sources: Sequence[WholeDataset], *, overwrite: bool) -> DatasetTarget:
         """Return the target under a prefix that is free, may be overwritten, or may hold an earlier run's output.
 
+        Args:
+            prefix: of the dataset to write.
+            codec: name of the codec of its tokens.
+            sources: datasets that are read meanwhile.
+            overwrite: replace what is there.
+
         Raises:
             ConfigError: the prefix is a folder, or one of the sources.
             ObjectExistsError: other objects exist than an earlier run of this job leaves, and `overwrite` is False.
         """
         if prefix.uri.endswith("/"):
             raise ConfigError(f"{prefix}: a folder, needed a prefix such as {prefix}en")
-        if any(prefix.absolute in each.source.uris for each in sources):
+        if any(prefix.absolute in dataset.source.uris for dataset in sources):
             raise ConfigError(f"{prefix}: is read and written, needed another prefix to write to")
         target = cls(prefix, codec)
         target.existing = [] if overwrite else target._find_objects()
@@ -280,9 +287,9 @@ class DatasetTarget:
         Raises:
             ObjectExistsError: something else exists.
         """
-        found = self._find_objects()
-        is_bin = len(found) == 1 and found[0] in bin_suffixes()
-        if not found or (is_bin and (resumed or object_identity(self.file(found[0])) == published)):
+        suffixes = self._find_objects()
+        is_bin = len(suffixes) == 1 and suffixes[0] in bin_suffixes()
+        if not suffixes or (is_bin and (resumed or object_identity(self.file(suffixes[0])) == published)):
             return
         raise ObjectExistsError(self.refusal)
 
@@ -297,7 +304,12 @@ class DatasetTarget:
             watch.say(f"{self.prefix}: holds this dataset already, compared byte for byte")
 
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
-        """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison."""
+        """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison.
+
+        Args:
+            num_sequences, num_documents: counts of the dataset to write.
+            multimodal: whether it has modes.
+        """
         size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
         if self.is_complete and object_identity(self.idx)["size"] != size:
             raise ObjectExistsError(self.refusal)
@@ -322,17 +334,16 @@ class DatasetTarget:
 
         In a complete dataset the existing `.idx` is compared instead, and then all `steps` are called.
         """
+
+        def call_steps() -> None:
+            for step in steps:
+                step()
+
         if self.is_complete:
             self.compare_index(columns)
-            for step in steps:
-                step()
-            return
-
-        def before_publish() -> None:
-            for step in steps:
-                step()
-
-        write_object(self.idx, columns.format(), before_publish=before_publish)
+            call_steps()
+        else:
+            write_object(self.idx, columns.format(), before_publish=call_steps)
 
     def publish_pieces(
         self,

@@ -76,7 +76,13 @@ def check_bin_size(
 
 
 def count_surplus_bytes(bin_uri: str, size: int, index: DatasetCounts) -> int:
-    """Return the number of bytes of a `.bin` after its last token; raise FormatError if it is too short."""
+    """Return the number of bytes of a `.bin` after its last token; raise FormatError if it is too short.
+
+    Args:
+        bin_uri: URI of the `.bin`, for the error.
+        size: plain bytes of the `.bin`.
+        index: counts and dtype of the `.idx`.
+    """
     surplus = size - _num_bytes(index)
     if surplus < 0:
         raise FormatError(f"{bin_uri}: {size} bytes, {describe_need(index)}")
@@ -94,7 +100,7 @@ def describe_need(index: DatasetCounts) -> str:
 
 def find_bin(prefix: Location) -> Location | None:
     """Return the object that holds the tokens of a prefix, or None."""
-    return next((found for suffix in _bin_suffixes() if object_exists(found := prefix + f".bin{suffix}")), None)
+    return next((tokens for suffix in _bin_suffixes() if object_exists(tokens := prefix + f".bin{suffix}")), None)
 
 
 def _bin_suffixes() -> Iterator[str]:
@@ -108,8 +114,8 @@ def did_you_mean(prefix: Location) -> str:
     path = prefix.local_path
     if not path or os.path.exists(f"{path}.idx"):
         return ""
-    found = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
-    return f"; did you mean {' or '.join(each.removesuffix('.idx') for each in found)}?" if found else ""
+    near = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
+    return f"; did you mean {' or '.join(idx.removesuffix('.idx') for idx in near)}?" if near else ""
 
 
 def superseded_objects(location: Location) -> list[Location]:
@@ -178,8 +184,7 @@ class BinWriter:
         """Remove the unpublished object and free memory; no effect after `publish`."""
         if self._column is not None:
             self._column.close()
-        with contextlib.suppress(_Abandoned), self._open:
-            raise _Abandoned
+        discard_writes(self._open)
 
     def _remove_obsolete(self) -> None:
         delete_objects([*self.obsolete, *superseded_objects(self.location)])
@@ -189,6 +194,12 @@ def delete_objects(locations: Iterable[Location]) -> None:
     """Delete objects in order; those that do not exist are skipped."""
     for location in locations:
         delete_object(location)
+
+
+def discard_writes(writes: contextlib.ExitStack) -> None:
+    """End the writes of a stack as after an exception, so that nothing is published; no effect on a closed stack."""
+    with contextlib.suppress(_Abandoned), writes:
+        raise _Abandoned
 
 
 class _Abandoned(Exception):

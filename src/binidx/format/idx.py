@@ -202,7 +202,13 @@ class SequenceIndex:
 
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
-    """Return the header of an `.idx`: the 34 bytes before the arrays."""
+    """Return the header of an `.idx`: the 34 bytes before the arrays.
+
+    Args:
+        dtype: type of a token, one of `DType`.
+        num_sequences: S.
+        num_document_bounds: D, documents + 1.
+    """
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 

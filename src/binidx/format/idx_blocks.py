@@ -70,8 +70,8 @@ class DocumentBlock:
         """Return the position in the `.bin`, in tokens, of each document, then the end, shape (num_documents + 1,)."""
         ends = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, out=ends[1:])
-        found: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
-        return found
+        positions: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
+        return positions
 
 
 class IndexStream:
@@ -210,7 +210,11 @@ class SpooledColumn:
         return self._count
 
     def extend(self, values: Sequence[int] | NDArray[Any], plus: int = 0) -> None:
-        """Append values, each with `plus` added, in blocks: a mapped array is not copied as a whole.
+        """Append values in blocks: a mapped array is not copied as a whole.
+
+        Args:
+            values: integers that fit the dtype, shape (n,).
+            plus: number that is added to each value.
 
         Raises:
             OSError: the disk is full; the number of appended values is then undefined.
@@ -269,12 +273,33 @@ class IndexColumns:
     def num_documents(self) -> int:
         return len(self._bounds) - 1
 
+    def add(
+        self, lengths: Sequence[int] | NDArray[np.int32], ends: NDArray[np.int64], modes: NDArray[np.int8] | None = None
+    ) -> None:
+        """Append whole documents.
+
+        Args:
+            lengths: tokens of each sequence, shape (num_sequences,).
+            ends: end of each document, counted in these sequences, shape (num_documents,).
+            modes: mode of each sequence, shape (num_sequences,); None in a dataset of text.
+        """
+        before = len(self.lengths)
+        self.lengths.extend(lengths)
+        if modes is not None:
+            self.modes.extend(modes)
+        self.add_bounds(ends, plus=before)
+
     def end_document(self) -> None:
         """Add a bound after the last sequence."""
         self.add_bounds([len(self.lengths)], plus=0)
 
     def add_bounds(self, bounds: Sequence[int] | NDArray[np.int64], *, plus: int) -> None:
-        """Add document bounds, each with `plus` added; sequences added later belong to a new document."""
+        """Add document bounds; sequences added later belong to a new document.
+
+        Args:
+            bounds: end of each document in sequences, shape (num_documents,), ascending.
+            plus: number that is added to each bound.
+        """
         if len(bounds):
             self._bounds.extend(bounds, plus=plus)
             self._last_bound = int(bounds[-1]) + plus

@@ -396,7 +396,7 @@ class IndexedDataset:
         if self.index.documents_are_sequences or len(bounds) != count + 1:
             return self.index.documents_are_sequences
         blocks = (slice(first, first + BOUNDS_AT_ONCE) for first in range(0, len(bounds), BOUNDS_AT_ONCE))
-        return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in blocks)
+        return all((bounds[block] == np.arange(block.start, min(block.stop, len(bounds)))).all() for block in blocks)
 
     @property
     def opened(self) -> Mapping[str, Mapping[str, Any]]:
@@ -444,7 +444,12 @@ class IndexedDataset:
 
 
 def check_pickled(uri: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError if an object has another identity now than in the process that pickled a dataset."""
+    """Raise ObjectChangedError if an object has another identity now than in the process that pickled a dataset.
+
+    Args:
+        uri: name of the object, for the error.
+        was, now: identity when the dataset was pickled, and after it was opened again.
+    """
     if not same_identity(was, now):
         raise ObjectChangedError(
             f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; start again from the new data, or "
@@ -459,4 +464,4 @@ def read_spans(
     if len(requests) == 1:
         return [dataset.read(spans) for dataset, spans in requests]
     views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
-    return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]
+    return [dataset._arrays(read) for (dataset, _), read in zip(requests, views, strict=True)]

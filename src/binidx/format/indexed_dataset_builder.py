@@ -48,13 +48,13 @@ def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
     """
     needed = little_endian(dtype)
     # A torch tensor's .numpy() shares its memory; looking for the method needs no import of torch.
-    found = np.asarray(tokens.numpy() if hasattr(tokens, "numpy") else tokens)
-    if found.dtype.kind in "US":
-        found = _parse_numbers(found, needed, subject)
-    rounds = needed.kind == "f" and found.dtype.kind in "iu"  # a safe cast for NumPy
-    if found.size and (rounds or not np.can_cast(found.dtype, needed)):
-        _check_values(found.reshape(-1), needed, subject)
-    return np.ascontiguousarray(found, needed).reshape(-1)
+    given = np.asarray(tokens.numpy() if hasattr(tokens, "numpy") else tokens)
+    if given.dtype.kind in "US":
+        given = _parse_numbers(given, needed, subject)
+    rounds = needed.kind == "f" and given.dtype.kind in "iu"  # a safe cast for NumPy
+    if given.size and (rounds or not np.can_cast(given.dtype, needed)):
+        _check_values(given.reshape(-1), needed, subject)
+    return np.ascontiguousarray(given, needed).reshape(-1)
 
 
 def _parse_numbers(texts: NDArray[Any], needed: np.dtype[Any], subject: str) -> NDArray[Any]:
@@ -64,22 +64,22 @@ def _parse_numbers(texts: NDArray[Any], needed: np.dtype[Any], subject: str) -> 
         raise FormatError(f"{subject}: tokens as text, needed numbers of type {needed.name} ({error})") from None
 
 
-def _check_values(found: NDArray[Any], needed: np.dtype[Any], subject: str) -> None:
-    if found.dtype.kind not in "iuf":
-        raise FormatError(f"{subject}: tokens of type {found.dtype}, needed numbers of at most 64 bits")
-    # The smallest and the largest value of the found type that the needed type holds exactly.
+def _check_values(given: NDArray[Any], needed: np.dtype[Any], subject: str) -> None:
+    if given.dtype.kind not in "iuf":
+        raise FormatError(f"{subject}: tokens of type {given.dtype}, needed numbers of at most 64 bits")
+    # The smallest and the largest value of the given type that the needed type holds exactly.
     if needed.kind != "f":
         low, high = np.iinfo(needed).min, np.iinfo(needed).max
     else:  # a float skips integers above 2 ** (nmant + 1)
-        high = np.finfo(needed).max if found.dtype.kind == "f" else 2 ** (np.finfo(needed).nmant + 1)
+        high = np.finfo(needed).max if given.dtype.kind == "f" else 2 ** (np.finfo(needed).nmant + 1)
         low = -high
-    unfit = (found < low) | (found > high)
-    if needed.kind != "f" and found.dtype.kind == "f":
-        wide = found.astype(np.float64)  # where high + 1 is exact; high itself rounds up to it in int64's case
+    unfit = (given < low) | (given > high)
+    if needed.kind != "f" and given.dtype.kind == "f":
+        wide = given.astype(np.float64)  # where high + 1 is exact; high itself rounds up to it in int64's case
         unfit |= (wide != np.trunc(wide)) | (wide >= high + 1)
     if unfit.any():
         first = int(unfit.argmax())
-        raise FormatError(f"{subject}: token {found[first]} at position {first}, {needed.name} holds {low} to {high}")
+        raise FormatError(f"{subject}: token {given[first]} at position {first}, {needed.name} holds {low} to {high}")
 
 
 MAX_LENGTH = 2**31 - 1
@@ -193,11 +193,7 @@ class IndexedDatasetBuilder:
         with self._closed_on_failure():
             for block in stream(pair.bin_reader, pair.index.num_bytes):
                 self._bin.write(block)
-            before, index = len(self._columns.lengths), pair.index
-            self._columns.lengths.extend(index.sequence_lengths)
-            if index.sequence_modes is not None:
-                self._columns.modes.extend(index.sequence_modes)
-            self._columns.add_bounds(index.document_indices[1:], plus=before)
+            self._columns.add(pair.index.sequence_lengths, pair.index.document_indices[1:], pair.index.sequence_modes)
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> None:
         """Publish the `.bin`, then the `.idx`; the old `.idx` of this name, and the one beside the `.bin`, are removed.

@@ -15,6 +15,7 @@ are checked only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from concurrent.futures import wait
@@ -30,11 +31,12 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import RangeReader, VersionMark
+from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
 from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
+from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
 logger = logging.getLogger(__name__)
@@ -175,7 +177,14 @@ def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str,
 def check_opened(
     prefix: Location, bin_reader: RangeReader, index: SequenceIndex, listed: ListedPair | None = None
 ) -> None:
-    """Check the size of an opened `.bin`; the manifest is read only if that size is not what the `.idx` needs."""
+    """Check the size of an opened `.bin`; the manifest is read only if that size is not what the `.idx` needs.
+
+    Args:
+        prefix: of the dataset.
+        bin_reader: reader of the plain tokens.
+        index: the fully checked `.idx`.
+        listed: the pair's files in a listing of their folder, if one was made.
+    """
 
     def read() -> dict[str, Any] | None:
         return None if listed and MANIFEST not in listed.sidecars else read_manifest(prefix + MANIFEST)
@@ -189,6 +198,10 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
 
     The pointers prove every length but the last. Neither Megatron nor binidx writes bytes after the last token, but
     other tools may leave some, which both ignore: they are accepted unless they are as many as such a bit takes away.
+
+    Args:
+        index: the fully checked `.idx`.
+        spare_bytes: bytes of the `.bin` after its last token.
     """
     tokens, rest = divmod(spare_bytes, index.dtype_size)
     last = int(index.sequence_lengths[-1]) if len(index) else -1
@@ -196,19 +209,27 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
 
 
 def _current_identity(location: Location) -> Any:
-    """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
+    """Return the identity of the object that has this name now, of a local file its version; None without an object."""
+    if location.local_path is not None:
+        return local_version(location)
     try:
-        path = location.local_path
-        if path is None:
-            return object_identity(location)
-        found = os.stat(path)
+        return object_identity(location)
     except ObjectNotFoundError:
         return None
-    except OSError:
-        if path is None:
-            raise
-        return None  # opening it says more
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def local_version(location: Location) -> FileVersion | None:
+    """Return the version of a local file; None if it is remote or cannot be read: opening it says more."""
+    status = stat_file(location)
+    return None if status is None else file_version(status)
+
+
+def stat_file(location: Location) -> os.stat_result | None:
+    """Return the stat of a local file; None if it is remote or missing."""
+    path = location.local_path
+    with contextlib.suppress(OSError):
+        return None if path is None else os.stat(path)
+    return None
 
 
 def open_bin(
@@ -285,9 +306,9 @@ def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
     except StorageError as error:
         if not is_absent(error):
             raise
-        found = [form.result() for form in encoded]
-        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(found) else []
-        stored = next(filter(None, [*found, *REQUESTS.map(find_encoded, others)]), None)
+        forms = [form.result() for form in encoded]
+        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(forms) else []
+        stored = next(filter(None, [*forms, *REQUESTS.map(find_encoded, others)]), None)
         if stored is None:
             raise
         return stored

@@ -69,10 +69,10 @@ def _read_footer(reader: RangeReader) -> tuple[bytes, list[RowGroup]]:
     if len(tail) < needed <= reader.size:
         tail = reader.read([(reader.size - needed, reader.size)])[0]
     footer = bytes(tail[-needed:])
-    found, problem = _child(os.getpid()).parse(footer, reader.size)
+    groups, problem = _child(os.getpid()).parse(footer, reader.size)
     if problem:
         raise FormatError(f"{reader.uri}: not a Parquet file, or damaged ({problem}); restore it from its source")
-    return footer, found
+    return footer, groups
 
 
 class _Child:
@@ -138,11 +138,16 @@ def serve() -> None:
 
 
 def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
-    """Return the row groups of a footer; a damaged one makes pyarrow raise, or kill this process."""
+    """Return the row groups of a footer; a damaged one makes pyarrow raise, or kill this process.
+
+    Args:
+        footer: the footer, its length and the magic: the last bytes of the file.
+        file_bytes: size of the file, which all columns must be within.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    file, found = parquet.ParquetFile(pa.BufferReader(b"PAR1" + footer)), list[RowGroup]()
+    file, groups = parquet.ParquetFile(pa.BufferReader(b"PAR1" + footer)), list[RowGroup]()
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         columns_of(group, ["a"])  # the reader gets their paths, too
@@ -153,20 +158,25 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
                 raise ValueError(f"row group {number} has a column of {column.physical_type}, the schema {needed}")
         if group.num_rows < 0 or any(not 0 <= first <= stop <= file_bytes for first, stop in ranges):
             raise ValueError(f"row group {number} has {group.num_rows} rows in {ranges} of {file_bytes} bytes")
-        found.append((min(ranges, default=(0, 0))[0], sum(stop - first for first, stop in ranges), group.num_rows))
-    if sum(num_rows for _, _, num_rows in found) != file.metadata.num_rows:
+        groups.append((min(ranges, default=(0, 0))[0], sum(stop - first for first, stop in ranges), group.num_rows))
+    if sum(num_rows for _, _, num_rows in groups) != file.metadata.num_rows:
         raise ValueError(f"the row groups do not have the {file.metadata.num_rows} rows of the file")
     file.schema_arrow  # noqa: B018 - the reader converts it, too
-    return found
+    return groups
 
 
 def columns_of(group: Any, names: Any = None) -> list[Any]:
-    """Return the stored columns of a row group with these names, or all; a list has the stored column of its items."""
+    """Return the stored columns of a row group with these names, or all; a list has the stored column of its items.
+
+    Args:
+        group: pyarrow's metadata of a row group.
+        names: names of columns at the top of the schema; None for all.
+    """
     columns = [group.column(number) for number in range(group.num_columns)]
     if names is None:
         return columns
     # A name may have dots itself.
-    return [each for each in columns if any(f"{each.path_in_schema}.".startswith(f"{name}.") for name in names)]
+    return [column for column in columns if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names)]
 
 
 def column_range(column: Any) -> tuple[int, int]:

@@ -119,19 +119,24 @@ class BundledFiles:
     files: memoryview
 
     def find(self, prefix: str, identity: Identity) -> memoryview | None:
-        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None."""
+        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None.
+
+        Args:
+            prefix: URI of the prefix.
+            identity: present identity of its `.idx`.
+        """
         if prefix not in self.table:
             return None
         first, size, checksum, bundled = self.table[prefix]
         if not same_object(bundled, identity):
             return None
-        found = self.files[first : first + size]
-        return found if len(found) == identity["size"] and xxhash.xxh3_64_hexdigest(found) == checksum else None
+        data = self.files[first : first + size]
+        return data if len(data) == identity["size"] and xxhash.xxh3_64_hexdigest(data) == checksum else None
 
 
 def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
     """Return the prefixes whose `.idx` belongs in a bundle: the smallest with an ETag or the like, up to its limits."""
-    fit = [(int(each["size"]), prefix) for prefix, each in identities.items() if proves_content(each)]
+    fit = [(int(identity["size"]), prefix) for prefix, identity in identities.items() if proves_content(identity)]
     chosen, total = [], 0
     for size, prefix in sorted(fit):
         total += size
@@ -142,7 +147,12 @@ def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
 
 
 def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[bytes | memoryview]:
-    """Return the bytes of a bundle of the chosen prefixes, in pieces."""
+    """Return the bytes of a bundle of the chosen prefixes, in pieces.
+
+    Args:
+        files: identity and bytes of the `.idx` of each prefix.
+        chosen: prefixes, ascending.
+    """
     table, first = [], 0
     for prefix in chosen:
         identity, data = files[prefix]
@@ -220,14 +230,14 @@ def list_pairs_with_bundle(prefixes: Sequence[Location], bundle: IdxBundle | Non
     """
     names = [prefix.uri for prefix in prefixes]
     pending = OPENS.submit(partial(bundle.read, names)) if bundle and len(names) >= MIN_LISTED_PREFIXES else None
-    found = list_pairs(prefixes)
+    pairs = list_pairs(prefixes)
     if bundled := pending and pending.result():
-        for prefix, each in found.items():
-            each.index = bundled.find(prefix, each.identity)
-    missing = [prefix for prefix, each in found.items() if each.index is None]
-    yield found
+        for prefix, pair in pairs.items():
+            pair.index = bundled.find(prefix, pair.identity)
+    missing = [prefix for prefix, pair in pairs.items() if pair.index is None]
+    yield pairs
     if bundle and bundle.writable:
-        read = {prefix: (each.identity, each.index) for prefix, each in found.items() if each.index is not None}
+        read = {prefix: (pair.identity, pair.index) for prefix, pair in pairs.items() if pair.index is not None}
         bundle.update(names, read, missing)
 
 
@@ -251,8 +261,8 @@ def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
         names = [prefix.uri for prefix in folder]
         return {} if before is None or after is None else _unchanged_pairs(names, before, after)
 
-    found = OPENS.map(list_twice, group_prefixes(prefixes))
-    return {prefix: each for folder in found for prefix, each in folder.items()}
+    listed = OPENS.map(list_twice, group_prefixes(prefixes))
+    return {prefix: pair for folder in listed for prefix, pair in folder.items()}
 
 
 def group_prefixes(prefixes: Sequence[Location]) -> list[list[Location]]:
@@ -271,15 +281,15 @@ def group_prefixes(prefixes: Sequence[Location]) -> list[list[Location]]:
 def _unchanged_pairs(
     prefixes: Sequence[str], before: Mapping[str, ObjectInfo], after: Mapping[str, ObjectInfo]
 ) -> dict[str, ListedPair]:
-    found = {}
+    pairs = {}
     for prefix in prefixes:
         names = idx, tokens, sums = f"{prefix}.idx", f"{prefix}.bin", f"{prefix}.bin{SUFFIX}"
         same = all(_identity(before.get(name)) == _identity(after.get(name)) for name in names)
         if idx in after and tokens in after and same:
             found_sums = Found(after[sums]) if sums in after else None
             beside = frozenset(end for end in SIDECARS if prefix + end in after)
-            found[prefix] = ListedPair(Found(after[idx]), Found(after[tokens]), found_sums, beside)
-    return found
+            pairs[prefix] = ListedPair(Found(after[idx]), Found(after[tokens]), found_sums, beside)
+    return pairs
 
 
 def _identity(info: ObjectInfo | None) -> Any:

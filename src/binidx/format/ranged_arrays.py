@@ -32,7 +32,12 @@ BLOCK_BYTES = 4096
 
 
 def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
-    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
+    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir.
+
+    Args:
+        location: of the index file.
+        found: version of the object to read, if it is known; that saves a HEAD.
+    """
     options = dict(location.options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(location.uri, storage_options=options, cache="disk", found=found)
@@ -90,12 +95,15 @@ class RangedArray:
         return self[row].item()
 
     def _column(self, column: int) -> RangedArray:
-        found = copy.copy(self)
-        found.column, found.shape = column, self.shape[:1]
-        return found
+        view = copy.copy(self)
+        view.column, view.shape = column, self.shape[:1]
+        return view
 
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
         """Return the rows of several slices, starts[i] up to stops[i], one after the other.
+
+        Args:
+            starts, stops: first row of each slice, and the row after its last, shape (n,).
 
         Raises:
             IndexError: a slice leaves the array.
@@ -115,6 +123,10 @@ class RangedArray:
         All values are searched together. Each round reads one block of BLOCK_BYTES for each value, at the position that
         linear interpolation gives, or in the middle in every third round. That takes two or three rounds if the array
         grows evenly, and at most 3 log2(n / 512) for any array.
+
+        Args:
+            values: shape (n,), in any order.
+            side: "right".
         """
         assert side == "right", "the only side that callers need"
         if not len(self):
@@ -131,15 +143,15 @@ class RangedArray:
             guess = low[left] + (np.clip(part, 0, 1) * (high[left] - low[left])).astype(np.int64)
             starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
             stops = np.minimum(starts + size, len(self))
-            places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
-            found = self.runs(starts, stops).astype(np.int64)
+            places = np.concatenate([np.arange(*block) for block in zip(starts, stops, strict=True)])
+            elements = self.runs(starts, stops).astype(np.int64)
             # The elements of all blocks ascend, so one search finds the two neighbours of each value.
-            after = found.searchsorted(values[left], side="right")
-            places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])
+            after = elements.searchsorted(values[left], side="right")
+            places, elements = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], elements, [most]])
             low[left] = np.maximum(low[left], places[after] + 1)
             high[left] = np.minimum(high[left], places[after + 1])
-            below[left] = np.maximum(below[left], found[after])
-            above[left] = np.minimum(above[left], found[after + 1])
+            below[left] = np.maximum(below[left], elements[after])
+            above[left] = np.minimum(above[left], elements[after + 1])
             turn += 1
         return low
 
@@ -164,6 +176,10 @@ def open_index_in_ranges(prefix: Location, checked: CheckedIndex) -> tuple[Seque
     """Open an `.idx` whose arrays are read by ranges, and return it with the reader of the object.
 
     Only the header and the counts are checked. Later reads are pinned to this version of the object.
+
+    Args:
+        prefix: of the dataset.
+        checked: facts about its `.idx`, which was checked before.
 
     Raises:
         FormatError: the header breaks a rule, or belongs to another dataset.
@@ -198,6 +214,6 @@ def parse_index_in_ranges(
     if num_sequences != count:
         raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
     bounds: Any = RangedArray(reader, ends[1], "<i8", (num_bounds,))
-    length, pointer = (int.from_bytes(each, "little", signed=True) for each in last) if last else (0, 0)
+    length, pointer = (int.from_bytes(value, "little", signed=True) for value in last) if last else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
     return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, documents_are_sequences)

@@ -19,8 +19,9 @@ The joined `.idx` is computed while it is read:
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -45,40 +46,40 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
 
-class _CheckedSource:
+class _CheckedSource(ABC):
     """Checks of a source against its `.idx`."""
 
     prefix: Location
     bin: Location
+    listed_sidecars: frozenset[str] | None = None
+    """Suffixes of the sidecars in a listing of the folder; None if it was not listed."""
 
+    @abstractmethod
     def plain_bytes(self) -> int:
-        raise NotImplementedError
+        """Return the number of uncompressed bytes of the tokens."""
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
         """Return the parts of a virtual merge with the counts of their `.idx` files."""
         return []
 
-    def knows_absent(self, suffix: str) -> bool:
-        """Return whether a listing showed that there is no sidecar of this suffix."""
-        return False
-
     def has(self, suffix: str) -> bool:
         """Return whether a sidecar of this suffix, one of `SIDECARS`, exists."""
-        return object_exists(self.prefix + suffix)
+        return object_exists(self.prefix + suffix) if self.listed_sidecars is None else suffix in self.listed_sidecars
 
     @functools.cached_property
     def manifest(self) -> dict[str, Any] | None:
         """Manifest beside the dataset; None if there is none. FormatError: it is malformed."""
-        return None if self.knows_absent(MANIFEST) else read_manifest(self.prefix + MANIFEST)
+        return read_manifest(self.prefix + MANIFEST) if self.listed_sidecars is None or self.has(MANIFEST) else None
 
     def check_size(self, index: DatasetCounts, report: Report = warn_once) -> None:
         """Do `check_bin_size` for the dataset, and for each part of a virtual merge.
 
         Args:
             index: counts of the `.idx`.
+            report: called with the URI and the problem if a `.bin` is much longer than its `.idx` needs.
         """
         check_bin_size(self.prefix.uri, self.bin.uri, self.plain_bytes(), index, lambda: self.manifest, report)
-        OPENS.map(lambda each: each[0].check_size(each[1], report), self.part_counts())
+        OPENS.map(lambda part: part[0].check_size(part[1], report), self.part_counts())
 
     def check_manifests(self, index: DatasetCounts) -> bool:
         """Compare counts of the `.idx` with the manifest, and of parts with theirs; return whether there is one.
@@ -88,8 +89,8 @@ class _CheckedSource:
         """
         if self.manifest is not None:
             check_counts(self.prefix.uri, self.manifest, index)
-        found = OPENS.map(lambda each: each[0].check_manifests(each[1]), self.part_counts())
-        return self.manifest is not None or any(found)
+        of_parts = OPENS.map(lambda part: part[0].check_manifests(part[1]), self.part_counts())
+        return self.manifest is not None or any(of_parts)
 
 
 class PairSource(_CheckedSource):
@@ -115,13 +116,13 @@ class PairSource(_CheckedSource):
 
     def __init__(self, prefix: Location, *, distrust_sums: bool = False, listed: ListedPair | None = None) -> None:
         self.prefix, self.uris, self.pairs = prefix, {prefix.absolute}, [self]
-        self._listed = listed
-        found = prefix + ".bin" if listed else find_bin(prefix)
-        if found is None:
+        self._listed, self.listed_sidecars = listed, listed.sidecars if listed else None
+        tokens = prefix + ".bin" if listed else find_bin(prefix)
+        if tokens is None:
             thing = "object" if prefix.local_path is None else "file"
             raise ObjectNotFoundError(f"{prefix}.bin: no such {thing}{did_you_mean(prefix)}")
-        self.bin, self.codec = found, codec_of(found.uri)
-        sums = found + SUFFIX
+        self.bin, self.codec = tokens, codec_of(tokens.uri)
+        sums = tokens + SUFFIX
         has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums)
         self.sums = sums if has_sums and not distrust_sums else None
         self.opened = self.identity(listed)
@@ -129,7 +130,7 @@ class PairSource(_CheckedSource):
     def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
         """Return the identities of both files in JSON values: those of `listed` if given, else from the store now."""
         if listed:
-            tokens, index = (dict(each.info.identity) for each in (listed.bin, listed.idx))
+            tokens, index = dict(listed.bin.info.identity), listed.identity
         else:
             tokens, index = object_identity(self.bin), object_identity(self.prefix + ".idx")
         return {"uri": self.prefix.absolute, "bin": tokens, "idx": index}
@@ -158,30 +159,28 @@ class PairSource(_CheckedSource):
 
     def open_index(self) -> IndexStream:
         """Open the `.idx` as a stream."""
-        return IndexStream(self.open_idx(mmap=False), f"{self.prefix}.idx")
+        return IndexStream(self.open_idx(), f"{self.prefix}.idx")
 
-    def open_idx(self, *, mmap: bool = True) -> RangeReader:
-        """Open the `.idx`; with `mmap`, its pages count as memory of this process until other processes need them."""
+    def open_idx(self) -> RangeReader:
+        """Open the `.idx`. It is not mapped: mapped pages count as memory of this process until others need them."""
         idx = self.prefix + ".idx"
-        return open_object(idx, mmap=mmap, cache=False, found=recorded_object(idx.uri, self.opened["idx"]))
+        return open_object(idx, mmap=False, cache=False, found=recorded_object(idx.uri, self.opened["idx"]))
 
-    def open_stored(self) -> RangeReader:
-        """Open the tokens as they are stored; plain ones are checked against checksums, if there are any."""
+    def open_stored(self, *, mmap: bool = True) -> RangeReader:
+        """Open the tokens as they are stored; plain ones are checked against checksums, if there are any.
+
+        Args:
+            mmap: whether a local file is mapped; its pages then count as memory of this process.
+        """
         sums = None
         if self.sums is not None:
             sums = open_stored(self.sums, found=self._listed.sums if self._listed else None)
-        tokens = open_stored(self.bin, found=recorded_object(self.bin.uri, self.opened["bin"]))
+        tokens = open_stored(self.bin, mmap=mmap, found=recorded_object(self.bin.uri, self.opened["bin"]))
         return layered(tokens, self.bin, sums=sums, cache=False)
 
-    def has(self, suffix: str) -> bool:
-        return suffix in self._listed.sidecars if self._listed else super().has(suffix)
-
-    def knows_absent(self, suffix: str) -> bool:
-        return self._listed is not None and suffix not in self._listed.sidecars
-
-    def open_plain(self) -> RangeReader:
-        """Open the tokens as plain bytes."""
-        return codec_named(self.codec).open(self.open_stored(), b"")
+    def open_plain(self, *, mmap: bool = True) -> RangeReader:
+        """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
+        return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
     @functools.cached_property
     def plain(self) -> RangeReader:
@@ -198,8 +197,8 @@ class PairSource(_CheckedSource):
             FormatError, StorageError: one of these is malformed, or cannot be read.
         """
         blocks = as_block_reader(self.open_plain())
-        found = {blocks.codec: blocks.digest()} if blocks else {}
-        return {**found, "manifest": self.manifest["plan"]} if self.manifest and "plan" in self.manifest else found
+        digests = {blocks.codec: blocks.digest()} if blocks else {}
+        return {**digests, "manifest": self.manifest["plan"]} if self.manifest and "plan" in self.manifest else digests
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
         """Return the first `plain_bytes` bytes of the tokens: as stored if the codec joins objects, else decoded.
@@ -240,63 +239,64 @@ class VirtualSource(_CheckedSource):
     sums = None
 
     def __init__(self, prefix: Location, parts: VirtualParts) -> None:
-        self.prefix, self.bin, self._listed = prefix, parts.location, parts
+        self.prefix, self.bin, self._parts = prefix, parts.location, parts
         self.pairs = parts.open_each(lambda part, listed: PairSource(part, listed=listed))
         self.num_parts = len(self.pairs)
-        self.uris = {prefix.absolute}.union(*(each.uris for each in self.pairs))
-        codecs = {each.codec for each in self.pairs}
+        self.uris = {prefix.absolute}.union(*(pair.uris for pair in self.pairs))
+        codecs = {pair.codec for pair in self.pairs}
         self.mixed = len(codecs) > 1
         self.codec = "raw" if self.mixed else codecs.pop()
         self.has_stored_form = self.codec == "raw" or codec_named(self.codec).joining is not None
-        parts.check([each.opened for each in self.pairs])
-        sizes = {end: sum(int(each.opened[end]["size"]) for each in self.pairs) for end in ("bin", "idx")}
+        parts.check([pair.opened for pair in self.pairs])
+        sizes = {end: sum(int(pair.opened[end]["size"]) for pair in self.pairs) for end in ("bin", "idx")}
         marks = {end: {"size": size, "parts": parts.digest} for end, size in sizes.items()}
         self.opened: dict[str, Any] = {"uri": prefix.absolute, **marks}
         item_bytes = np.dtype(parts.dtype).itemsize
-        self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
+        self._num_bytes = [part.tokens * item_bytes for part in parts.parts]
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """Raise ObjectChangedError if a part was replaced since the list of parts was written."""
-        found = self._listed.list_pairs()
-        self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix.uri)), self.pairs))
+        pairs_now = self._parts.list_pairs()
+        self._parts.check(OPENS.map(lambda pair: pair.identity(pairs_now.get(pair.prefix.uri)), self.pairs))
 
     @property
     def checked_by(self) -> str | None:
         """Check of the tokens when they are read, as in `PairSource`; "in part" if only some parts are checked."""
-        kinds = {each.checked_by for each in self.pairs}
+        kinds = {pair.checked_by for pair in self.pairs}
         return kinds.pop() if len(kinds) == 1 else "in part" if None in kinds else "checksums"
 
     def plain_bytes(self) -> int:
         """Return the number of uncompressed bytes of the tokens; raise FormatError if a part has too few."""
-        found = OPENS.map(lambda each: each.plain_bytes(), self.pairs)
-        for part, size, needed in zip(self.pairs, found, self._num_bytes, strict=True):
+        sizes = OPENS.map(lambda pair: pair.plain_bytes(), self.pairs)
+        for pair, size, needed in zip(self.pairs, sizes, self._num_bytes, strict=True):
             if size < needed:
-                raise FormatError(f"{part.bin}: {size} bytes, {self.bin} needs {needed}")
+                raise FormatError(f"{pair.bin}: {size} bytes, {self.bin} needs {needed}")
         return sum(self._num_bytes)
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
-        tokens = [each.tokens for each in self._listed.parts]
-        counts: list[DatasetCounts] = [
-            {**index.counts, "tokens": count} for index, count in zip(self._indices, tokens, strict=True)
-        ]
-        return [*zip(self.pairs, counts, strict=True)]
+        parts = zip(self.pairs, self._indices, self._parts.parts, strict=True)
+        return [(pair, {**index.counts, "tokens": part.tokens}) for pair, index, part in parts]
+
+    @functools.cached_property
+    def _indices(self) -> list[IndexStream]:
+        """Streams over the `.idx` of the parts. FormatError: one has another dtype or count than listed."""
+        opened = OPENS.map(lambda pair: pair.open_index(), self.pairs)
+        for index, part in zip(opened, self._parts.parts, strict=True):
+            found, needed = (index.dtype.__name__, index.num_sequences), (self._parts.dtype, part.sequences)
+            if found != needed:
+                raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin} needs {needed}")
+        return opened
 
     def part_at(self, position: int) -> str:
         """Return the prefix of the part that holds the byte at `position` of the uncompressed tokens."""
         return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix.uri
 
     def open_index(self) -> IndexStream:
-        return IndexStream(self.open_idx(mmap=False), self.bin.uri)
+        return IndexStream(self.open_idx(), self.bin.uri)
 
-    def open_idx(self, *, mmap: bool = True) -> RangeReader:
+    def open_idx(self) -> RangeReader:
         """Open the `.idx` that a merge would write."""
-        opened = OPENS.map(lambda each: IndexStream(each.open_idx(mmap=mmap), f"{each.prefix}.idx"), self.pairs)
-        for index, part in zip(opened, self._listed.parts, strict=True):
-            found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
-            if found != needed:
-                raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin} needs {needed}")
-        self._indices = opened
-        readers, starts, sizes = zip(*_columns(self.bin.uri, opened, self._num_bytes), strict=True)
+        readers, starts, sizes = zip(*_columns(self.bin.uri, self._indices, self._num_bytes), strict=True)
         return JoinedReader(self.bin.uri, readers, sizes, starts=starts)
 
     def open_stored(self) -> RangeReader:
@@ -304,13 +304,16 @@ class VirtualSource(_CheckedSource):
         if self.codec == "raw":
             return self.open_plain()
         pieces = [*self.pieces(sum(self._num_bytes)), *joined_end(self.bin.uri, self.codec, self.pairs)]
-        readers, sizes = [each.reader for each in pieces], [each.num_bytes for each in pieces]
-        return JoinedReader(self.bin.uri, readers, sizes, starts=[each.start for each in pieces])
+        readers, sizes = [piece.reader for piece in pieces], [piece.num_bytes for piece in pieces]
+        return JoinedReader(self.bin.uri, readers, sizes, starts=[piece.start for piece in pieces])
 
-    def open_plain(self) -> RangeReader:
-        """Open the tokens as plain bytes; a part is opened when it is read."""
+    def open_plain(self, *, mmap: bool = True) -> RangeReader:
+        """Open the tokens as plain bytes; a part is opened when it is read; `mmap` as in `PairSource.open_stored`."""
         self.plain_bytes()
-        late = [LazyReader(each.bin.uri, each.plain_bytes(), each.open_plain) for each in self.pairs]
+        late = [
+            LazyReader(pair.bin.uri, pair.plain_bytes(), functools.partial(pair.open_plain, mmap=mmap))
+            for pair in self.pairs
+        ]
         return JoinedReader(self.bin.uri, late, self._num_bytes)
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
@@ -319,14 +322,17 @@ class VirtualSource(_CheckedSource):
         # A compressed part without tokens may hold others, so its table is checked, too.
         both = zip(self.pairs, wanted, strict=True)
         some = [(part, count) for part, count in both if count or part.codec != "raw"]
-        found = OPENS.map(lambda each: each[0].pieces(each[1]), some)
-        return [piece for each in found for piece in each]
+        pieces = OPENS.map(lambda part: part[0].pieces(part[1]), some)
+        return list(chain.from_iterable(pieces))
 
 
 def open_source(
     prefix: Location, *, distrust_sums: bool = False, listed: ListedPair | None = None
 ) -> PairSource | VirtualSource:
     """Open the dataset under a prefix: a pair of files, or a virtual merge.
+
+    Args:
+        distrust_sums, listed: as in `PairSource`.
 
     Raises:
         ObjectNotFoundError: there is neither.
@@ -342,7 +348,13 @@ def open_source(
 
 
 def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:
-    """Return the piece that ends an object of the stored pieces of all pairs, such as a seek table; [] without one."""
+    """Return the piece that ends an object of the stored pieces of all pairs, such as a seek table; [] without one.
+
+    Args:
+        uri: name of the object, for errors.
+        codec: codec of the object and of the pairs.
+        pairs: the pairs whose pieces the object has, in order.
+    """
     joining = codec_named(codec).joining
     if joining is None:
         return []
@@ -361,11 +373,11 @@ class ShiftedReader:
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
-        found = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
-        shifted = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in found]
+        stored = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
+        values = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in stored]
         return [
-            each[first - low : stop - low].data
-            for each, (first, stop), (low, _) in zip(shifted, ranges, whole, strict=True)
+            data[first - low : stop - low].data
+            for data, (first, stop), (low, _) in zip(values, ranges, whole, strict=True)
         ]
 
 
@@ -375,10 +387,10 @@ def is_multimodal(parts: Sequence[IndexStream]) -> bool:
     Raises:
         FormatError: those of some parts have modes and those of others have none.
     """
-    some = [each for each in parts if each.num_sequences]
-    for each in some:
-        if each.multimodal != some[0].multimodal:
-            which, other = (each, some[0]) if some[0].multimodal else (some[0], each)
+    some = [part for part in parts if part.num_sequences]
+    for part in some:
+        if part.multimodal != some[0].multimodal:
+            which, other = (part, some[0]) if some[0].multimodal else (some[0], part)
             raise FormatError(f"{which.uri}: no modes, {other.uri} has them; needed all with or all without")
     return bool(some) and some[0].multimodal
 
@@ -394,19 +406,19 @@ def _columns(
     Raises:
         FormatError: some parts have modes and others have none; parts without sequences fit either way.
     """
-    sequences, documents = [each.num_sequences for each in parts], [each.num_documents for each in parts]
+    sequences, documents = [part.num_sequences for part in parts], [part.num_documents for part in parts]
     header = format_idx_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
     yield InMemory(uri, header), 0, len(header)
-    for each in parts:
-        yield each.reader, HEADER.size, 4 * each.num_sequences
-    for each, before in zip(parts, accumulate(num_bytes, initial=0), strict=False):
-        pointers = ShiftedReader(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
+    for part in parts:
+        yield part.reader, HEADER.size, 4 * part.num_sequences
+    for part, before in zip(parts, accumulate(num_bytes, initial=0), strict=False):
+        pointers = ShiftedReader(part.reader, HEADER.size + 4 * part.num_sequences, part.num_sequences, before)
         yield pointers, 0, pointers.size
     yield InMemory(uri, bytes(8)), 0, 8
-    for each, before in zip(parts, accumulate(sequences, initial=0), strict=False):
-        second = HEADER.size + 12 * each.num_sequences + 8
-        bounds = ShiftedReader(each.reader, second, each.num_documents, before)
+    for part, before in zip(parts, accumulate(sequences, initial=0), strict=False):
+        second = HEADER.size + 12 * part.num_sequences + 8
+        bounds = ShiftedReader(part.reader, second, part.num_documents, before)
         yield bounds, 0, bounds.size
     if is_multimodal(parts):
-        for each in parts:
-            yield each.reader, each.size - each.num_sequences, each.num_sequences
+        for part in parts:
+            yield part.reader, part.size - part.num_sequences, part.num_sequences

@@ -73,13 +73,13 @@ class DatasetSummary:
             StorageError: the pointers cannot be read.
         """
         index = self.index
-        inside = sorted({each for each in sequences if 0 < each < len(index)})
+        inside = sorted({sequence for sequence in sequences if 0 < sequence < len(index)})
         pointers = index.sequence_pointers[np.array(inside, np.int64)]
         bounds = [0, *(pointers // index.dtype_size).tolist(), index.num_tokens]
         if bounds != sorted(bounds):
             raise FormatError(f"{self.prefix}.idx: pointers {bounds} fall, or leave {index.num_tokens} tokens")
         known = dict(zip([0, *inside, len(index)], bounds, strict=True))
-        return [known[each] for each in sequences]
+        return [known[sequence] for sequence in sequences]
 
 
 def read_summary(prefix: Location, listed: ListedPair | None = None) -> DatasetSummary:

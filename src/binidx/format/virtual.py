@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,11 +112,11 @@ class VirtualParts:
         Args:
             identities: present identities of each part's files, under "idx" and "bin".
         """
-        for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
+        for part, prefix, now in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
-                if not same_identity(was, found[end]):
+                if not same_identity(was, now[end]):
                     raise ObjectChangedError(
-                        f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.location} was written; "
+                        f"{prefix}.{end}: {dict(now[end])}, was {dict(was)} when {self.location} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     )
 
@@ -145,13 +146,22 @@ def check_named(named: Iterable[str], file: Location) -> None:
     """Check by `named_location` the URIs that the description of a run names, if it was read over HTTP.
 
     A description in a bucket or on a disk is the user's own, and may name data anywhere.
+
+    Args:
+        named: URIs in the description.
+        file: location of the description.
     """
     for uri in named if is_url(file.uri) else ():
         named_location(uri, file)
 
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
-    """Return the bytes of a `.parts.json`."""
+    """Return the bytes of a `.parts.json`.
+
+    Args:
+        dtype: name of the parts' token type, such as "uint16".
+        parts: the parts, in order.
+    """
     whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
@@ -173,24 +183,38 @@ def read_parts(prefix: Location) -> VirtualParts | None:
         if is_absent(error):
             return None
         raise
-    found = PARTS_FILE.decode(data, location.uri)
-    return VirtualParts(location, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
+    listed = PARTS_FILE.decode(data, location.uri)
+    return VirtualParts(location, listed.dtype, listed.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def resolve_part(uri: str, prefix: str) -> str:
-    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`."""
+    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`.
+
+    Args:
+        uri: URI of the list.
+        prefix: the part's prefix as the list has it: a URI, or relative to the folder of the list.
+    """
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 
 
 def relative_part(uri: str, prefix: str) -> str:
-    """Return the prefix of a part as the list `uri` stores it: relative if it is in or below the folder of the list."""
+    """Return the prefix of a part as the list `uri` stores it: relative if it is in or below the folder of the list.
+
+    Args:
+        uri: absolute URI of the list.
+        prefix: absolute URI of the part's prefix.
+    """
     folder = uri.rpartition("/")[0] + "/"
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 
 
 def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
-    """Return one index over all parts. Memory: 12 bytes for each sequence and 8 for each document.
+    """Return one index over all parts. Memory: 12 bytes for each sequence and 16 for each document.
+
+    Args:
+        indices: index of each part, fully checked.
+        parts: the list of the parts.
 
     Raises:
         FormatError: a part has another dtype, or other counts, than listed.
@@ -200,16 +224,14 @@ def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -
         if found != (needed := (parts.dtype, part.sequences, part.tokens)):
             raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.location} needs {needed}")
     lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
-    pointers = np.empty(len(lengths), "<i8")
-    bounds = np.zeros(1 + sum(index.document_count - 1 for index in indices), "<i8")
-    start, place, document = 0, 0, 1
-    for index in indices:
-        stop, end = start + len(index), document + index.document_count - 1
-        np.add(index.sequence_pointers, place, out=pointers[start:stop])
-        np.add(index.document_indices[1:], start, out=bounds[document:end])
-        start, place, document = stop, place + index.num_bytes, end
-    modes = [index.sequence_modes for index in indices]
-    found_modes = None if modes[0] is None else np.concatenate([each for each in modes if each is not None])
+    pointers = np.cumsum(lengths, dtype="<i8")  # the running sum that the pointers of each part are
+    pointers -= lengths
+    pointers *= indices[0].dtype_size
+    before = accumulate(map(len, indices), initial=0)
+    shifted = [index.document_indices[1:] + first for index, first in zip(indices, before, strict=False)]
+    bounds = np.concatenate([[0], *shifted], dtype="<i8")
+    modes = [index.sequence_modes for index in indices if index.sequence_modes is not None]
     for array in (lengths, pointers, bounds):
         array.flags.writeable = False
-    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
+    num_tokens, all_modes = sum(index.num_tokens for index in indices), np.concatenate(modes) if modes else None
+    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, all_modes, num_tokens)

@@ -24,8 +24,8 @@ from binidx.index.documents import (
     out_or_empty,
     windows,
 )
-from binidx.native import sample_index
 from binidx.native.permutations import RandomState
+from binidx.native.sample_index import SampleArrays
 
 INT32_MAX = 2**31 - 1
 SEPARATE_BELOW = 0.80
@@ -76,6 +76,12 @@ def build_document_index(
 def count_samples(num_tokens: int, sequence_length: int, *, add_extra_token: bool, drop_last_partial: bool) -> int:
     """Return the number of samples in a stream: (tokens - extra) / length, rounded up if the last may be short.
 
+    Args:
+        num_tokens: tokens of the stream.
+        sequence_length: tokens from one start of a sample to the next.
+        add_extra_token: a sample holds the first token of the next one too.
+        drop_last_partial: leave out a last sample that the stream cannot fill.
+
     Source: Megatron Core, build_sample_idx. There float32 is rounded up, which is wrong from about 2**24 tokens on;
     counts stay integers here.
     """
@@ -88,12 +94,18 @@ def count_samples(num_tokens: int, sequence_length: int, *, add_extra_token: boo
 def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents, *, threads: int = 1) -> int:
     """Return the number of tokens of documents: `sequence_lengths[documents].sum(dtype=np.int64)`, without the copy.
 
+    Args:
+        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
+        documents: numbers of the sequences, shape (num_documents,).
+        threads: number of windows that are summed at once.
+
     Raises:
         IndexBuildError: a document is no number of a sequence, or a sequence has a length below 0.
     """
 
     def count_window(first: int) -> int:
-        return sample_index.token_sum(sequence_lengths, get_window(documents, first), first)
+        window = get_window(documents, first)
+        return SampleArrays(sequence_lengths, window, subject="documents", first=first).count_tokens()
 
     check_documents(documents, signs=False)
     return sum(map_windows(count_window, windows(len(documents)), threads))
@@ -148,15 +160,9 @@ def build_sample_index(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
     )
     rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
-    sample_index.fill_sample_index(
-        sequence_lengths,
-        document_index,
-        sequence_length,
-        num_tokens,
-        rows,
-        add_extra_token=add_extra_token,
-        threads=threads,
-    )
+    SampleArrays(
+        sequence_lengths, document_index, sequence_length, num_tokens, add_extra_token=add_extra_token
+    ).fill_starts(rows, threads)
     return rows
 
 
@@ -200,6 +206,12 @@ def plan_epochs(
 
     One epoch may hold no sample at all (fewer tokens than a sample needs). Then the plan has 0 samples, which is an
     error only if samples were requested.
+
+    Args:
+        tokens_per_epoch: number of tokens of all documents.
+        sequence_length: tokens of a sample.
+        num_samples: number of requested samples; None for those of one epoch.
+        add_extra_token, drop_last_partial: as in `count_samples`.
 
     Raises:
         IndexBuildError: samples were requested of no tokens (Megatron Core loops for ever), or an argument is negative.

@@ -57,6 +57,10 @@ def new_array(name: str, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDAr
 def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return `out`, or a new array if it is None.
 
+    Args:
+        out: array to fill; None for a new one.
+        shape, dtype: needed ones.
+
     Raises:
         IndexBuildError: `out` is not contiguous or has another shape or dtype.
     """
@@ -130,7 +134,12 @@ def documents_digest(documents: NDArray[Any] | range) -> str:
 
 
 def get_window(documents: NDArray[Any] | range, first: int) -> NDArray[np.int32]:
-    """Return up to WINDOW documents from position `first` on, as a contiguous array."""
+    """Return up to WINDOW documents from position `first` on, as a contiguous array.
+
+    Args:
+        documents: shape (num_documents,).
+        first: position of the first of them.
+    """
     part = documents[first : first + WINDOW]
     if isinstance(part, range):
         return np.arange(part.start, part.stop, part.step, dtype=np.int32)
@@ -143,7 +152,13 @@ def windows(count: int) -> range:
 
 
 def fill_numbers(out: NDArray[Any], numbers: NDArray[Any] | range, threads: int = 1) -> None:
-    """Do `out[:] = numbers`; a range is not made an array first."""
+    """Do `out[:] = numbers`; a range is not made an array first.
+
+    Args:
+        out: shape (n,), of any dtype that holds the numbers.
+        numbers: shape (n,).
+        threads: number of windows that are written at once.
+    """
 
     def fill_window(first: int) -> None:
         part = numbers[first : first + WINDOW]
@@ -154,6 +169,11 @@ def fill_numbers(out: NDArray[Any], numbers: NDArray[Any] | range, threads: int 
 
 def map_windows(work: Callable[[int], Result], windows: range, threads: int) -> list[Result]:
     """Return the result of `work` for each window, in order; `threads` windows are worked on at once.
+
+    Args:
+        work: function of the first position of a window.
+        windows: first positions, as `windows` returns them.
+        threads: number of threads.
 
     Raises:
         The error of the first window that failed.

@@ -13,7 +13,7 @@ from binidx.index.document_sample import EpochPlan, build_document_index, index_
 from binidx.index.documents import ArrayAllocator, Documents, check_array, check_within, fill_numbers, out_or_empty
 from binidx.native.gpt_samples import GPTIndex, Sequences
 from binidx.native.permutations import RandomState
-from binidx.native.sample_index import fill_sample_index
+from binidx.native.sample_index import SampleArrays
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
@@ -100,6 +100,16 @@ def build_gpt_index(
 ) -> None:
     """Build document_index, sample_index and shuffle_index, each straight into the array that `allocator` provides.
 
+    Args:
+        allocator: provides the arrays, and publishes each when it is complete.
+        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
+        documents: documents of the split: numbers of sequences, shape (num_documents,).
+        plan: of the epochs.
+        rng: generator of all shuffles, freshly seeded.
+        sequence_length: tokens of a sample.
+        add_extra_token: whether a sample has one more token, its last label.
+        threads: number of threads that write numbers and rows; the arrays are the same for any number.
+
     Memory: with n = len(documents) * plan.num_epochs and s = plan.num_samples, the anonymous memory of a build for a
     local disk is at most 2 MiB a thread and, of 4 n bytes (document index) and 4 s bytes (shuffle index; 8 s from 2**32
     samples on), the larger number, if it is over 1 GiB.
@@ -119,15 +129,9 @@ def build_gpt_index(
         build_document_index(
             documents, plan.num_epochs, rng, plan.separate_final_epoch, out=document_index, threads=threads
         )
-        fill_sample_index(
-            sequence_lengths,
-            document_index,
-            sequence_length,
-            plan.num_tokens,
-            sample_index,
-            add_extra_token=add_extra_token,
-            threads=threads,
-        )
+        SampleArrays(
+            sequence_lengths, document_index, sequence_length, plan.num_tokens, add_extra_token=add_extra_token
+        ).fill_starts(sample_index, threads)
     del document_index, sample_index  # the files are complete: free the memory that they were built in
     size = plan.num_samples
     with allocator.array("shuffle_index", (size,), shuffle_dtype(size), in_order=False) as shuffle_index:
@@ -183,7 +187,7 @@ def _check_samples(index: GPTIndex, sequences: Sequences, tokens: int) -> None:
     if (right := sequences.locate(spans)[1]) < len(spans):
         sequence, first, count = spans[right].tolist()
         raise ValueError(f"sequence {sequence}: a sample needs {count} tokens from {first}, which it does not have")
-    found = np.add.reduceat(spans[:, 2], bounds[:-1])
-    wrong = (found != tokens) & (served[some] != len(served) - 1)
+    lengths = np.add.reduceat(spans[:, 2], bounds[:-1])
+    wrong = (lengths != tokens) & (served[some] != len(served) - 1)
     if wrong.any():
-        raise ValueError(f"found a sample of {found[wrong][0]} tokens, need {tokens}")
+        raise ValueError(f"found a sample of {lengths[wrong][0]} tokens, need {tokens}")

@@ -57,22 +57,31 @@ class MappingPlan:
 def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None) -> MappingPlan:
     """Return the plan of the fewest whole epochs that give `num_samples`; of one epoch for None.
 
+    Args:
+        documents: documents of the split.
+        seed: seed of the samples' target lengths.
+        num_samples: number of requested samples.
+
     Raises:
         IndexBuildError: samples were requested of documents that have none (Megatron loops over 2^31 epochs).
     """
     epochs, samples = (1, MAX_COUNT - 1) if num_samples is None else (ALL_EPOCHS, num_samples)
-    found, num_epochs = documents.count(seed, epochs, samples)
-    if found < (num_samples or 0):
+    available, num_epochs = documents.count(seed, epochs, samples)
+    if available < (num_samples or 0):
         least = documents.c.least
         raise IndexBuildError(
-            f"found {found} samples in {documents.c.num_documents} documents, need {num_samples}: a document has some "
-            f"if it has {least} or more sequences, none of them of more than 512 tokens"
+            f"found {available} samples in {documents.c.num_documents} documents, need {num_samples}: a document has "
+            f"some if it has {least} or more sequences, none of them of more than 512 tokens"
         )
-    return MappingPlan(documents, seed, num_epochs, found)
+    return MappingPlan(documents, seed, num_epochs, available)
 
 
 def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> None:
     """Build the `sample_index` of a masked dataset: (first sequence, end, target of tokens), shape (num_samples, 3).
+
+    Args:
+        allocator: provides the array, and publishes it when it is complete.
+        plan: of the samples.
 
     Cost: 3 ns a sequence, for every epoch if short samples are drawn, else for one epoch; and 5 ns a row.
 
@@ -105,14 +114,8 @@ def build_mapping(
 
     Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
-    documents = MaskedDocuments(
-        np.ascontiguousarray(docs, np.int64),
-        np.ascontiguousarray(sizes, np.int32),
-        sequence_length=max_seq_length,
-        least=min_num_sent,
-        short_ratio=short_ratio(short_seq_prob),
-    )
-    return _build_rows(documents, seed, num_epochs, max_num_samples)
+    rules = {"sequence_length": max_seq_length, "least": min_num_sent, "short_ratio": short_ratio(short_seq_prob)}
+    return _build_rows(docs, sizes, num_epochs, max_num_samples, seed, rules)
 
 
 def build_blocks_mapping(
@@ -133,26 +136,31 @@ def build_blocks_mapping(
 
     Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
-    documents = MaskedDocuments(
-        np.ascontiguousarray(docs, np.int64),
-        np.ascontiguousarray(sizes, np.int32),
-        sequence_length=max_seq_length,
-        least=1 if use_one_sent_blocks else 2,
-        titles=np.ascontiguousarray(titles_sizes, np.int32),
-    )
-    return _build_rows(documents, seed, num_epochs, max_num_samples)
+    titles, least = np.ascontiguousarray(titles_sizes, np.int32), 1 if use_one_sent_blocks else 2
+    rules = {"sequence_length": max_seq_length, "least": least, "titles": titles}
+    return _build_rows(docs, sizes, num_epochs, max_num_samples, seed, rules)
 
 
-def _build_rows(documents: MaskedDocuments, seed: int, num_epochs: int, max_num_samples: int) -> NDArray[Any]:
-    found, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
-    plan = MappingPlan(documents, seed, epochs, found)
+def _build_rows(
+    docs: NDArray[Any], sizes: NDArray[Any], num_epochs: int, max_num_samples: int, seed: int, rules: dict[str, Any]
+) -> NDArray[Any]:
+    """Return the rows of documents by the `rules`, keyword arguments of `MaskedDocuments`."""
+    documents = MaskedDocuments(np.ascontiguousarray(docs, np.int64), np.ascontiguousarray(sizes, np.int32), **rules)
+    num_samples, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
+    plan = MappingPlan(documents, seed, epochs, num_samples)
     rows = np.empty(plan.shape, plan.dtype)
     plan.fill(rows)
     return rows
 
 
 def check_sample_index(rows: NDArray[Any], first: int, end: int, sequence_length: int) -> None:
-    """Raise ValueError unless the rows can be a `sample_index` of sequences `first` to `end` - 1."""
+    """Raise ValueError unless the rows can be a `sample_index` of sequences `first` to `end` - 1.
+
+    Args:
+        rows: (first sequence, end, target of tokens), shape (num_samples, 3).
+        first, end: sequences of the split, half open.
+        sequence_length: the largest target of tokens.
+    """
     check_array("sample_index", rows, (np.uint32, np.uint64), 2)
     if rows.shape[1] != 3:
         raise ValueError(f"sample_index: found shape {rows.shape}, need (num_samples, 3)")

@@ -49,7 +49,14 @@ def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
 
 
 def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, write: bool = False) -> Any:
-    """Return a typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns), writable for `write`."""
+    """Return a typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns), writable for `write`.
+
+    Args:
+        array: the array; the pointer keeps it alive.
+        dtype: its needed dtype.
+        columns: its needed number of columns; None for a 1-D array.
+        write: whether it must be writable.
+    """
     found, needed, row = array.dtype, np.dtype(dtype), () if columns is None else (columns,)
     if found != needed or not array.flags.c_contiguous or not array.flags.aligned:
         raise TypeError(f"needs an aligned, contiguous {needed.name} array, found {found} with strides {array.strides}")
@@ -59,7 +66,13 @@ def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, 
 
 
 def count(name: str, value: int, least: int = 0) -> int:
-    """Return `value`, of at least `least`, as an int that C can add to another one without overflow."""
+    """Return `value`, of at least `least`, as an int that C can add to another one without overflow.
+
+    Args:
+        name: name of the argument, for the error.
+        value: an integer.
+        least: smallest allowed value.
+    """
     if not least <= value < MAX_COUNT:
         raise ValueError(f"{name}: {value}, needs {least} <= {name} < {MAX_COUNT}")
     return operator.index(value)
@@ -77,7 +90,7 @@ class Level(IntEnum):
 LEVEL = Level(lib.binidx_cpu_level())
 """Best level of this machine."""
 
-LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(each for each in Level if each <= LEVEL)
+LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(level for level in Level if level <= LEVEL)
 """Levels that this machine can run."""
 
 
@@ -90,7 +103,9 @@ def runnable(level: int | None) -> int:
     if level is None:
         return LEVEL
     if level not in LEVELS:
-        raise ValueError(f"level: {level}, this machine runs {', '.join(f'{each} ({each.name})' for each in LEVELS)}")
+        raise ValueError(
+            f"level: {level}, this machine runs {', '.join(f'{known} ({known.name})' for known in LEVELS)}"
+        )
     return level
 
 
@@ -168,6 +183,10 @@ class PlacedBlocks:
         """Return a C struct for one call, as `Mapped.taking`; the call marks the blocks that it uses with `tick`.
 
         The blocks must stay mapped until the call returns.
+
+        Args:
+            tick: number of the call, larger than those before.
+            ask_ahead: whether the call first asks the disk for all its ranges.
         """
         self._blocks.tick = tick
         about = ffi.new(MAPPING, self._template[0])

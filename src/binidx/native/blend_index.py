@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -120,7 +119,8 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
     firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
     starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
     ends = [start.copy() for start in starts]
-    _each_in_threads(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends, num_threads)
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends))
     counts, first = blend.counts_at(0), 0
     for guess, end in zip([g for s in starts for g in s], [e for s in ends for e in s], strict=True):
         counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts
@@ -129,25 +129,10 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
     return counts
 
 
-def _each_in_threads(
-    draw: Callable[[int, NDArray[np.float64]], None],
-    firsts: Sequence[int],
-    counts: Sequence[NDArray[np.float64]],
-    num_threads: int,
-) -> None:
-    if min(num_threads, len(firsts)) <= 1:
-        list(map(draw, firsts, counts))
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(draw, firsts, counts))
-
-
 def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
     """Fill both arrays for `num` datasets of equal weight: 0, 1, ... num - 1, and again from 0."""
-    (
-        items(dataset_index, np.int16, write=True),
-        items(dataset_sample_index, np.int64, write=True),
-    )  # else views are copies
+    items(dataset_index, np.int16, write=True)  # raises for an array of which a view would be a copy
+    items(dataset_sample_index, np.int64, write=True)
     rounds, rest = divmod(len(dataset_index), num)
     dataset_index[: rounds * num].reshape(rounds, num)[:] = np.arange(num)
     dataset_sample_index[: rounds * num].reshape(rounds, num)[:] = np.arange(rounds)[:, None]
@@ -174,6 +159,12 @@ def blend_weighted(
     """Fill both arrays, shape (size,), as `index.blend.build_blend_index`; return the samples drawn of each dataset.
 
     The weights must be finite and positive.
+
+    Args:
+        weights: share of each dataset, shape (num_datasets,).
+        dataset_index, dataset_sample_index: arrays to fill, shape (size,).
+        num_threads: threads that draw; the rows are the same for any number.
+        level: vector level; by default the best of this machine.
     """
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
@@ -193,7 +184,13 @@ def blend_exhaustive(
     num_threads: int = 1,
     level: int | None = None,
 ) -> None:
-    """Fill both arrays, shape (sum of sizes,), as `index.blend.build_exhaustive_blend_index` returns them."""
+    """Fill both arrays, shape (sum of sizes,), as `index.blend.build_exhaustive_blend_index` returns them.
+
+    Args:
+        sizes: samples of each dataset, shape (num_datasets,).
+        dataset_index, dataset_sample_index: arrays to fill, shape (sum of sizes,).
+        num_threads, level: as in `blend_weighted`.
+    """
     total = sum(map(int, sizes))
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")

@@ -143,7 +143,7 @@ class GPTIndex:
         """
         rows, bounds = self._counted(np.asarray(served, np.int64).reshape(-1))
         sequences, starts, stops = (np.empty(count, np.int32) for count in (int(bounds[-1]), len(rows), len(rows)))
-        out = (items(each, np.int32, write=True) for each in (sequences, starts, stops))
+        out = (items(array, np.int32, write=True) for array in (sequences, starts, stops))
         lib.binidx_sample_ends(self.bound, items(rows, np.int64), len(rows), items(bounds, np.int64), *out)
         return bounds, sequences, starts, stops
 
@@ -231,7 +231,7 @@ class Rows:
         Raises:
             IndexBuildError: an index is out of bounds; `GPTIndex.spans` and `Sequences.locate` find which.
         """
-        g, numbers, count = self._for(rows), ffi.new(NUMBERS, served), len(rows)
+        g, numbers, count = self._bind_rows(rows), ffi.new(NUMBERS, served), len(rows)
         pieces = capacity = index.pieces_per_sample * count
         while pieces >= capacity:
             capacity = pieces + 1
@@ -266,7 +266,7 @@ class Rows:
         Raises:
             IndexBuildError: a span leaves its sequence, or a sample is longer than a row.
         """
-        g, ranges = self._for(rows), ffi.new(NUMBERS, 2 * len(spans))
+        g, ranges = self._bind_rows(rows), ffi.new(NUMBERS, 2 * len(spans))
         g.bounds = own_bounds = items(bounds, np.int64)  # the struct only borrows them
         where = items(spans, np.int64, 3)
         code = lib.binidx_read_spans(sequences.bound, where, len(spans), about, g, ranges, runnable(level))
@@ -302,12 +302,12 @@ class Rows:
         buffers = [ffi.from_buffer(piece) for piece in pieces]  # C borrows them
         starts = np.array([int(ffi.cast("intptr_t", buffer)) for buffer in buffers], np.int64)
         ranges = np.stack([starts, starts + np.array([piece.nbytes for piece in pieces], np.int64)], axis=1)
-        g, keep = self._for(rows), (items(ranges, np.int64, 2), items(bounds, np.int64))
+        g, keep = self._bind_rows(rows), (items(ranges, np.int64, 2), items(bounds, np.int64))
         g.base, (g.ranges, g.bounds), g.num_pieces = 0, keep, len(pieces)
         g.item_bytes, g.dtype = item_bytes, dtype_code
         self._check(lib.binidx_gather_samples(g, runnable(level)))
 
-    def _for(self, rows: Sequence[int]) -> Any:
+    def _bind_rows(self, rows: Sequence[int]) -> Any:
         self.places = ffi.new(NUMBERS, list(rows))
         self.bound.rows, self.bound.num_samples = self.places, len(rows)
         return self.bound

@@ -1,7 +1,8 @@
-"""Samples of masked datasets (`native/masked_mapping.c`), and best-fit packing (`native/best_fit.c`)."""
+"""Samples of masked datasets (`native/masked_mapping.c`), and packings (`native/best_fit.c`, `native/first_fit.c`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class MaskedDocuments:
     def count(self, seed: int, num_epochs: int, num_samples: int) -> tuple[int, int]:
         """Return (samples, epochs) of the fewest whole epochs with `num_samples` samples, at most of `num_epochs`.
 
+        Args:
+            seed: seed of the samples' target lengths.
+            num_epochs: most epochs to go through.
+            num_samples: number of samples after which to stop.
+
         Raises:
             IndexBuildError: 2^53 samples or more.
         """
@@ -81,7 +87,13 @@ class MaskedDocuments:
         return _checked(made), epochs[0]
 
     def fill(self, rows: NDArray[Any], seed: int, num_epochs: int) -> None:
-        """Fill rows, uint32 or uint64, shape (num_samples, columns), with the samples that `count` counted."""
+        """Fill rows, uint32 or uint64, shape (num_samples, columns), with the samples that `count` counted.
+
+        Args:
+            rows: array to fill.
+            seed: seed of the samples' target lengths.
+            num_epochs: number of epochs, as `count` returned it.
+        """
         if rows.dtype not in (np.uint32, np.uint64):
             raise TypeError(f"rows: {rows.dtype}, needs uint32 or uint64")
         if rows.dtype == np.uint32 and self.c.num_sequences >= 2**32:
@@ -93,7 +105,12 @@ class MaskedDocuments:
 
 
 def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
-    """Shuffle rows of 12, 16, 24 or 32 bytes in place: Fisher-Yates with C++'s `mt19937_64(seed)`."""
+    """Shuffle rows of 12, 16, 24 or 32 bytes in place: Fisher-Yates with C++'s `mt19937_64(seed)`.
+
+    Args:
+        rows: C-contiguous, shape (num_samples, columns).
+        seed: its low 64 bits are used.
+    """
     out = items(rows, rows.dtype, rows.shape[1] if rows.ndim == 2 else 0, write=True)
     row_bytes = rows.itemsize * rows.shape[1]
     if row_bytes not in (12, 16, 24, 32):
@@ -131,48 +148,34 @@ def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int6
     Raises:
         IndexBuildError: a piece has no tokens, or more than the capacity.
     """
-    num_pieces = len(lengths)
-    pieces, bin_of, following = (np.empty(num_pieces, np.int64) for _ in range(3))
-    bounds, heads = np.empty(num_pieces + 1, np.int64), np.empty(count("capacity", capacity, 1) + 1, np.int64)
-    open_rooms = np.empty((capacity >> 6) + 1, np.uint64)
-    packing = ffi.new("binidx_packing *", {
-        "lengths": items(lengths, np.int32), "num_pieces": num_pieces, "capacity": capacity,
-        "pieces": items(pieces, np.int64), "bounds": items(bounds, np.int64), "bin_of": items(bin_of, np.int64),
-        "next": items(following, np.int64), "heads": items(heads, np.int64), "open": items(open_rooms, np.uint64),
+    heads, following = np.empty(count("capacity", capacity, 1) + 1, np.int64), np.empty(len(lengths), np.int64)
+    return _pack(lib.binidx_best_fit, lengths, capacity, {
+        "next": following, "heads": heads, "open": np.empty((capacity >> 6) + 1, np.uint64),
     })  # fmt: skip
-    return bounds[: check_packed(lib.binidx_best_fit(packing), lengths, capacity) + 1], pieces
 
 
 def first_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Pack pieces into bins by first fit: bin b gets pieces[bounds[b] : bounds[b + 1]], in their order.
 
-    Uses 29 bytes of memory a piece.
-
-    Args:
-        lengths: tokens of each piece, 1 to capacity, shape (n,).
-        capacity: tokens of a bin.
-
-    Returns:
-        bounds, shape (num_bins + 1,), and pieces, shape (n,).
-
-    Raises:
-        IndexBuildError: a piece has no tokens, or more than the capacity.
+    Uses 29 bytes of memory a piece. Arguments, result and errors are those of `best_fit`.
     """
-    num_pieces = len(lengths)
-    pieces, bin_of, bounds = (np.empty(num_pieces + extra, np.int64) for extra in (0, 0, 1))
-    rooms = np.zeros(int(lib.binidx_first_fit_nodes(num_pieces)), np.int32)
-    packing = ffi.new("binidx_first_fit_packing *", {
-        "lengths": items(lengths, np.int32), "num_pieces": num_pieces, "capacity": count("capacity", capacity, 1),
+    rooms = np.zeros(int(lib.binidx_first_fit_nodes(len(lengths))), np.int32)
+    return _pack(lib.binidx_first_fit, lengths, count("capacity", capacity, 1), {"rooms": rooms})
+
+
+def _pack(
+    fit: Callable[[Any], int], lengths: NDArray[np.int32], capacity: int, scratch: Mapping[str, NDArray[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pack pieces by the C function `fit`, which uses the `scratch` arrays; return bounds and pieces."""
+    pieces, bin_of, bounds = (np.empty(len(lengths) + extra, np.int64) for extra in (0, 0, 1))
+    packing = ffi.new("binidx_packing *", {
+        "lengths": items(lengths, np.int32), "num_pieces": len(lengths), "capacity": capacity,
         "pieces": items(pieces, np.int64), "bounds": items(bounds, np.int64), "bin_of": items(bin_of, np.int64),
-        "rooms": items(rooms, np.int32),
+        **{name: items(array, array.dtype) for name, array in scratch.items()},
     })  # fmt: skip
-    return bounds[: check_packed(lib.binidx_first_fit(packing), lengths, capacity) + 1], pieces
-
-
-def check_packed(num_bins: int, lengths: NDArray[np.int32], capacity: int) -> int:
-    """Return the number of bins; raise IndexBuildError if it is the code of a piece that does not fit."""
+    num_bins = fit(packing)
     if num_bins < 0:
         raise IndexBuildError(
             f"packing: pieces of {lengths.min()} to {lengths.max()} tokens, a bin needs 1 to {capacity}"
         )
-    return num_bins
+    return bounds[: num_bins + 1], pieces

@@ -59,6 +59,10 @@ def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:
     A `torch.Generator` with this seed gives the same one. torch keeps the low 32 bits of a seed. From
     n = (2**32 - 1) // 20 on, torch uses a rule with 64-bit draws, and so does this function.
 
+    Args:
+        n: number of items.
+        seed: any number that `torch.manual_seed` accepts.
+
     Source: PyTorch, `randperm_cpu`.
     """
     if not -(2**63) <= seed < 2**64:

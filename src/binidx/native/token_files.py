@@ -36,7 +36,12 @@ def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64
 
 
 def count_valid_documents(document_indices: NDArray[np.int64], num_sequences: int) -> int:
-    """Count the leading document bounds that never fall and never exceed `num_sequences`."""
+    """Count the leading document bounds that never fall and never exceed `num_sequences`.
+
+    Args:
+        document_indices: first sequence of each document, then the end, shape (num_documents + 1,); may be unaligned.
+        num_sequences: largest allowed bound.
+    """
     bounds = pointer(document_indices, np.int64)
     return int(lib.binidx_check_documents(bounds, len(document_indices), num_sequences))
 

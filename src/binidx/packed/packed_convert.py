@@ -61,11 +61,9 @@ def packed_to_indexed(
     target = DatasetTarget.open(Location.of(path_prefix, storage_options), "raw", [], overwrite=overwrite)
     with closing(DatasetOutput(target, files.header.dtype, False)) as output:
         columns = output.columns
-        for documents, lengths in _documents(_without_filler(_read_all(files), sep_token), sep_token):
+        for documents, lengths in _documents(_strip_filler(_read_all(files), sep_token), sep_token):
             output.bin.write(as_tokens(documents, columns.dtype, path_prefix).view(np.uint8).data)
-            before = len(columns.lengths)
-            columns.lengths.extend(lengths)
-            columns.add_bounds(np.arange(1, len(lengths) + 1), plus=before)
+            columns.add(lengths, np.arange(1, len(lengths) + 1))
             watch(len(documents))
         output.publish(*([] if target.is_complete else [target.remove_existing]))
         return columns.num_documents
@@ -147,7 +145,7 @@ def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:
             yield np.frombuffer(reader.read([piece])[0], files.header.dtype)
 
 
-def _without_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
+def _strip_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
     """Yield the same tokens without the separators at the very end, except that of the last document."""
     num_separators = 0
     for piece in pieces:

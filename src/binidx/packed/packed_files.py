@@ -58,7 +58,12 @@ class PackedHeader:
 
 
 def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
-    """Return the header in the first 24 bytes of a file; raise FormatError if they are no header."""
+    """Return the header in the first 24 bytes of a file; raise FormatError if they are no header.
+
+    Args:
+        data: the first bytes of the file.
+        uri: name of the file, for errors.
+    """
     if len(data) < HEADER.size:
         raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
     magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])
@@ -172,10 +177,10 @@ def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDAr
     Returns:
         Shape (n, block_size).
     """
-    out = np.empty((len(blocks), files[0].block_size), np.result_type(*(each.header.dtype for each in files)))
-    for number, each in enumerate(files):
+    out = np.empty((len(blocks), files[0].block_size), np.result_type(*(packed.header.dtype for packed in files)))
+    for number, packed in enumerate(files):
         here = blocks[:, 0] == number
-        out[here] = each.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
+        out[here] = packed.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
     return out
 
 
@@ -202,10 +207,11 @@ class PackedDataset:
     RECORDED_NAME: ClassVar[str] = "PackedDataset"
 
     def __init__(self, run: PackedRun, files: Sequence[PackedFiles], num_samples: int | None = None) -> None:
-        if [(len(each.uris), each.num_blocks) for each in files] != [(s.num_files, s.num_blocks) for s in run.sets]:
+        needed = [(packed_set.num_files, packed_set.num_blocks) for packed_set in run.sets]
+        if [(len(packed.uris), packed.num_blocks) for packed in files] != needed:
             raise ConfigError("packed dataset: the files are not those that the run's sets describe")
-        if len({each.block_size for each in files}) != 1:
-            raise ConfigError(f"packed dataset: blocks of {[each.block_size for each in files]}, needs one size")
+        if len({packed.block_size for packed in files}) != 1:
+            raise ConfigError(f"packed dataset: blocks of {[packed.block_size for packed in files]}, needs one size")
         length = run.length if num_samples is None else num_samples
         if length is None or (run.length is not None and length > run.length):
             raise ConfigError(f"packed dataset: num_samples {num_samples}, the run has {run.length or 'no end'}")

@@ -42,6 +42,10 @@ def order_files(names: Iterable[str], seed: int) -> list[str]:
     """Return the files in the order of TinyLlama (since its #67) and the Gemstones: sorted, then shuffled with a seed.
 
     lit-gpt uses the order of a directory listing, which only the original run knows.
+
+    Args:
+        names: names of the files, in any order.
+        seed: seed of the run.
     """
     files = sorted(names)
     random.Random(seed).shuffle(files)
@@ -120,6 +124,9 @@ class WorkerOrder:
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
 
+        Args:
+            first, stop: positions in the worker's stream, half open.
+
         Raises:
             IndexError: positions below 0, or after the end of the stream, if it ends.
         """
@@ -151,12 +158,12 @@ class WorkerOrder:
         if not self.of.shuffle:
             return np.arange(self.group_blocks)
         rng = np.random.default_rng(self.of.seed)
-        known = max((each for each in [*self._states] if each <= number), default=0)
+        known = max((drawn for drawn in [*self._states] if drawn <= number), default=0)
         if known:
             rng.bit_generator.state = self._states[known]
-        for each in range(known, number + 1):
+        for drawn in range(known, number + 1):
             order = rng.permutation(self.group_blocks)
-            self._states[each + 1] = rng.bit_generator.state
+            self._states[drawn + 1] = rng.bit_generator.state
         return order
 
 
@@ -187,7 +194,7 @@ class PackedRun:
     def __post_init__(self) -> None:
         if not self.sets or (self.weights is not None and len(self.weights) != len(self.sets)):
             raise ConfigError(f"packed run: {len(self.sets)} sets with weights {self.weights}, needs one each")
-        if len({each.at_end is AtEnd.stop for each in self.sets}) > 1:
+        if len({packed_set.at_end is AtEnd.stop for packed_set in self.sets}) > 1:
             raise ConfigError("packed run: some sets end and some do not, needs one rule for all")
         if self.micro_batch_size < 1:
             raise ConfigError(f"packed run: micro-batches of {self.micro_batch_size}, needs at least 1")
@@ -197,7 +204,7 @@ class PackedRun:
         """Order of the blocks of each set for each worker, as [worker][set]."""
         count = self._count
         return [
-            [WorkerOrder(each, self.rank * count + worker, self.num_ranks * count) for each in self.sets]
+            [WorkerOrder(packed_set, self.rank * count + worker, self.num_ranks * count) for packed_set in self.sets]
             for worker in range(count)
         ]
 
@@ -208,6 +215,9 @@ class PackedRun:
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
 
+        Args:
+            first, stop: positions in the rank's stream, half open.
+
         Raises:
             IndexError: the stream ends before `stop`, or first is below 0.
         """
@@ -215,10 +225,10 @@ class PackedRun:
             raise IndexError(f"packed run: blocks {first}-{stop}, needs 0 or more, in order")
         worker, position = self._place(np.arange(first, stop))
         rows = np.empty((stop - first, 4), np.int64)
-        for each in range(self._count):
-            here = worker == each
+        for number in range(self._count):
+            here = worker == number
             if here.any():
-                rows[here] = self._of_worker(each, position[here])
+                rows[here] = self._worker_blocks(number, position[here])
         return rows
 
     def _place(self, samples: Rows) -> tuple[Rows, Rows]:
@@ -252,17 +262,17 @@ class PackedRun:
             return int(left[0])
         total = int(left.sum()) + 1
         drawn = self._draws(total)
-        ends = [np.flatnonzero(drawn == each) for each in range(len(left))]
+        ends = [np.flatnonzero(drawn == number) for number in range(len(left))]
         return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
 
-    def _of_worker(self, worker: int, positions: Rows) -> Rows:
+    def _worker_blocks(self, worker: int, positions: Rows) -> Rows:
         """Return the rows (set, file, block, pass) at ascending positions of one worker."""
         rows = np.empty((len(positions), 4), np.int64)
         drawn = self._draws(int(positions[-1]) + 1)
         rows[:, 0] = drawn[positions]
-        for each, order in enumerate(self.orders[worker]):
-            where = np.flatnonzero(drawn == each)
-            here = rows[:, 0] == each
+        for number, order in enumerate(self.orders[worker]):
+            where = np.flatnonzero(drawn == number)
+            here = rows[:, 0] == number
             if here.any():
                 numbers = np.searchsorted(where, positions[here])
                 first = int(numbers[0])

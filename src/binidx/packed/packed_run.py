@@ -118,7 +118,7 @@ class PackedRunOrder:
             The blocks of this rank by position: the same object at every call, as it caches states of its generators.
         """
         if rank not in self._runs:
-            sets = [replace(each, seed=each.seed + rank) for each in self.sets]
+            sets = [replace(packed_set, seed=packed_set.seed + rank) for packed_set in self.sets]
             seed = self.seed + rank if self.mixed_by_rank else self.seed
             topology = rank, self.num_ranks, self.num_workers
             self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, self.micro_batch_size)
@@ -160,13 +160,13 @@ class PackedRunOrder:
         """
         ranks = range(self.num_ranks) if rank is None else [rank]
         size = self.blocks_per_step
-        found = [self.run_of(each).blocks(steps.start * size, steps.stop * size) for each in ranks]
-        blocks = np.stack([each.reshape(len(steps), size, 4) for each in found], axis=1).reshape(-1, 4)
+        of_ranks = [self.run_of(number).blocks(steps.start * size, steps.stop * size) for number in ranks]
+        blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
         step, rank_of, slot = (
             grid.reshape(-1)
             for grid in np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
         )
-        num_blocks = np.array([each.num_blocks for each in self.sets])
+        num_blocks = np.array([packed_set.num_blocks for packed_set in self.sets])
         sample = blocks[:, 1] * num_blocks[blocks[:, 0]] + blocks[:, 2]
         position = (step * self.num_ranks + rank_of) * size + slot
         return SampleReads(step, rank_of, slot, position, sample), blocks
@@ -208,9 +208,9 @@ class PackedRunOrder:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Digest of everything the order depends on, 32 hex digits."""
-        depends = {each: getattr(self, each) for each in ("names", "weights", "seed", "num_ranks", "num_workers")}
-        depends |= {each: getattr(self, each) for each in ("micro_batch_size", "accumulation", "mixed_by_rank")}
-        depends["sets"] = [{**asdict(each), "at_end": each.at_end.name} for each in self.sets]
+        depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}
+        depends |= {name: getattr(self, name) for name in ("micro_batch_size", "accumulation", "mixed_by_rank")}
+        depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
@@ -261,7 +261,7 @@ class PackedDescription:
             raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
         if not self.sets:
             raise ConfigError("sets: found none, needs at least one")
-        weights = [each.weight for each in self.sets]
+        weights = [packed_set.weight for packed_set in self.sets]
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
 
@@ -285,8 +285,8 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
     """
     file = Location.of(uri, storage_options)
     described = PACKED_FILE.decode(read_document(PACKED_FILE, file), uri)
-    for each in described.sets:
-        check_named([each.files] if isinstance(each.files, str) else each.files, file)
+    for packed_set in described.sets:
+        check_named([packed_set.files] if isinstance(packed_set.files, str) else packed_set.files, file)
     try:
         return open_packed_run(described, storage_options)
     except ConfigError as error:
@@ -294,21 +294,30 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """Return the order of a parsed description, with its packed files opened and checked."""
+    """Return the order of a parsed description, with its packed files opened and checked.
+
+    Args:
+        described: the parsed description.
+        storage_options: options of the stores of the packed files.
+    """
     fork, seed = FORKS[described.fork], described.seed
     files = []
-    for each in described.sets:
-        listed = _read_names(Location(each.files, storage_options)) if isinstance(each.files, str) else list(each.files)
+    for packed_set in described.sets:
+        listed = (
+            _read_names(Location(packed_set.files, storage_options))
+            if isinstance(packed_set.files, str)
+            else list(packed_set.files)
+        )
         uris = order_files(listed, seed) if fork.shuffles_files else listed
         files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
-    total = sum(each.weight for each in described.sets)
+    total = sum(packed_set.weight for packed_set in described.sets)
     return PackedRunOrder(
         [
-            PackedSet(len(each.uris), each.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
-            for each in files
+            PackedSet(len(packed.uris), packed.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
+            for packed in files
         ],
-        [each.name for each in described.sets],
-        [each.weight / total for each in described.sets],
+        [packed_set.name for packed_set in described.sets],
+        [packed_set.weight / total for packed_set in described.sets],
         seed,
         described.num_ranks,
         described.num_workers,

@@ -122,13 +122,18 @@ def read_manifest(location: Location) -> dict[str, Any] | None:
     data = read_small(location)
     if data is None:
         return None
-    found: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
-    MANIFEST_FILE.convert(found, location.uri)
-    return found
+    manifest: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
+    MANIFEST_FILE.convert(manifest, location.uri)
+    return manifest
 
 
 def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts) -> None:
     """Compare the counts and the dtype in a manifest with those of the `.idx`.
+
+    Args:
+        prefix: URI of the dataset.
+        manifest: contents of its manifest.
+        index: counts and dtype of its `.idx`.
 
     Raises:
         FormatError: they differ, or the manifest has no counts.

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.arrow import pa, parquet
+from binidx.format.bin_file import discard_writes
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -93,36 +94,32 @@ class LineageWriter:
         data = tokens.view(np.uint8).data
         digests = (xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in itertools.pairwise(bounds.tolist()))
         hashes = np.fromiter(digests, np.uint64, len(rows))
-        names = None if ids is None else _join_strings(*ids)
+        names = None if ids is None else join_strings(*ids)
         self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
 
     def write(self, table: Any) -> None:
         """Append an Arrow table with the schema SCHEMA."""
         self._tables.append(table)
         self.num_rows += len(table)
-        if sum(map(len, self._tables)) >= GROUP_ROWS:
-            self._flush()
+        if (num_held := sum(map(len, self._tables))) >= GROUP_ROWS:
+            self._flush(num_held // GROUP_ROWS * GROUP_ROWS)
 
     def publish(self) -> None:
         """Make the file visible."""
-        self._flush()
+        self._flush(sum(map(len, self._tables)))
         self._writer.close()
         self._open.close()
 
     def abandon(self) -> None:
         """Remove the unpublished file; no effect after `publish`."""
-        with contextlib.suppress(_Abandoned), self._open:
-            raise _Abandoned
+        discard_writes(self._open)
 
-    def _flush(self) -> None:
-        if self._tables:
+    def _flush(self, count: int) -> None:
+        """Write the first `count` rows of the held tables, as whole row groups but at the end of the file."""
+        if count:
             together = pa.concat_tables(self._tables).unify_dictionaries()
-            self._writer.write_table(together, row_group_size=GROUP_ROWS)
-        self._tables = []
-
-
-class _Abandoned(Exception):
-    """Raised inside an unfinished write to remove it."""
+            self._writer.write_table(together[:count], row_group_size=GROUP_ROWS)
+            self._tables = [together[count:]]
 
 
 def build_lineage_table(
@@ -136,8 +133,8 @@ def build_lineage_table(
     """
     columns = [pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))]
     for kind, values in zip(SCHEMA.types[1:], (rows, places, ids, hashes), strict=True):
-        found = pa.nulls(len(numbers), kind) if values is None else values
-        columns.append(to_arrow(found, kind) if isinstance(found, np.ndarray) else found)
+        column = pa.nulls(len(numbers), kind) if values is None else values
+        columns.append(to_arrow(column, kind) if isinstance(column, np.ndarray) else column)
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
@@ -162,6 +159,10 @@ READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
 
 def merge_lineage(parts: Iterable[PartLineage], target: Location) -> int:
     """Write the rows of all parts as one lineage file and return their number.
+
+    Args:
+        parts: lineage files, in the order of the documents.
+        target: the file to write.
 
     Raises:
         FormatError: the file of a part has another number of rows than the part has documents.
@@ -199,7 +200,12 @@ def _numbered(part: PartLineage) -> Iterator[Any]:
 
 
 def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
-    """Open a lineage file as pyarrow's ParquetFile; `read_metadata` returns metadata that does not crash pyarrow."""
+    """Open a lineage file as pyarrow's ParquetFile; `read_metadata` returns metadata that does not crash pyarrow.
+
+    Args:
+        reader: reader of the file.
+        metadata: pyarrow's metadata of the file, if it was read before.
+    """
     return parquet.ParquetFile(
         ReadableFile(reader), metadata=metadata, read_dictionary=["source"], page_checksum_verification=True
     )
@@ -207,6 +213,10 @@ def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
 
 def to_arrow(values: NDArray[Any], kind: Any) -> Any:
     """Convert numbers to an Arrow array of the type `kind`, without a copy if the type is the same.
+
+    Args:
+        values: numbers, shape (n,).
+        kind: Arrow type of the result.
 
     Raises:
         TypeError: `kind` does not hold all values of the array's type.
@@ -222,12 +232,13 @@ def to_bitmap(values: NDArray[np.bool_]) -> Any:
 
 def to_arrow_strings(values: Sequence[str]) -> Any:
     """Convert a few strings to an Arrow array."""
-    encoded = [each.encode() for each in values]
+    encoded = [text.encode() for text in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return _join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
+    return join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
 
 
-def _join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
+def join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
+    """Return the strings of a column, see `Strings`, as an Arrow array."""
     ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32).tobytes())
     text = pa.py_buffer(data[offsets[0] : offsets[-1]].tobytes())
     return pa.Array.from_buffers(pa.string(), len(present), [to_bitmap(present), ends, text])
@@ -235,10 +246,10 @@ def _join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: 
 
 def to_numpy(column: Any) -> NDArray[Any]:
     """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
-    kind, found = column.type.to_pandas_dtype(), []
+    kind, parts = column.type.to_pandas_dtype(), []
     for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         data, stop = array.buffers()[1], array.offset + len(array)
         if len(array) and kind is np.bool_:
             data = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little").view(np.bool_)
-        found.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
-    return np.concatenate(found) if found else np.empty(0, kind)
+        parts.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
+    return np.concatenate(parts) if parts else np.empty(0, kind)

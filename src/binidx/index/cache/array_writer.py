@@ -110,7 +110,12 @@ class ArrayWriter:
 
     @contextlib.contextmanager
     def scratch(self, size: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
-        """Yield an array of shape (size,) for the time of the block; a large one is mapped from an unnamed file."""
+        """Yield an array of shape (size,) for the time of the block; a large one is mapped from an unnamed file.
+
+        Args:
+            size: number of elements.
+            dtype: of the elements; their values are undefined.
+        """
         num_bytes = size * np.dtype(dtype).itemsize
         with contextlib.ExitStack() as stack:
             buffer = None
@@ -128,18 +133,18 @@ class ArrayWriter:
 
         Each process of the node would build one of its own.
         """
-        causes = [each for each in (error, error and error.__cause__) if isinstance(each, OSError)]
-        reason = next((each.strerror for each in causes if each.errno in FULL), None)
+        causes = [cause for cause in (error, error and error.__cause__) if isinstance(cause, OSError)]
+        reason = next((cause.strerror for cause in causes if cause.errno in FULL), None)
         if self._directory is None or size <= SENT_FROM_MEMORY or reason is None:
             return
         file = self.files.array_file(name) if self.files else Location(name)
         path, directory = file.local_path, self._local_directory() or tempfile.gettempdir()
         place = directory if path is None else os.path.dirname(os.path.abspath(path))
-        found = f"need {size:,}"
+        space = f"need {size:,}"
         with contextlib.suppress(OSError):
-            found = f"found {shutil.disk_usage(place).free:,} bytes free, {found}"
+            space = f"found {shutil.disk_usage(place).free:,} bytes free, {space}"
         raise IndexBuildError(
-            f"{file}: no room in {place} ({reason}; {found}); make room, or name another path_to_cache, or for "
+            f"{file}: no room in {place} ({reason}; {space}); make room, or name another path_to_cache, or for "
             "a cache in a store a larger BINIDX_INDEX_DIR. BINIDX_INDEX_DIR=off builds it in the memory of each process"
         ) from error
 
@@ -225,8 +230,8 @@ def _check_memory(location: Location, size: int, error: Exception) -> None:
     Without this check the kernel would kill a process that takes too much.
     """
     with contextlib.suppress(OSError):
-        found = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
-        if found and (available := int(found[1]) * 1024) < size:
+        line = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        if line and (available := int(line[1]) * 1024) < size:
             raise IndexBuildError(
                 f"{location}: found {available} bytes of memory, need {size}, or a disk: {error}; {FEWER_SAMPLES}"
             ) from error

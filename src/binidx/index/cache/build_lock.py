@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import random
 import time
@@ -42,6 +41,7 @@ from binidx.index.cache.lease import (
     LeaseWatcher,
 )
 from binidx.storage.cache.block_files import lock_path
+from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.location import Location
 
@@ -53,8 +53,6 @@ a store, the shortest on a local disk, the longest for each lease that this proc
 
 SLICE_SECONDS = 0.1
 
-logger = logging.getLogger(__name__)
-
 Check = Callable[[bool], None]
 Checks = tuple[Check, ...]
 """Functions that are called while a process waits; an exception ends the wait. Called with False, a check is cheap and
@@ -64,7 +62,6 @@ Built = tuple[Arrays, bool]
 """Built arrays, and whether they are published."""
 
 _leases_waited_for: list[Lease] = []
-_warned: set[str] = set()
 
 
 def run_checks(checks: Checks, *, exact: bool = False) -> None:
@@ -105,9 +102,9 @@ class BuildLock:
         """
         while True:
             run_checks(self.checks)
-            found, alone = self._attempt()
-            if found is not None:
-                return found
+            arrays, alone = self._attempt()
+            if arrays is not None:
+                return arrays
             if alone:
                 return self.build()[0]
 
@@ -140,8 +137,8 @@ class BuildLock:
         """Return the arrays or None, and whether this process must build them by itself; (None, False): try again."""
         with acquire_node_lock(lock_path(self.manifest), lambda: run_checks(self.checks)) as lock:
             if lock.first:
-                found = self._load_or_build_first(lock)
-                return found, found is None
+                arrays = self._load_or_build_first(lock)
+                return arrays, arrays is None
         message = json.loads(lock.message or "{}")
         if "failed" in message:
             raise PeerError(message["failed"])
@@ -151,7 +148,7 @@ class BuildLock:
         """Return the arrays, loaded or built, as holder of the node lock; None: each process must build its own."""
         try:
             run_checks(self.checks, exact=True)  # the holder before may have left since another rank failed
-            found = self._load_or_build_by_lease(lock)
+            arrays = self._load_or_build_by_lease(lock)
         except Exception as error:
             if not is_interrupted(self.checks):  # the others of this node may be of another run
                 text, where = str(error), f"process {os.getpid()} of this node"
@@ -159,21 +156,22 @@ class BuildLock:
                     text = describe_failure(self.manifest, where, traceback.format_exception(error))
                 lock.leave_message(json.dumps({"failed": text}).encode())
             raise
-        if found is None:
+        if arrays is None:
             let_others_build(lock)
-        return found
+        return arrays
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
         lease = Lease(self._claim)
         _leases_waited_for.append(lease)
         try:
-            found = lease.acquire(lock.node) or self._wait(lease, lock.node)
+            outcome = lease.acquire(lock.node) or self._wait(lease, lock.node)
         except StorageError as error:
-            _warn_once(self.manifest.uri, f"no lease on the index, so each node builds its own: {error}")
+            directory = self.manifest.uri.rpartition("/")[0]
+            warn_once(directory, f"no lease on the index, so each node builds its own: {error}")
             return None
         finally:
             _leases_waited_for.remove(lease)
-        return self._build_with_lease(found, lock) if isinstance(found, HeldLease) else found
+        return self._build_with_lease(outcome, lock) if isinstance(outcome, HeldLease) else outcome
 
     def _wait(self, lease: Lease, node: str) -> HeldLease | Arrays | None:
         """Wait; return the arrays, or the acquired lease to build them with, or None to build them without a lease.
@@ -210,16 +208,22 @@ class BuildLock:
     def _build_with_lease(self, held: HeldLease, lock: NodeLock) -> Arrays:
         with held:
             # The holder before may have published since the last load.
-            found = self.load()
-            if found is None:
-                found, held.published = self.build()
+            arrays = self.load()
+            if arrays is None:
+                arrays, held.published = self.build()
                 if not held.published:
                     let_others_build(lock)
-            return found
+            return arrays
 
 
 def has_ended(record: LeaseRecord, watcher: LeaseWatcher, node: str) -> bool:
-    """Return whether the holder of a lease has ended; earlier holders of `node`, this process's node lock, have."""
+    """Return whether the holder of a lease has ended; earlier holders of `node`, this process's node lock, have.
+
+    Args:
+        record: present record of the lease.
+        watcher: its polls so far.
+        node: name of the node lock that this process holds; empty for none.
+    """
     return record.state != BUILDING or (node != "" and record.node == node) or watcher.silent_seconds > DEAD_SECONDS
 
 
@@ -228,6 +232,11 @@ def must_build_alone(record: LeaseRecord, watcher: LeaseWatcher, passed: Collect
 
     That is so if the arrays cannot be published, or if the lease is still that of an ended holder in `passed`: the
     node that was taking it over has died, too.
+
+    Args:
+        record: present record of the lease.
+        watcher: its polls so far.
+        passed: holders from which this process has already tried to take over.
     """
     if record.state == UNPUBLISHED and watcher.seen_at_work:
         return True
@@ -240,7 +249,13 @@ def let_others_build(lock: NodeLock) -> None:
 
 
 def poll_pause_seconds(waited_seconds: float, num_waits: int, *, remote: bool = True) -> float:
-    """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %."""
+    """Return the seconds until the next poll of a lease: an eighth of the time waited, bounded, and varied by 25 %.
+
+    Args:
+        waited_seconds: time since the wait began.
+        num_waits: leases for which this process waits now.
+        remote: whether the lease is in a store, and not on a disk.
+    """
     longest = min(LONGEST_PAUSE * max(num_waits, 1), LONGEST_OF_MANY)
     first = FIRST_PAUSE if remote else FIRST_PAUSE_LOCAL
     return min(max(waited_seconds / 8, first), longest) * random.uniform(0.75, 1.25)
@@ -255,11 +270,3 @@ def _sleep(seconds: float, checks: Checks) -> None:
     while (left := until - time.monotonic()) > 0:
         run_checks(checks)
         time.sleep(min(left, SLICE_SECONDS))
-
-
-def _warn_once(uri: str, text: str) -> None:
-    """Log a warning, once for each directory in a process."""
-    directory = uri.rpartition("/")[0]
-    if directory not in _warned:
-        _warned.add(directory)
-        logger.warning("%s: %s", uri, text)

@@ -64,10 +64,6 @@ def library_version() -> str:
         return ""
 
 
-class StaleError(Exception):
-    """The cached index has other options or data."""
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Result of one request for an index.
@@ -141,6 +137,7 @@ class IndexCache:
     trusted: ArrayCheck | None = None
     context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
     digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def load_or_build(
         self,
@@ -173,9 +170,11 @@ class IndexCache:
             PeerError: this process waited for another one to build the index, and that build failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
-        load = partial(self.load, needed, names, set[str]())
-        if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
-            return found
+        load = partial(self.load, needed, names)
+        if access == "ranges" and (
+            ranged := self.open_ranges(names, lambda manifest: has_fingerprint(manifest, fingerprint))
+        ):
+            return ranged
 
         def make() -> Built:
             nonlocal how
@@ -204,35 +203,39 @@ class IndexCache:
             logger.info("%s: not read by ranges: %s", self.files.file(MANIFEST), error)
             return None
 
-    def load(
-        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
-    ) -> Arrays | None:
-        """Return the cached arrays; None, with the reason in the log, if there is no valid cache.
+    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """Return the cached arrays; None, with the reason once in the log, if there is no valid cache.
 
         Args:
-            warned: warnings that earlier calls logged, which are not repeated; this call adds its own.
+            fingerprint: options that the arrays depend on, and "algorithm".
+            names: names of the arrays.
         """
-        file = self.files.file(MANIFEST)
+        problem = ""
         try:
             manifest = self.files.read_manifest()
             if manifest is not None:
-                if wrong := list_mismatches(manifest, fingerprint, self.origin):
-                    raise StaleError("; ".join(wrong))
-                arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
-                self.digests.update({name: manifest.arrays[name].xxh3_64 for name in names})
-                tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
-                if tokens != recorded:
-                    # No array depends on tokens: the same documents in other words, or only copied.
-                    logger.info("%s: the .bin is %s, was %s; the order is the same", file, tokens, recorded)
-                return arrays
-        except (StaleError, FormatError, StorageError, KeyError) as error:
-            text = f"{file}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
-            if warned is None or text not in warned:
-                logger.warning("%s", text)
-            if warned is not None:
-                warned.add(text)
-            return None
-        return self._load_without_manifest(names, self.trusted) if self.trusted else None
+                if not (wrong := list_mismatches(manifest, fingerprint, self.origin)):
+                    return self._load_proven(manifest, names)
+                problem = f"stale, rebuilding: {'; '.join(wrong)}"
+        except (FormatError, StorageError, KeyError) as error:
+            problem = f"unusable, rebuilding: {error}"
+        if not problem:
+            return self._load_without_manifest(names, self.trusted) if self.trusted else None
+        if problem not in self._warned:
+            self._warned.add(problem)
+            logger.warning("%s: %s", self.files.file(MANIFEST), problem)
+        return None
+
+    def _load_proven(self, manifest: Manifest, names: Sequence[str]) -> Arrays:
+        """Return the arrays of a manifest of these options and data; raise the errors of `IndexFiles.read_arrays`."""
+        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+        self.digests.update({name: manifest.arrays[name].xxh3_64 for name in names})
+        tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
+        if tokens != recorded:
+            # No array depends on tokens: the same documents in other words, or only copied.
+            file = self.files.file(MANIFEST)
+            logger.info("%s: the .bin is %s, was %s; the order is the same", file, tokens, recorded)
+        return arrays
 
     def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
         """Return the arrays that Megatron left, if `check` accepts them; None if one is missing.
@@ -266,7 +269,13 @@ class IndexCache:
                 )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
-        """Build the arrays into their files, then write the manifest that makes them valid; return their writer."""
+        """Build the arrays into their files, then write the manifest that makes them valid; return their writer.
+
+        Args:
+            description: text that Megatron hashes.
+            fingerprint: options that the arrays depend on, and "algorithm".
+            build: function that fills the arrays provided by the writer.
+        """
         self._warn_of_replacement()
         writer = ArrayWriter(self.files)
         build(writer)
@@ -302,5 +311,10 @@ class IndexCache:
 
 
 def has_fingerprint(manifest: Manifest, fingerprint: Mapping[str, Any]) -> bool:
-    """Return whether the arrays of a manifest were built with these options."""
+    """Return whether the arrays of a manifest were built with these options.
+
+    Args:
+        manifest: of a cached index.
+        fingerprint: options, without "algorithm".
+    """
     return not list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **fingerprint})

@@ -20,7 +20,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -31,8 +31,10 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
+from binidx.format.pair import local_version
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
+from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import read_many, stored_reader
@@ -105,11 +107,11 @@ def parse_npy_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]
     Raises:
         ValueError: numpy.save does not write such bytes.
     """
-    found = HEADER.match(buffer[:4096])
-    if not found or found.end() != 10 + int.from_bytes(found[1], "little"):
+    header = HEADER.match(buffer[:4096])
+    if not header or header.end() != 10 + int.from_bytes(header[1], "little"):
         raise ValueError(f"no .npy of numpy.save (found {bytes(buffer[:80])!r})")
-    shape = tuple(int(size) for size in found[3].split(b",") if size.strip())
-    return np.dtype(found[2].decode()), shape, found.end()
+    shape = tuple(int(size) for size in header[3].split(b",") if size.strip())
+    return np.dtype(header[2].decode()), shape, header.end()
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,13 @@ class IndexFiles:
     def array_file(self, name: str) -> Location:
         return self.file(f"{name}.npy")
 
-    def named(self, name: str) -> IndexFiles:
-        """Return the files of another index in this directory."""
-        return replace(self, name=name)
-
     def read_cached(self, name: str, found: Found | None = None) -> memoryview:
-        """Return the bytes of an array's file, cached in the index directory of this node."""
+        """Return the bytes of an array's file, cached in the index directory of this node.
+
+        Args:
+            name: of the array.
+            found: the object to read, if it is known; that saves a HEAD.
+        """
         return read_whole(open_object(self.array_file(name), cache="disk", found=found))
 
     def read_small(self, suffix: str) -> bytes | None:
@@ -178,10 +181,15 @@ class IndexFiles:
         if self.directory.local_path is not None:
             return {name: self.read_array(name, stored) for name, stored in arrays.items()}
         pending = {name: OPENS.submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
-        return {name: each.result() for name, each in pending.items()}
+        return {name: array.result() for name, array in pending.items()}
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
-        """Return one published array; raise the errors of `read_arrays`."""
+        """Return one published array; raise the errors of `read_arrays`.
+
+        Args:
+            name: of the array.
+            stored: its entry in the manifest.
+        """
         content = None
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:
@@ -210,19 +218,19 @@ class IndexFiles:
             StorageError: the store refuses a request.
         """
         local = self.directory.local_path is not None
-        before = self._file_versions(names) if local else []
+        before = self._local_versions(names) if local else []
         manifest = self.read_manifest()
         if manifest is None:
             return None
         arrays = {}
         for name in names:
-            found = recorded_object(self.array_file(name).uri, manifest.arrays[name].identity)
-            if found is None and not local:
+            recorded = recorded_object(self.array_file(name).uri, manifest.arrays[name].identity)
+            if recorded is None and not local:
                 return None
-            arrays[name] = self._open_array(name, manifest.arrays[name], found)
+            arrays[name] = self._open_array(name, manifest.arrays[name], recorded)
         if local:
-            written_last = all(each[2] < before[0][2] for each in before[1:])
-            if not before or before != self._file_versions(names) or not written_last:
+            written_last = all(array.ctime < before[0].ctime for array in before[1:])
+            if not before or before != self._local_versions(names) or not written_last:
                 return None
         _check_headers(arrays)
         return manifest, arrays
@@ -234,14 +242,11 @@ class IndexFiles:
             raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")
         return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
 
-    def _file_versions(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Return inode, size and ctime of the local manifest and arrays; an empty list if one is missing."""
-        files = [self.file(MANIFEST), *map(self.array_file, names)]
-        try:
-            found = [os.stat(str(file.local_path)) for file in files]
-        except OSError:
-            return []
-        return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]
+    def _local_versions(self, names: Sequence[str]) -> list[FileVersion]:
+        """Return the versions of the local manifest and arrays; an empty list if one is missing."""
+        versions = [local_version(file) for file in (self.file(MANIFEST), *map(self.array_file, names))]
+        present = [version for version in versions if version is not None]
+        return present if len(present) == len(versions) else []
 
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
@@ -251,8 +256,8 @@ def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
         FormatError: a header has another dtype, shape or data offset than the manifest.
         ObjectChangedError: an array was replaced.
     """
-    readers = [stored_reader(each.reader) for each in arrays.values()]
-    headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
+    readers = [stored_reader(array.reader) for array in arrays.values()]
+    headers = read_many([(reader, [(0, min(HEADER_BYTES, reader.size))]) for reader in readers])
     for (name, array), [header] in zip(arrays.items(), headers, strict=True):
         found, needed = parse_npy_header(header), (array.dtype, array.shape, array.offset)
         if found != needed:

@@ -127,6 +127,10 @@ class Lease:
     def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
         """Acquire the lease of an ended holder; return None if another process takes it over.
 
+        Args:
+            ended: record of the lease, whose holder has ended.
+            node: name of the node lock that this process holds; empty for none.
+
         Raises:
             StorageError: the store refuses to write.
         """

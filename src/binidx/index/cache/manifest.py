@@ -14,9 +14,7 @@ reading it. The .bin is recorded for people: no array depends on its tokens.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +26,7 @@ import xxhash
 
 from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import local_version, stat_file
 from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile
 from binidx.storage.location import Location
@@ -119,7 +118,12 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
 
 
 def list_differences(found: Fields, needed: Fields) -> list[str]:
-    """Return a text for each needed field that is missing or has another value."""
+    """Return a text for each needed field that is missing or has another value.
+
+    Args:
+        found: fields of a manifest.
+        needed: fields that they must equal, as JSON stores them; others are not compared.
+    """
     return [
         f"{name}: found {found.get(name)!r}, need {value!r}"
         for name, value in json.loads(json.dumps(dict(needed))).items()
@@ -131,6 +135,11 @@ def list_mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> 
     """Return a text for each needed option, or deciding field of the data, in which an index differs.
 
     The .idx is read only if its identity is not the recorded one.
+
+    Args:
+        manifest: of a cached index.
+        fingerprint: needed options, with "algorithm".
+        origin: the data that the index must be of.
     """
     wrong = list_differences(manifest.fingerprint, fingerprint)
     if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):
@@ -154,11 +163,11 @@ def _canonical(fields: Any) -> bytes:
 def get_origin(dataset: IndexedDataset) -> Origin:
     """Return the origin of an index over a dataset that was just opened."""
     idx, opened = dataset.location + ".idx", dataset.opened["idx"]
-    version = _file_version(idx)
+    version = local_version(idx)
 
     def data() -> Mapping[str, Fields]:
         # A file that replaced the .idx during a build may have its size and time, and never its inode.
-        unchanged = _file_version(idx) == version
+        unchanged = local_version(idx) == version
         return {**dataset.opened, "idx": get_idx_identity(idx, opened) if unchanged else opened}
 
     def content() -> Fields:
@@ -180,24 +189,15 @@ def get_idx_identity(idx: Location, opened: Mapping[str, Any]) -> Fields:
     """Return an identity of the .idx that proves its content, if there is one; else `opened`.
 
     A local file has such an identity (inode, and times in nanoseconds) if it has not changed for SETTLED_SECONDS.
+
+    Args:
+        idx: location of the .idx.
+        opened: its size and time, or ETag or the like, when it was opened.
     """
-    found = _stat(idx)
-    if found is None or (found.st_size, found.st_mtime) != (opened.get("size"), opened.get("mtime")):
+    status = stat_file(idx)
+    if status is None or (status.st_size, status.st_mtime) != (opened.get("size"), opened.get("mtime")):
         return opened
-    if time.time() - found.st_ctime < SETTLED_SECONDS:
+    if time.time() - status.st_ctime < SETTLED_SECONDS:
         return opened
-    times = {"mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
-    return {"size": found.st_size, **times, "inode": found.st_ino}
-
-
-def _file_version(location: Location) -> tuple[int, ...] | None:
-    """Return numbers that change when a local file is changed or replaced; None if it is remote or missing."""
-    found = _stat(location)
-    return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _stat(location: Location) -> os.stat_result | None:
-    path = location.local_path
-    with contextlib.suppress(OSError):
-        return None if path is None else os.stat(path)
-    return None
+    times = {"mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
+    return {"size": status.st_size, **times, "inode": status.st_ino}

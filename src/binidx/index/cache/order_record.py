@@ -91,7 +91,13 @@ KNOWN_FILE = JsonFile(KnownFile, open=True)
 
 
 def get_order_key(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) -> OrderKey:
-    """Return the order of a plan, and the bounds of `num_samples` that lead to the same order."""
+    """Return the order of a plan, and the bounds of `num_samples` that lead to the same order.
+
+    Args:
+        plan: of the epochs.
+        sequence_length: tokens of a sample.
+        add_extra_token: whether a sample has one more token, its last label.
+    """
     per_epoch = max(plan.tokens_per_epoch - add_extra_token, 0) // sequence_length
     before = plan.num_samples_sans_final_epoch
     threshold = before + int(SEPARATE_BELOW * per_epoch)
@@ -124,8 +130,8 @@ def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
         name: of the new index, `{hash}-{class}-{split}`. Indices of other classes and splits are left out.
     """
     kind = name.partition("-")[2]
-    alike = [each for each in known if each.name.partition("-")[2] == kind]
-    if not alike or any(each.order == order.fields for each in alike):
+    alike = [index for index in known if index.name.partition("-")[2] == kind]
+    if not alike or any(index.order == order.fields for index in alike):
         return ""
     last = alike[-1]
     return (
@@ -137,13 +143,19 @@ def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
 
 
 def add_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]:
-    """Return the record with one more index, the newest last."""
-    others = [each for each in known if each.name != name]
+    """Return the record with one more index, the newest last.
+
+    Args:
+        known: the record.
+        name: of the new index, `{hash}-{class}-{split}`; an older entry of this name is replaced.
+        order: order of the new index.
+    """
+    others = [index for index in known if index.name != name]
     return [*others, Known(name, order.fields, order.most)][-MOST_ORDERS:]
 
 
 def format_known(known: Sequence[Known]) -> bytes:
-    return json.dumps({"indices": [vars(each) for each in known]}, indent=1).encode()
+    return json.dumps({"indices": [vars(index) for index in known]}, indent=1).encode()
 
 
 def parse_known(data: bytes) -> list[Known]:
@@ -168,7 +180,7 @@ def record_order(
         order: order of the index.
         published: whether the index is in the cache.
     """
-    record = files.named(hash_fields(fingerprint, content))
+    record = IndexFiles(files.directory, hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
         known = parse_known(record.read_small(ORDERS) or b"")
         if text := describe_change(known, order, files.name):

@@ -100,9 +100,7 @@ class DatasetWriter:
         self._bin.write(data)
         self._digest.update(data)
         self._num_tokens += len(stored.tokens)
-        before = len(self._columns.lengths)
-        self._columns.lengths.extend(stored.sequence_lengths)
-        self._columns.add_bounds(stored.document_indices[1:], plus=before)
+        self._columns.add(stored.sequence_lengths, stored.document_indices[1:])
         if self._lineage is not None:
             ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
             self._lineage.add(source, batch.rows, batch.positions, ids, *stored)

@@ -91,13 +91,25 @@ class Medium:
 
 
 def pieces_per_sample(sequence_length: int, tokens_per_document: float, *, add_extra_token: bool = True) -> float:
-    """Return the mean number of ranges per sample: a document may end at each of the S boundaries between tokens."""
+    """Return the mean number of ranges per sample: a document may end at each of the S boundaries between tokens.
+
+    Args:
+        sequence_length: S.
+        tokens_per_document: mean length of a document.
+        add_extra_token: whether a sample has one more token, its last label.
+    """
     boundaries = sequence_length - 1 + add_extra_token
     return 1 + boundaries / max(tokens_per_document, 1.0)
 
 
 def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) -> ReadCost:
-    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes, at random places."""
+    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes, at random places.
+
+    Args:
+        medium: parameters of the `.bin`.
+        num_ranges: ranges of one read; may be a mean.
+        range_bytes: plain bytes of each.
+    """
     if num_ranges <= 0 or medium.plain_bytes <= 0:
         return NOTHING
     shrunk = medium.stored_bytes / medium.plain_bytes
@@ -116,6 +128,12 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
     """Return the cost of filling a cache that holds the whole source, for pieces read in any order.
 
     Of N chunks, t reads of k chunks leave N exp(-t k / N) unread. A piece costs a request if it finds a chunk missing.
+
+    Args:
+        medium: parameters of the `.bin`.
+        num_pieces: pieces that are read, t.
+        piece_bytes: plain bytes of each.
+        chunk_bytes: plain bytes of a chunk.
     """
     chunks = max(1.0, medium.plain_bytes / chunk_bytes)
     touched = 1 + max(0.0, piece_bytes - 1) / chunk_bytes
@@ -137,7 +155,13 @@ def blend_bytes(size: int) -> int:
 
 
 def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) -> int:
-    """Return the most anonymous memory, in bytes, that building an index for a local disk takes: `build_gpt_index`."""
+    """Return the most anonymous memory, in bytes, that building an index for a local disk takes: `build_gpt_index`.
+
+    Args:
+        num_documents: documents of the split.
+        plan: of the epochs.
+        threads: threads that build.
+    """
     samples = plan.num_samples
     shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
     return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
@@ -241,9 +265,13 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
     each_read = at_once or min(SAMPLES_IN_GROUP, run.micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
-    large = (each for each in inventory.summaries.values() if each.compressed and each.plain_bytes > STORE.largest)
-    compressed_bytes = sum(each.plain_bytes for each in large)
-    found = []
+    large = (
+        summary
+        for summary in inventory.summaries.values()
+        if summary.compressed and summary.plain_bytes > STORE.largest
+    )
+    compressed_bytes = sum(summary.plain_bytes for summary in large)
+    costs = []
     for index, share in inventory.shares():
         summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
@@ -255,8 +283,8 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
             )
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
         prices = open_store(summary.prefix, run.config.storage_options).prices()
-        found.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
-    return found
+        costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
+    return costs
 
 
 def _traffic(
@@ -301,12 +329,17 @@ def _traffic(
 
 
 def total_costs(costs: Sequence[Costs]) -> ReadCost:
-    return sum((each.reading for each in costs), NOTHING)
+    return sum((cost.reading for cost in costs), NOTHING)
 
 
 def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
-    """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
-    remote = [each for each in inventory.summaries.values() if each.location.local_path is None]
+    """Return the phases of a start of one process, from the builder to its first batch; imports come on top.
+
+    Args:
+        inventory: state of the run's data and caches.
+        costs: costs of its sources.
+    """
+    remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
     if not remote:
         return _index_phases(inventory, remote=False)
     rounds = ceil(len(remote) / OPENING_THREADS) * 3
@@ -315,7 +348,7 @@ def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartP
     share = run.micro_batch_size / max(inventory.num_samples, 1)
     return [
         StartPhase("connections", 2),
-        StartPhase("opening", rounds, sum(each.idx_bytes for each in remote)),
+        StartPhase("opening", rounds, sum(summary.idx_bytes for summary in remote)),
         *_index_phases(inventory, remote=True),
         StartPhase("first batch", 1, max(whole.num_bytes * share, batch_bytes)),
     ]
@@ -325,22 +358,22 @@ def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
     """Return the phases of loading and building indices: splits in sequence, prefixes concurrently, then blends."""
     directory = inventory.run.config.path_to_cache
     far = remote if directory is None else Location(directory).local_path is None
-    cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]
-    built = [each for each in inventory.indices if each.plan and each.cache.state in (MISSING, STALE)]
-    blends = [each for each in inventory.blends if each.cache.state in (THERE, UNPROVEN)]
-    drawn = [each for each in inventory.blends if each not in blends]
+    cached = [index for index in inventory.indices if index.cache.state in (THERE, UNPROVEN)]
+    built = [index for index in inventory.indices if index.plan and index.cache.state in (MISSING, STALE)]
+    blends = [blend for blend in inventory.blends if blend.cache.state in (THERE, UNPROVEN)]
+    drawn = [blend for blend in inventory.blends if blend not in blends]
     phases = []
     if cached or blends:
-        manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
-        num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
-        rounds = 2 * (len({each.wanted.split for each in cached}) + len(blends))
+        manifests = [index.cache.manifest for index in cached] + [blend.cache.manifest for blend in blends]
+        num_bytes = sum(array.bytes for manifest in manifests if manifest for array in manifest.arrays.values())
+        rounds = 2 * (len({index.wanted.split for index in cached}) + len(blends))
         phases.append(StartPhase("indices from their caches", rounds * far, num_bytes * far))
     if built:
-        seconds = sum(build_seconds(each.documents, each.plan) for each in built if each.plan)
-        rounds = 9 * len({each.wanted.split for each in built})
+        seconds = sum(build_seconds(index.documents, index.plan) for index in built if index.plan)
+        rounds = 9 * len({index.wanted.split for index in built})
         phases.append(StartPhase("indices to be built, by one process of all", rounds * far, 0, seconds))
     if drawn:
-        seconds = sum(each.size for each in drawn) * SECONDS_PER_BLENDED_SAMPLE
+        seconds = sum(blend.size for blend in drawn) * SECONDS_PER_BLENDED_SAMPLE
         rounds = 9 * len(drawn) if directory is not None else 0
         phases.append(StartPhase("blends to be drawn", rounds * far, 0, seconds))
     return phases
@@ -363,7 +396,7 @@ def measure_link(summary: DatasetSummary) -> Link:
     latency = median(times[1:])  # the first one connects
     streams = min(STREAMS, max(1, reader.size // STREAM_BYTES))
     step = reader.size // streams
-    wanted = [(each * step, each * step + min(STREAM_BYTES, step)) for each in range(streams)]
+    wanted = [(stream * step, stream * step + min(STREAM_BYTES, step)) for stream in range(streams)]
     began = perf_counter()
     moved = sum(map(len, reader.read(wanted)))
     seconds = max(perf_counter() - began - latency, 1e-4)

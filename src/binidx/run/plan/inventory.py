@@ -14,12 +14,7 @@ from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
-from binidx.dataset.required_indices import (
-    RequiredBlend,
-    RequiredIndex,
-    RequiredIndices,
-    required_indices,
-)
+from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
 from binidx.errors import ConfigError, FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
@@ -107,26 +102,26 @@ class RunInventory:
         """Number of samples of the train split."""
         if self.run.stages is not None:
             return sum(stage.num_samples for stage in self.run.stages)
-        sizes = [each.size for each in self.blends if each.wanted.split is Split.train]
-        return sum(sizes or (each.num_samples for each in self.indices if each.wanted.split is Split.train))
+        sizes = [blend.size for blend in self.blends if blend.wanted.split is Split.train]
+        return sum(sizes or (index.num_samples for index in self.indices if index.wanted.split is Split.train))
 
     def shares(self) -> list[tuple[IndexInventory, float]]:
         """Return the index of each source of the train split, and the source's share of the samples."""
-        train = [each for each in self.indices if each.wanted.split is Split.train]
+        train = [index for index in self.indices if index.wanted.split is Split.train]
         if self.run.stages is not None:
             total = sum(stage.num_samples for stage in self.run.stages)
-            parts = {each.wanted.prefix: 0.0 for each in train}
+            parts = {index.wanted.prefix: 0.0 for index in train}
             for stage in self.run.stages:
                 for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
                     parts[prefix] += share * stage.num_samples / total
-            return [(each, parts[each.wanted.prefix]) for each in train]
-        blend = next((each.wanted for each in self.blends if each.wanted.split is Split.train), None)
+            return [(index, parts[index.wanted.prefix]) for index in train]
+        blend = next((blend.wanted for blend in self.blends if blend.wanted.split is Split.train), None)
         if blend is None:
-            return [(each, 1.0) for each in train]
+            return [(index, 1.0) for index in train]
         if blend.shares is not None:
             return [*zip(train, blend.shares, strict=True)]
-        total = max(1, sum(each.num_samples for each in train))
-        return [(each, each.num_samples / total) for each in train]
+        total = max(1, sum(index.num_samples for index in train))
+        return [(index, index.num_samples / total) for index in train]
 
 
 def take_inventory(run: Run) -> RunInventory:
@@ -136,15 +131,15 @@ def take_inventory(run: Run) -> RunInventory:
         ObjectNotFoundError, FormatError: the data is absent or malformed.
     """
     wanted = indices_needed(run)
-    prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
+    prefixes = [*dict.fromkeys(index.prefix for index in wanted.indices)]
     locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
     listed = list_pairs(locations)
     summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))
     bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted), summaries.values()), strict=True))
     indices = OPENS.map(
-        lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
+        lambda index: inspect_index(index, summaries[index.prefix], bounds[index.prefix], run.config), wanted.indices
     )
-    blends = OPENS.map(lambda each: _inspect_blend(each, indices, run.config), wanted.blends)
+    blends = OPENS.map(lambda blend: _inspect_blend(blend, indices, run.config), wanted.blends)
     return RunInventory(run, summaries, indices, blends)
 
 
@@ -162,14 +157,16 @@ def indices_needed(run: Run) -> RequiredIndices:
         asked = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
         for prefix, [num_samples] in zip(stage.blend[0], asked, strict=True):
             first.setdefault(prefix, RequiredIndex(Split.train, prefix, num_samples, matrix[0] or (0.0, 0.0)))
-    others = [each for each in rest.indices if each.split is not Split.train]
-    return RequiredIndices([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
+    others = [index for index in rest.indices if index.split is not Split.train]
+    return RequiredIndices(
+        [*first.values(), *others], [blend for blend in rest.blends if blend.split is not Split.train]
+    )
 
 
 def _bounds(wanted: RequiredIndices, summary: DatasetSummary) -> dict[int, int]:
     """Return the number of tokens before the first sequence of each split of a prefix, and before its end; one read."""
     splits = [
-        split_range(each.bookends, len(summary.index)) for each in wanted.indices if each.prefix == summary.prefix
+        split_range(index.bookends, len(summary.index)) for index in wanted.indices if index.prefix == summary.prefix
     ]
     ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
     return dict(zip(ends, summary.tokens_before(ends), strict=True))
@@ -226,27 +223,27 @@ def order_changes(inventory: RunInventory) -> list[str]:
     The record of orders is named by a hash of the data, which the manifest of any index of the same prefix contains.
     """
     contents = {
-        each.wanted.prefix: {name: each.cache.manifest.content.get(name) for name in DECIDING}
-        for each in inventory.indices
-        if each.cache.manifest
+        index.wanted.prefix: {name: index.cache.manifest.content.get(name) for name in DECIDING}
+        for index in inventory.indices
+        if index.cache.manifest
     }
-    found = []
-    for each in inventory.indices:
-        content = contents.get(each.wanted.prefix)
-        if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
+    messages = []
+    for index in inventory.indices:
+        content = contents.get(index.wanted.prefix)
+        if content is None or index.order is None or index.cache.state not in (MISSING, STALE):
             continue
-        files = each.wanted.files(inventory.run.config)
-        record = files.named(hash_fields(each.fingerprint, content))
+        files = index.wanted.files(inventory.run.config)
+        record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
         with suppress(StorageError):
-            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), each.order, files.name):
-                found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
-    return found
+            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
+                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {words}")
+    return messages
 
 
 def _inspect_blend(
     wanted: RequiredBlend, indices: Sequence[IndexInventory], config: GPTDatasetConfig
 ) -> BlendInventory:
-    lengths = [each.num_samples for each in indices if each.wanted.split is wanted.split]
+    lengths = [index.num_samples for index in indices if index.wanted.split is wanted.split]
     size = wanted.num_samples
     if size is None:
         size = sum(lengths) if wanted.size is None else min(wanted.size, sum(lengths))

@@ -82,31 +82,31 @@ class RunPlan:
     @property
     def dollars(self) -> Mapping[str, float]:
         """The list price of the requests, by store."""
-        found: dict[str, float] = {}
-        for each in self.costs:
-            if price := each.prices.dollars_per_read:
-                found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
-        return found
+        dollars: dict[str, float] = {}
+        for cost in self.costs:
+            if price := cost.prices.dollars_per_read:
+                dollars[cost.store] = dollars.get(cost.store, 0.0) + cost.reading.requests * price
+        return dollars
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of a node's disk cache for the node's part of one epoch of all remote sources."""
-        return sum(each.epoch_bytes for each in self.costs)
+        return sum(cost.epoch_bytes for cost in self.costs)
 
     @property
     def start_seconds(self) -> float:
         """The time of a whole start; without a link, that of its computation alone."""
         link = self.link
         return sum(
-            each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0) for each in self.waits
+            phase.seconds + (link.seconds(phase.round_trips, phase.num_bytes) if link else 0) for phase in self.waits
         )
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
         rows, threads = [], self.inventory.run.config.num_dataset_builder_threads
         for split in Split:
-            rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
-            rows += [_index_row(each, threads) for each in self.inventory.indices if each.wanted.split is split]
+            rows += [_blend_row(blend) for blend in self.inventory.blends if blend.wanted.split is split]
+            rows += [_index_row(index, threads) for index in self.inventory.indices if index.wanted.split is split]
         return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
@@ -118,13 +118,13 @@ class RunPlan:
             "ranks": self.inventory.run.data_parallel_size,
             "nodes": self.nodes,
             "same_order_up_to": self.same_order_up_to,
-            "sources": [_source_row(each) for each in self.costs],
+            "sources": [_source_row(cost) for cost in self.costs],
             "indices": self.index_rows(),
             **vars(self.reading),
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
-            "start": {"seconds": self.start_seconds, "waits": [vars(each) for each in self.waits]},
+            "start": {"seconds": self.start_seconds, "waits": [vars(phase) for phase in self.waits]},
             "cautions": [*self.cautions],
         }
 
@@ -177,8 +177,8 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = source_costs(inventory, num_samples, nodes=nodes)
     summaries = inventory.summaries.values()
-    remote = [each for each in summaries if each.location.local_path is None and not each.num_parts]
-    largest = max(remote, key=lambda each: each.stored_bytes, default=None)
+    remote = [summary for summary in summaries if summary.location.local_path is None and not summary.num_parts]
+    largest = max(remote, key=lambda summary: summary.stored_bytes, default=None)
     link = measure_link(largest) if largest and largest.stored_bytes else None
     return RunPlan(
         inventory,
@@ -197,10 +197,10 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
 def _same_order_up_to(inventory: RunInventory) -> int | None:
     """Return the largest number of train samples for which all sources keep their order; None if unknown."""
     asked = inventory.run.sizes[0]
-    train = [each for each in inventory.indices if each.wanted.split is Split.train and each.wanted.num_samples]
+    train = [index for index in inventory.indices if index.wanted.split is Split.train and index.wanted.num_samples]
     if not asked or not train or inventory.run.stages is not None:
         return None
-    most = [asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order]
+    most = [asked * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
     return floor(min(most)) if most else None  # no source has tokens
 
 
@@ -227,7 +227,7 @@ def _warnings(
             yield f"... and {more:,} more of this kind"
     if link is None or tokens_per_second is None:
         return
-    run, samples = inventory.run, sum(each.samples for each in costs) or 1.0
+    run, samples = inventory.run, sum(cost.samples for cost in costs) or 1.0
     needed = tokens_per_second / run.data_parallel_size / run.config.sequence_length
     reading = total_costs(costs).times(1 / samples)
     most = link.most_samples_per_second(reading.requests, reading.num_bytes)
@@ -241,13 +241,13 @@ def _warnings(
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
     in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
-    for each in inventory.indices:
-        name = f"{each.wanted.prefix}, {each.wanted.split.name}"
-        if each.problem:
-            yield f"{name}: {each.problem}"
-        elif not each.num_samples and (each.wanted.num_samples != 0 or id(each.wanted) in in_blend):
-            refused = "; a blend refuses it" if id(each.wanted) in in_blend else ""
-            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens{refused}"
+    for index in inventory.indices:
+        name = f"{index.wanted.prefix}, {index.wanted.split.name}"
+        if index.problem:
+            yield f"{name}: {index.problem}"
+        elif not index.num_samples and (index.wanted.num_samples != 0 or id(index.wanted) in in_blend):
+            refused = "; a blend refuses it" if id(index.wanted) in in_blend else ""
+            yield f"{name}: no sample in {index.documents:,} documents of {index.tokens:,} tokens{refused}"
 
 
 def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
@@ -276,24 +276,24 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
 
 
 def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
-    for each in sorted(costs, key=lambda each: -each.epochs):
-        if each.epochs > MAX_EPOCHS:
+    for cost in sorted(costs, key=lambda cost: -cost.epochs):
+        if cost.epochs > MAX_EPOCHS:
             yield (
-                f"{each.summary.prefix}: read {each.epochs:.1f} times; after about "
+                f"{cost.summary.prefix}: read {cost.epochs:.1f} times; after about "
                 f"{MAX_EPOCHS:.0f} passes repeated tokens teach less"
             )
 
 
 def _stale_caches(inventory: RunInventory) -> Iterator[str]:
-    caches = [(each.wanted.prefix, each.wanted.split, each.cache) for each in inventory.indices]
-    caches += [("blend", each.wanted.split, each.cache) for each in inventory.blends]
+    caches = [(index.wanted.prefix, index.wanted.split, index.cache) for index in inventory.indices]
+    caches += [("blend", blend.wanted.split, blend.cache) for blend in inventory.blends]
     for source, split, cache in caches:
         if cache.state == STALE:
             yield f"{source}, {split.name}: cache stale: {cache.why}"
 
 
 def _small_cache(inventory: RunInventory, costs: Sequence[Costs]) -> Iterator[str]:
-    settings, needed = ReadSettings.of(inventory.run.config.storage_options), sum(each.epoch_bytes for each in costs)
+    settings, needed = ReadSettings.of(inventory.run.config.storage_options), sum(cost.epoch_bytes for cost in costs)
     if settings.cache_dir is not None and settings.cache_bytes is not None and needed > settings.cache_bytes:
         yield (
             f"{settings.cache_dir}: limited to {bytes_text(settings.cache_bytes)}, one epoch of a node takes "
