@@ -162,6 +162,26 @@ def test_choose_an_order(sources: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "drop.txt").write_text("0\n3\n")
     names = run_blocks("how-to/choose-an-order", {**sources, "drop": f"{tmp_path}/drop.txt"})
     assert 0 < len(names["train"]) < len(binidx.load_dataset(sources["en"], 64, num_samples=300))
+    assert len(names["usual"]) == 2 * len(names["half"]) == 300
+
+
+def test_add_a_dataset(sources: dict[str, str]) -> None:
+    names = run_blocks("how-to/add-a-dataset", dict(sources))
+    part = names["train"].datasets[0]
+    stored = binidx.IndexedDataset(sources["en"])
+    for number in range(len(part.indices) + 2):
+        document = stored[part.indices[number % len(part.indices)]]
+        count = min(16, len(document))
+        first, last = part[number]["tokens"].numpy()
+        assert [*first[:count], *last[:count]] == [*document[:count], *document[-count:]]
+    assert names["batch"]["tokens"].shape == (8, 2, 16)
+    shorter = names["DocumentEndsConfig"](
+        random_seed=1234, sequence_length=32, blend=sources["en"], split="1,0,0", num_tokens=2
+    )
+    build = binidx.BlendedMegatronDatasetBuilder(names["ShortEnds"], [9, 0, 0], lambda: True, shorter)
+    tokens = next(iter(binidx.build_pretraining_data_loader(build.build()[0], 0, 1)))["tokens"]
+    assert tokens[0, 0, :2].tolist() == stored[0][:2].tolist()
+    assert not tokens[0, :, 2:].any()
 
 
 def test_cyclic(names: dict[str, Any]) -> None:

@@ -297,7 +297,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         sft_mock_dataset_config_json, varlen_mock_dataset_config_json: must be None: there are no mock chats.
         varlen_sbhd_validation: `VarlenDataset` serves rows of S tokens instead of rows of their own length.
         order: order besides Megatron's (not in Megatron Core): "first_fit" or "best_fit" for whole documents, packed; a
-            `binidx.View`; or a kind and its fields, as {"kind": "view", "documents": "s3://corpus/drop.txt"}.
+            `binidx.View` or another `binidx.OrderOption`; the name of a registered order; or a kind and its fields, as
+            {"kind": "view", "documents": "s3://corpus/drop.txt"}.
 
     Attributes:
         token_dtype_code: Megatron's guess of the dtype from the vocabulary, 4 for int32, 8 for uint16, None without a

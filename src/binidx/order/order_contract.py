@@ -19,8 +19,12 @@ def check_order(order: Order, *, seed: int = 0) -> None:
         order: of some thousand samples at most; with at least one.
         seed: seed of the random choices.
 
+    Raises:
+        AssertionError: a promise is broken; the message says which.
+
     Example:
-        >>> check_order(binidx.load_dataset("corpus/en", 16).order)
+        >>> train = binidx.load_dataset("corpus/en", sequence_length=16, order="best_fit")
+        >>> check_order(train.wrapped.order)
 
     Source: ours.
     """

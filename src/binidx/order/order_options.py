@@ -21,7 +21,20 @@ from binidx.registries import Registry
 
 
 class OrderOption:
-    """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing."""
+    """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing.
+
+    A subclass is a frozen dataclass. It overrides `wrap` to serve an order over the usual one, or `open_source` and
+    `index_fields` for an order with an index of its own.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class EveryOther(binidx.OrderOption):
+        ...     def wrap(self, order, options, *, is_whole):
+        ...         kept = np.arange(0, len(order), 2)
+        ...         return ViewOrder(order, kept, {"class": "EveryOther"}) if is_whole else order
+
+    Source: ours.
+    """
 
     @property
     def paths(self) -> Sequence[str]:
@@ -72,10 +85,16 @@ class OrderOption:
     def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:
         """Return an order over another one, or that one.
 
+        It is called for each source with `is_whole=False`, then for the split with `is_whole=True`; if there is one
+        source, twice for its order. Return `order` itself in one of both cases.
+
         Args:
             order: the order of a split or of one source of its blend.
             options: storage options.
             is_whole: whether it is the order of the split.
+
+        Returns:
+            The same order, or a `binidx.order.view.ViewOrder` or another `ComposedOrder` over it.
         """
         return order
 
@@ -96,12 +115,20 @@ ORDERS: Registry[type[OrderOption]] = Registry(
 def register_order(name: str, order: type[OrderOption]) -> None:
     """Let `order={"kind": name, ...}` of a config mean a class, in this process and the workers that it starts.
 
+    A package that is installed registers its class by an entry point instead: `mine = "package.module:MyOrder"` in the
+    group `binidx.orders`. Commands such as `binidx trace` find an order only in this way.
+
     Args:
-        name: kind of the order; not a built-in one.
+        name: kind of the order; not a built-in one. It matches `[a-z][a-z0-9_]*`.
         order: frozen dataclass that implements `OrderOption`.
 
     Raises:
         ConfigError: the name is built in, not valid, or stands for another class.
+
+    Example:
+        binidx.register_order("mine", MyOrder)
+
+    Source: ours.
     """
     ORDERS.register(name, order)
 

@@ -44,7 +44,10 @@ class Source(Protocol):
 
 
 class Order(Protocol):
-    """Samples as spans of stored sequences. Sample numbers are 0 to len - 1.
+    """Samples as spans of stored sequences. Sample numbers are 0 to len - 1. Workers unpickle it.
+
+    An order of several sources, or over another order, is a `ComposedOrder`, too. `binidx.testing.check_order` checks
+    an implementation.
 
     Two orders with equal identities begin with the same samples: the longer one continues the shorter one.
     """
@@ -66,7 +69,9 @@ class Order(Protocol):
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return the source of each sample, and its number in that source's own order; each of shape (B,).
 
-        Kinds that draw random numbers for a sample seed them by the number in the source.
+        The number is one of the member of that source, if the order is a `ComposedOrder`; else of this order itself, so
+        that source 0 and the samples are returned as they are. Kinds that draw random numbers for a sample seed them by
+        the number in the source.
         """
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
@@ -74,6 +79,10 @@ class Order(Protocol):
 
         Args:
             samples: shape (B,).
+
+        Returns:
+            Columns (source, sequence, first token, number of tokens), shape (n, 4), int64; and bounds, shape (B + 1,):
+            sample i has the spans bounds[i] up to bounds[i + 1].
         """
 
     def find(self, source: int, sequences: Numbers) -> Numbers:
@@ -100,7 +109,10 @@ class SpanIndex(Protocol):
 
 @runtime_checkable
 class ComposedOrder(Protocol):
-    """Capability of an order whose samples are those of other orders, each of one source."""
+    """Capability of an order whose samples are those of other orders, each of one source.
+
+    Samples are read through `locate` and the members: without this capability an order must have one source.
+    """
 
     @property
     def members(self) -> Sequence[Order]:

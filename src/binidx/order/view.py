@@ -29,12 +29,17 @@ from binidx.storage.open import open_object, read_whole
 
 
 class ViewOrder:
-    """Some samples of another order, in its order.
+    """Some samples of another order, in its order; implements `Order` and `ComposedOrder`.
 
     Args:
         inner: the other order.
-        kept: its samples that stay, ascending, shape (num_kept,).
-        fields: fields of the identity besides "order", the identity of `inner`.
+        kept: its samples that stay, ascending, shape (num_kept,), int64.
+        fields: fields of the identity besides "order", the identity of `inner`: JSON values on which `kept` depends.
+
+    Example:
+        >>> ViewOrder(order, np.arange(0, len(order), 2), {"class": "EveryOther"})
+
+    Source: ours.
     """
 
     def __init__(self, inner: Order, kept: Numbers, fields: Mapping[str, Any]) -> None:
@@ -82,8 +87,10 @@ class View(OrderOption):
     """Order without the documents of a list, or with these alone.
 
     Args:
-        documents: URI of the list.
-        how: "skip" or "rebuild"; see this module.
+        documents: URI of the list: on each line the number of a document; in a run of several sources the prefix of the
+            source, a tab and the number.
+        how: "skip" serves the other samples, those without a token of a listed document, in their relative order;
+            "rebuild" builds an index without the documents, which is another order.
         keep: True for the listed documents alone: all others leave.
         over: with "skip", the order from which samples leave: "blend", that of the split; or "source", that of each
             source, so that the blend draws from the samples that are left.

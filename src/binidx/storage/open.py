@@ -69,8 +69,9 @@ class Codec:
     """Way to store the bytes of a `.bin`. Spawned workers unpickle it, so its functions belong to modules.
 
     Attributes:
-        open: function of a reader of the stored bytes and their end (b"" if unknown). It returns a reader of the plain
-            bytes, which is a `BlockReader` and has the reader of the stored bytes as its attribute `reader`.
+        open: function of a reader of the stored bytes and their last `tail_bytes` bytes (b"" if unknown). It returns a
+            reader of the plain bytes, which is a `BlockReader` and has the reader of the stored bytes as its attribute
+            `reader`. (Caches and states treat one that lacks a member of `BlockReader` as a plain `.bin`.)
         create: function of a Writer of stored bytes and a compression level (None: the default). It returns a Writer
             of plain bytes as a context manager, whose exit writes the end of the object.
         levels: valid compression levels.

@@ -40,7 +40,13 @@ from binidx.storage.threads import READS
 
 
 def check_ranges(uri: str, size: int, ranges: Sequence[Range]) -> None:
-    """Raise ShortReadError for the first range that leaves [0, size)."""
+    """Raise ShortReadError for the first range that leaves [0, size).
+
+    Args:
+        uri: name of the object, for the message.
+        size: bytes of the object.
+        ranges: (start, stop) in bytes, half open.
+    """
     for start, stop in ranges:
         if not 0 <= start <= stop <= size:
             raise ShortReadError(f"{uri}: bytes {start}-{stop} requested, it has {size}")
@@ -85,9 +91,12 @@ def assemble(ranges: Sequence[Range], requests: Sequence[Range], responses: Sequ
     A range inside one request is a view of its response; a range across several is copied once.
 
     Args:
-        ranges: (start, stop) in bytes of the object.
-        requests: sorted and disjoint ranges, which cover these.
+        ranges: (start, stop) in bytes, in any order; they may be empty, equal or overlap.
+        requests: ranges that together cover them, ascending.
         responses: the bytes of each request.
+
+    Returns:
+        One read-only view for each range, in the same order.
     """
     starts = [start for start, _ in requests]
     views = [memoryview(answer).cast("B").toreadonly() for answer in responses]

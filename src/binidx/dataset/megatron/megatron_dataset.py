@@ -60,7 +60,8 @@ class MegatronDataset(OrderedDataset):
 
     A kind of dataset implements two pure methods: `spans` returns the spans of tokens of a sample, `assemble` makes the
     sample of these tokens. This class reads the spans of a whole batch at once. A subclass may also replace
-    `__getitem__`; its batches are then made of single samples.
+    `__getitem__`; its batches are then made of single samples. A class with `spans` also has `__len__`: the number of
+    samples, at least `num_samples`. The page "Add a kind of dataset" has a whole one.
 
     Args:
         dataset: the low-level dataset.
@@ -73,14 +74,16 @@ class MegatronDataset(OrderedDataset):
             have an argument of this name.
 
     Attributes:
+        dataset, dataset_path, indices, num_samples, index_split, config: the arguments.
         unique_identifiers: class, data and options, in the order that Megatron hashes.
         order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
 
     Example:
         >>> class FirstTokens(binidx.MegatronDataset):
         ...     numel_low_level_dataset = staticmethod(len)
+        ...     @staticmethod
         ...     def build_low_level_dataset(dataset_path, config):
-        ...         return binidx.IndexedDataset(dataset_path)
+        ...         return binidx.IndexedDataset(dataset_path, storage_options=config.storage_options)
         ...     def __len__(self):
         ...         return len(self.indices)
         ...     def spans(self, idx):
@@ -256,7 +259,8 @@ class MegatronDataset(OrderedDataset):
             idx: position in serving order; None is the padding sample: the tokens of sample 0, without loss.
 
         Returns:
-            (sequence, first token, number of tokens) of each span, in order.
+            (sequence, first token, number of tokens) of each span, in order. Sequences are those of `dataset`, not
+            positions in `indices`.
 
         Raises:
             IndexError: there is no such sample.

@@ -203,8 +203,11 @@ def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
     A HEAD request may report more keys, such as a version, than the listing from which the object was opened.
 
     Args:
-        info: the object as it was opened.
-        now: the present report of the store.
+        info: the object, as it was opened.
+        now: the object, as the store reports it now.
+
+    Raises:
+        ObjectChangedError: another version is stored.
     """
     if now.identity != info.identity and not same_object(info.identity, now.identity):
         raise changed(info, now.identity)
