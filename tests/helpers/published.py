@@ -1,4 +1,4 @@
-"""The package of how-to/publish-a-package: written from the page, built as a wheel, and used from end to end."""
+"""The package of how-to/publish-a-package, and the order of how-to/choose-an-order: built as a wheel, and used."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def use(base, folder):
     dataset = binidx.load_dataset(f"{base}/en", 16, num_samples=40, path_to_cache=f"{base}/cache")
     binidx.Run(dataset.config, [40, 0, 0], 4, 1).save(f"{folder}/run.json")
     assert main(["plan", f"{folder}/run.json"]) == 0
+    halved = binidx.load_dataset(f"{base}/en", 16, num_samples=40, order={"kind": "every_other", "first": 1})
+    assert (halved.read_tokens([0, 1]) == dataset.read_tokens([1, 3])).all()
+    binidx.Run(halved.config, [40, 0, 0], 4, 1).save(f"{folder}/half.json")
+    assert '"every_other"' in open(f"{folder}/half.json").read()
+    assert main(["trace", f"{folder}/half.json", "--step", "0"]) == 0
     spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
     found = first_batches(f"{base}/en", f"{base}/cache", **spawned)
     assert found == first_batches(f"{folder}/en", None)
@@ -69,7 +74,8 @@ def first_tokens(prefix):
 
 
 if __name__ == "__main__":
-    import toys3, toyzlib
+    import toyorder, toys3, toyzlib
+    binidx.register_order("every_other", toyorder.EveryOther)
     binidx.register_store("toys3", toys3.ToyStore)
     binidx.register_codec(".zz", toyzlib.ZLIB)
     base, folder = sys.argv[1:]
@@ -86,8 +92,13 @@ def write_package(folder: Path) -> Path:
     store, codec = python_blocks(page)
     project = re.search(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert project is not None
+    example = python_blocks(read_page("how-to/choose-an-order"))[-1]
+    order = "import binidx\n" + example[: example.index("\n\nusual =")] + "\n"
+    published = project[1].replace('"toyzlib"]', '"toyzlib", "toyorder"]')
+    published += '\n[project.entry-points."binidx.orders"]\nevery_other = "toyorder:EveryOther"\n'
     folder.mkdir(parents=True)
-    for name, text in (("toys3.py", store), ("toyzlib.py", codec), ("pyproject.toml", project[1])):
+    files = {"toys3.py": store, "toyzlib.py": codec, "toyorder.py": order, "pyproject.toml": published}
+    for name, text in files.items():
         (folder / name).write_text(text)
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from binidx.native.mappings import first_fit
 from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import StoredSource
 from binidx.run.global_order import GlobalOrder
+from binidx.run.plan.run_plan import plan_run
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
@@ -251,3 +253,32 @@ def test_unknown_orders_and_fields_are_errors() -> None:
         )
     with pytest.raises(ConfigError, match="built in, cannot be replaced"):
         binidx.register_order("view", binidx.View)
+
+
+def test_an_order_over_a_blend_must_say_which_source_each_sample_is_of(blend: dict[str, float]) -> None:
+    class Blind:
+        """Has the members of `Order` alone."""
+
+        def __init__(self, inner: Any) -> None:
+            for name in ("identity", "sources", "num_epochs", "locate", "spans", "find", "epochs"):
+                setattr(self, name, getattr(inner, name))
+            self.inner = inner
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+    @dataclass(frozen=True)
+    class Option(binidx.OrderOption):
+        def wrap(self, order: Any, options: Any, *, is_whole: bool) -> Any:
+            return Blind(order) if is_whole else order
+
+    with pytest.raises(ConfigError, match="order: Blind of 3 sources is no ComposedOrder"):
+        load(blend, 90, order=Option())
+    with pytest.raises(AssertionError, match="an order of several sources is a ComposedOrder"):
+        check_order(Blind(load(blend, 90).order))
+
+
+def test_a_plan_says_that_it_does_not_know_a_view(one: str, tmp_path: Path) -> None:
+    viewed = load(one, 100, order=binidx.View(listed(tmp_path, 0)))
+    run = binidx.Run(viewed.config, [100, 0, 0], 4, 1)
+    assert [line for line in plan_run(run).cautions if line.startswith("order: a view is applied when a run starts")]

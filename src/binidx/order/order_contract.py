@@ -33,6 +33,7 @@ def check_order(order: Order, *, seed: int = 0) -> None:
     require(count > 0, "the order has no sample to check")
     source, number = order.locate(samples)
     members = list_members(order)
+    require(len(members) == len(order.sources), "an order of several sources is a ComposedOrder with a member for each")
     require(source.shape == number.shape == (count,), "locate returns a source and a number for each sample")
     require(bool(source.min() >= 0 and source.max() < len(order.sources)), "locate returns an unknown source")
     spans, bounds = order.spans(samples)

@@ -260,6 +260,11 @@ def layered(
         end: last bytes of the object, if they are known.
     """
     reader = codec_named(codec).open(stored if sums is None else CheckedObject(stored, sums), end)
+    if codec != "raw" and as_block_reader(reader) is None:
+        raise ConfigError(
+            f"codec {codec}: its {type(reader).__name__} is no BlockReader (needs block_bytes, num_blocks, "
+            "stored_bytes, codec and digest)"
+        )
     local = location.local_path is not None
     if cache is not False and not local:
         on_disk = add_disk_cache(reader, location.settings, whole=cache == "disk")

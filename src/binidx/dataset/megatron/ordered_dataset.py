@@ -14,7 +14,7 @@ from binidx.errors import ConfigError
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import describe, digest
 from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import Order
+from binidx.order.order_protocols import ComposedOrder, Order
 
 if TYPE_CHECKING:
     from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -112,6 +112,8 @@ class OrderedDataset(ABC):
         order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
         if order is self._served:
             return
+        if len(order.sources) > 1 and not isinstance(order, ComposedOrder):
+            raise ConfigError(f"order: {type(order).__name__} of {len(order.sources)} sources is no ComposedOrder")
         if any(part.reads_by_itself or part.counts_by_itself for part in self.parts):
             kind = type(self.parts[0]).__name__
             raise ConfigError(f"order: {kind} reads or counts samples by itself, which takes no order")

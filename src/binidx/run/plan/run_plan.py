@@ -213,6 +213,7 @@ def _warnings(
 ) -> Iterator[str]:
     """Yield all warnings of a plan, one line each."""
     kinds: Sequence[Iterable[str]] = (
+        _unplanned_order(inventory),
         _empty_indices(inventory),
         _order_warnings(inventory, order),
         _repeated_sources(costs),
@@ -237,6 +238,11 @@ def _warnings(
             f"requests in flight, {link.latency_seconds * 1000:.0f} ms, {reading.requests:.3g} requests a sample, "
             f"{bytes_text(link.bytes_per_second)}/s; a cache_dir, longer documents or more ranks help"
         )
+
+
+def _unplanned_order(inventory: RunInventory) -> Iterator[str]:
+    if inventory.run.config.order is not None:
+        yield "order: a view is applied when a run starts; samples, steps and costs are those of the run without it"
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
