@@ -7,7 +7,7 @@ remote data, 6 small requests and one read of 8 MiB measure the link.
 Tokens, samples, epochs and sizes are exact. Requests and bytes are expected values for documents of the mean length,
 shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
 
-exit status: 0 done, 1 the data is bad, 2 the call is wrong
+exit status: 0 done, 1 the data is bad or, with --strict, there is a warning, 2 the call is wrong
 
 example:
   binidx plan run.json --tokens-per-second 2000000 --nodes 16
@@ -29,6 +29,7 @@ from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
 from ._runs import add_run, add_sizes, load_sized
 
 RANKS_OF_A_NODE = 8
+MOST_PLACES = 3
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -37,15 +38,17 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_sizes(options)
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
+    options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def plan(arguments: argparse.Namespace) -> None:
+def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
     run = load_sized(arguments)
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
     planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
     print_result(planned.to_json(), describe(planned), arguments)
+    return int(arguments.strict and bool(planned.cautions))
 
 
 def describe(planned: RunPlan) -> str:
@@ -140,6 +143,9 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
     if planned.tokens_per_second:
         share = planned.tokens_per_second * 3600 / (samples * planned.inventory.run.config.sequence_length)
         rows.append(("an hour", f"{words(share)} at {planned.tokens_per_second:,.0f} tokens/s"))
+        for rate in planned.request_rates[:MOST_PLACES]:
+            limit = f", {rate.prices.reads_per_second:,.0f} published" if rate.prices.reads_per_second else ""
+            rows.append(("a second", f"{rate.requests_per_second:,.0f} requests of all ranks to {rate.place}{limit}"))
     rows.append(("a node", f"{words(1 / planned.nodes)} in the whole run"))
     price = sum(planned.dollars.values())
     rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
@@ -158,6 +164,8 @@ def _start(planned: RunPlan) -> list[tuple[str, str]]:
         size = human_bytes(wait.num_bytes) if wait.num_bytes else ""
         parts = filter(None, [trips, size, _seconds(wait.seconds) if wait.seconds else ""])
         rows.append(("", f"{wait.what}: {', '.join(parts) or 'mapped'}"))
+    if planned.nodes > 1 and planned.start_bytes:
+        rows.append(("all nodes", f"{human_bytes(planned.start_bytes)} to start"))
     seconds = f"about {planned.start_seconds:.2f} s after the imports, and what Python takes"
     return [("first batch", seconds), *rows]
 

@@ -221,6 +221,27 @@ def test_a_store_that_is_too_far_for_the_speed_is_told(
     assert not re.search("of this store", "\n".join(told(capsys, path, "--tokens-per-second", 10)["cautions"]))
 
 
+def test_a_fleet_that_asks_more_than_a_bucket_grants_is_told_before(
+    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save(tmp_path, ([f"{remote}/en"], None))
+    bucket = "/".join(remote.split("/")[:3])
+    slow = told(capsys, run, "--tokens-per-second", 16_000)
+    [rate] = slow["request_rates"]
+    assert (rate["place"], rate["limit"]) == (bucket, 5_500)
+    assert rate["requests_per_second"] == pytest.approx(slow["requests"] * 16_000 / slow["tokens"])
+    busy = f"{bucket}: .* requests/s of all ranks, s3 publishes 5,500 for a prefix, which S3 divides"
+    assert not any(re.match(busy, caution) for caution in slow["cautions"])
+    fast = told(capsys, run, "--tokens-per-second", 16e9, "--nodes", 1_000)
+    assert fast["request_rates"][0]["requests_per_second"] == pytest.approx(1e6 * rate["requests_per_second"])
+    assert any(re.match(busy, caution) for caution in fast["cautions"])
+    assert fast["start"]["bytes_of_all_nodes"] == 1_000 * slow["start"]["bytes_of_all_nodes"] > 0
+    printed = call(capsys, run, "--tokens-per-second", 16e9, "--nodes", 1_000, "--strict", status=1)
+    assert f"requests of all ranks to {bucket}, 5,500 published" in " ".join(printed.split())
+    assert "to start" in printed
+    assert not told(capsys, run)["request_rates"]
+
+
 def test_stages_and_virtual_merges_are_planned(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merge_virtually([str(local / "en"), str(local / "code")], str(tmp_path / "both"))
     stages = [

@@ -48,17 +48,21 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Prices:
-    """List prices of requests to a store, and its name.
+    """List prices of requests to a store, its published limit, and its name.
 
     Attributes:
         store: the name in plans, such as "s3"; "file" for files of this machine, whose reads are no requests.
         dollars_per_read: price of a GET for storage that is read often; transfer is not counted.
         dollars_per_write: price of a PUT or a copy.
+        reads_per_second: GETs a second that the store publishes for one partition, before it divides it; 0: unknown.
+        limit: what the limit holds for, and how it grows, for messages.
     """
 
     store: str = "other"
     dollars_per_read: float = 0.0
     dollars_per_write: float = 0.0
+    reads_per_second: float = 0.0
+    limit: str = ""
 
 
 @dataclass(frozen=True)

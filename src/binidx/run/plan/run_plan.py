@@ -9,7 +9,7 @@ from math import floor
 from typing import Any
 
 from binidx.dataset.config import Split
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
@@ -30,6 +30,7 @@ from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, Run
 from binidx.run.run_file import Run
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
+from binidx.storage.store_protocols import Prices
 
 MAX_EPOCHS = 4.0
 """Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
@@ -44,6 +45,25 @@ INDEX_COLUMNS = (
     *("num_bytes", "memory_bytes", "build_seconds", "cache", "why"),
 )
 """Keys of a row of `RunPlan.index_rows`."""
+
+
+@dataclass(frozen=True)
+class RequestRate:
+    """Requests a second of all ranks together to one bucket.
+
+    Attributes:
+        place: the bucket, as a URI.
+        requests_per_second: mean, while the run trains.
+        prices: has the limit that the store publishes.
+    """
+
+    place: str
+    requests_per_second: float
+    prices: Prices
+
+    @property
+    def is_above_limit(self) -> bool:
+        return 0 < self.prices.reads_per_second < self.requests_per_second
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,16 @@ class RunPlan:
         return dollars
 
     @property
+    def request_rates(self) -> Sequence[RequestRate]:
+        """Requests a second to each bucket, the most first; none without `tokens_per_second`."""
+        return request_rates(self.costs, self.tokens_per_second, self.inventory.run.config.sequence_length)
+
+    @property
+    def start_bytes(self) -> float:
+        """Bytes that all nodes together fetch to start, if each node shares what its processes fetch."""
+        return self.nodes * sum(phase.num_bytes for phase in self.waits)
+
+    @property
     def epoch_bytes(self) -> float:
         """Bytes of a node's disk cache for the node's part of one epoch of all remote sources."""
         return sum(cost.epoch_bytes for cost in self.costs)
@@ -124,7 +154,19 @@ class RunPlan:
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
-            "start": {"seconds": self.start_seconds, "waits": [vars(phase) for phase in self.waits]},
+            "start": {
+                "seconds": self.start_seconds,
+                "waits": [vars(phase) for phase in self.waits],
+                "bytes_of_all_nodes": self.start_bytes,
+            },
+            "request_rates": [
+                {
+                    "place": rate.place,
+                    "requests_per_second": rate.requests_per_second,
+                    "limit": rate.prices.reads_per_second or None,
+                }
+                for rate in self.request_rates
+            ],
             "cautions": [*self.cautions],
         }
 
@@ -220,6 +262,7 @@ def _warnings(
         order_changes(inventory),
         _stale_caches(inventory),
         _small_cache(inventory, costs),
+        _busy_places(request_rates(costs, tokens_per_second, inventory.run.config.sequence_length)),
     )
     for kind in kinds:
         lines = iter(kind)
@@ -238,6 +281,40 @@ def _warnings(
             f"requests in flight, {link.latency_seconds * 1000:.0f} ms, {reading.requests:.3g} requests a sample, "
             f"{bytes_text(link.bytes_per_second)}/s; a cache_dir, longer documents or more ranks help"
         )
+
+
+def request_rates(
+    costs: Sequence[Costs], tokens_per_second: float | None, sequence_length: int
+) -> Sequence[RequestRate]:
+    """Return the requests a second of all ranks to each bucket, the most first.
+
+    Args:
+        costs: costs of all sources.
+        tokens_per_second: throughput of all ranks; None: there are no rates.
+        sequence_length: tokens of a sample.
+    """
+    samples = sum(cost.samples for cost in costs)
+    if tokens_per_second is None or not samples:
+        return []
+    per_request = tokens_per_second / sequence_length / samples
+    rates: dict[str, RequestRate] = {}
+    for cost in costs:
+        if cost.reading.requests:
+            place = cost.summary.location.place
+            before = rates[place].requests_per_second if place in rates else 0.0
+            rates[place] = RequestRate(place, before + cost.reading.requests * per_request, cost.prices)
+    return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
+
+
+def _busy_places(rates: Sequence[RequestRate]) -> Iterator[str]:
+    for rate in rates:
+        if rate.is_above_limit:
+            prices = rate.prices
+            yield (
+                f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {prices.store} "
+                f"publishes {prices.reads_per_second:,.0f} for {prices.limit}, and refuses the rest; a baked run, a "
+                "cache_dir on each node or longer documents send fewer"
+            )
 
 
 def _unplanned_order(inventory: RunInventory) -> Iterator[str]:

@@ -56,7 +56,7 @@ class S3Store(FsspecWrites, DirectStore):
 
     # S3 Standard, us-east-1, November 2026: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy
     # (aws.amazon.com/s3/pricing); other regions cost up to about a half more.
-    list_prices = Prices("s3", 0.0004 / 1_000, 0.005 / 1_000)
+    list_prices = Prices("s3", 0.0004 / 1_000, 0.005 / 1_000, 5_500, "a prefix, which S3 divides in minutes to hours")
     driver = Driver(
         "s3fs",
         "'binidx[s3]'",
