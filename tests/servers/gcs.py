@@ -10,6 +10,7 @@
     DELETE /storage/v1/b/B/o/KEY
     POST   /storage/v1/b/B/o/KEY/compose    up to 32 objects of the bucket, of these generations
     POST   /storage/v1/b/B/o/KEY/moveTo/o/NEW
+    POST   /storage/v1/b/B/o/KEY/rewriteTo/b/B/o/NEW    a copy, which is done at once
 
 Nobody is asked who he is; gcsfs must be told so (`in_environment`), and not to look for gRPC, before it is imported.
 """
@@ -177,6 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             self.compose(bucket, name.removesuffix("/compose"), json.loads(body)["sourceObjects"])
         elif "/moveTo/o/" in name and self.command == "POST":
             self.move(bucket, *name.split("/moveTo/o/"))
+        elif (copied := re.fullmatch(r"(.+)/rewriteTo/b/([^/]+)/o/(.+)", name)) and self.command == "POST":
+            self.rewrite(f"{bucket}/{copied[1]}", f"{copied[2]}/{copied[3]}")
         elif name:
             self.one_object(f"{bucket}/{name}", kind)
         else:
@@ -211,6 +214,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, {"error": {"code": 404, "message": f"No such object: {name}"}})
         else:
             self.stored(f"{bucket}/{target}", found.data, None)
+
+    def rewrite(self, key: str, target: str) -> None:
+        if (found := self.server.objects.get(key)) is None:
+            self.send(404, {"error": {"code": 404, "message": f"No such object: {key}"}})
+        else:
+            self.server.put(target, found.data, None)
+            self.send(200, {"kind": "storage#rewriteResponse", "done": True})
 
     def content(self, found: Content) -> None:
         wanted, data = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")), found.data

@@ -279,9 +279,9 @@ class PretrainingLoader(DataLoader[Any]):
 
         Returns:
             Sums: samples, tokens, samples_ahead (read and not served), seconds, wait_seconds (of the trainer),
-            requests, retries, hedges, bytes_moved, bytes_wanted (of stores), bytes_local, memory_hits, memory_misses,
-            disk_hits, disk_misses (chunks of caches), dollars (list price of the requests). Ratios, 0 if nothing
-            happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate.
+            requests, retries, hedges, refused (with 429 or 503), bytes_moved, bytes_wanted (of stores), bytes_local,
+            memory_hits, memory_misses, disk_hits, disk_misses (chunks of caches), dollars (list price of the requests).
+            Ratios, 0 if nothing happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate.
 
         Example:
             >>> loader.metrics()["tokens_per_second"]

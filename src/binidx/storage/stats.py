@@ -3,6 +3,7 @@
     requests      requests to the store, retries and hedges included (local files: ranges)
     retries       of these, sent again after a failed or wrong response
     hedges        of these, sent beside a late request; the first response is used
+    refused       of these, refused by the store because there are too many: 429 or 503
     bytes_asked   bytes that the caller requested
     bytes_moved   bytes that the store sent: more through gaps and whole chunks, fewer through a cache
     seconds       waiting time, summed over objects, also of those that are read at the same time
@@ -37,7 +38,8 @@ REACHES = ("remote", "local")
 CACHES = {"memory": "chunk cache", "disk": "disk cache"}
 """Kind of cache -> name in the report."""
 
-AGAIN = {"retries": "retry", "hedges": "hedge"}
+AGAIN = {"retries": "retry", "hedges": "hedge", "refused": "refused"}
+"""Counter of requests that did not answer -> its singular in the report."""
 
 
 @dataclass
@@ -50,6 +52,7 @@ class ReadStats:
     seconds: float = 0.0
     retries: int = 0
     hedges: int = 0
+    refused: int = 0
 
     def add(self, **counts: float) -> None:
         """Add to the counters of these names, and to the sums of the process."""
@@ -271,7 +274,7 @@ def bytes_text(count: float) -> str:
 def sum_usage(used: Usage) -> dict[str, float]:
     """Return the counters of a process that dashboards show, by names without blanks; see `metrics`."""
     loaders = {name: used[name] for name in ("samples", "tokens", "samples_ahead", "seconds", "wait_seconds")}
-    stores = {name: used[f"remote {name}"] for name in ("requests", "retries", "hedges", "bytes_moved")}
+    stores = {name: used[f"remote {name}"] for name in ("requests", *AGAIN, "bytes_moved")}
     caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
     wanted = used["remote bytes_asked"] - used["layers added"]
     return {

@@ -93,6 +93,7 @@ def test_what_passes_is_asked_again(distant: tuple[Proxy, Open], faults: list[st
     assert_reads(reader)
     # aiohttp asks once more by itself where a connection that it had kept was closed.
     assert len(RANGES) <= reader.stats.retries == reader.stats.requests - len(RANGES) <= 2 * len(RANGES)
+    assert reader.stats.refused == (2 * len(RANGES) if faults == ["503", "429"] else 0)
     assert proxy.counts().requests == 3 * len(RANGES)
 
 

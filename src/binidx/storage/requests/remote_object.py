@@ -357,7 +357,7 @@ class RemoteObject:
             with scheduler(store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
                 yield PendingRead(read.outcome, partial(self._result, read, ranges))
         finally:
-            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
+            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges, refused=read.refused)
             if read.over and read.outcome.exception() is None:
                 self._count(ranges, read.answers, read.ended - began)
 

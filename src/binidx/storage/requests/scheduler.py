@@ -39,6 +39,8 @@ from binidx.storage.requests.retries import (
     end_of_patience,
     given_up,
     is_outage,
+    is_throttled,
+    note_refusal,
     out_of_time,
     pause,
     shortly,
@@ -81,7 +83,7 @@ class ReadRequests:
         self.settings, self.seconds, self.hedge = settings, settings.deadline_seconds, settings.hedge
         # By the loop's clock: when its first request was sent, its last response came, and it ended.
         self.began = self.answered_at = self.ended = 0.0
-        self.sent = self.retries = self.hedges = 0
+        self.sent = self.retries = self.hedges = self.refused = 0
         self.is_logged = logger.isEnabledFor(logging.DEBUG)
         self.histories: dict[int, History] = {}  # of requests that failed or are late
         # Of an outage: when it began, and when a request of it is sent again.
@@ -297,6 +299,9 @@ class Scheduler:
         history = read.history(place, sent)
         read.log(place, self.loop.time() - sent, shortly(error))
         history.note(error)
+        if is_throttled(error):
+            read.refused += 1
+            note_refusal(read.store, error)
         if history.is_final():
             self._drop(read, given_up(read.uri, history, read.where(place)))
         elif history.hedges_in_flight:
