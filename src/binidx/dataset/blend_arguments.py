@@ -67,19 +67,19 @@ def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | No
     if len(given) == 2 and (given[1] is None or is_sequence_of(given[1], Real)):
         prefixes = [given[0]] if isinstance(given[0], PREFIX) else given[0]
         return (prefixes, given[1]) if is_sequence_of(prefixes, PREFIX) else None
-    if all(is_sequence_of(each, (*PREFIX, Real)) and len(each) == 2 for each in given):
+    if all(is_sequence_of(item, (*PREFIX, Real)) and len(item) == 2 for item in given):
         prefixes, weights = zip(*given, strict=True)
         return (prefixes, weights) if is_sequence_of(prefixes, PREFIX) and is_sequence_of(weights, Real) else None
     turns = len(given) % 2 == 0 and is_sequence_of(given[::2], Real) and is_sequence_of(given[1::2], PREFIX)
     if turns or is_sequence_of(given, PREFIX):
-        return get_blend_from_list([os.fspath(each) if isinstance(each, PREFIX) else each for each in given])
+        return get_blend_from_list([os.fspath(item) if isinstance(item, PREFIX) else item for item in given])
     return None
 
 
 def is_sequence_of(values: Any, kind: Any) -> bool:
     """Return whether `values` is a sequence of values of type `kind`, and not a text."""
     is_sequence = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    return is_sequence and all(isinstance(each, kind) for each in values)
+    return is_sequence and all(isinstance(value, kind) for value in values)
 
 
 WHOLE = ("data_path", "data_args_path")
@@ -111,7 +111,7 @@ def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
         return None
     if not blend:
         raise ConfigError("data path: found none, need prefixes, or weights and prefixes in turn")
-    weights = [] if len(blend) % 2 else [_as_number(each) for each in blend[::2]]
+    weights = [] if len(blend) % 2 else [_as_number(text) for text in blend[::2]]
     numbers = [weight for weight in weights if weight is not None]
     if not numbers:
         return [prefix.strip() for prefix in blend], None
@@ -146,8 +146,8 @@ def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None
         ObjectNotFoundError: there is no such file.
     """
     file = Location.of(uri, storage_options)
-    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, file), uri)
-    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
+    splits = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, file), uri)
+    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(splits).items()]
     check_named([prefix for blend in blends if blend for prefix in blend[0]], file)
     return blends
 

@@ -125,7 +125,7 @@ class RequiredBlend:
     def _identifiers(
         self, config: GPTDatasetConfig, shares: Sequence[float], size: int | None
     ) -> OrderedDict[str, Any]:
-        members = [each.identifiers(config) for each in self.members]
+        members = [member.identifiers(config) for member in self.members]
         return blend_identifiers(BLEND, members, self.split, shares, size)
 
     def description_hash(self, config: GPTDatasetConfig, order: BlendedOrder) -> str:
@@ -162,15 +162,15 @@ class RequiredIndices(NamedTuple):
 
 def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
     """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
-    found = RequiredIndices([], [])
-    for each in plan_distributions(config, sizes):
-        shares = None if each.weights is None else normalize(list(each.weights))
-        for split, bookends in zip(Split, each.matrix, strict=True):
+    required = RequiredIndices([], [])
+    for distribution in plan_distributions(config, sizes):
+        shares = None if distribution.weights is None else normalize(list(distribution.weights))
+        for split, bookends in zip(Split, distribution.matrix, strict=True):
             if bookends is None:
                 continue
-            prefixes = zip(each.prefixes, each.requested, strict=True)
+            prefixes = zip(distribution.prefixes, distribution.requested, strict=True)
             members = [RequiredIndex(split, prefix, counts[split.value], bookends) for prefix, counts in prefixes]
-            found.indices.extend(members)
-            if each.blended:
-                found.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
-    return found
+            required.indices.extend(members)
+            if distribution.blended:
+                required.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
+    return required

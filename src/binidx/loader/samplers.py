@@ -316,8 +316,8 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         """Return the samples of this rank in the rest of an epoch, after `into_epoch` samples of all ranks."""
         if self.data_sharding:
             share = self.total_samples // self.samples_per_step * self.micro_batch_size
-            mine = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
-            return mine + self.data_parallel_rank * share
+            drawn = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
+            return drawn + self.data_parallel_rank * share
         whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
         stop = whole if self.surplus_batches else self._samples_per_epoch
         return permutation(whole, epoch)[into_epoch:stop][self.data_parallel_rank :: self.data_parallel_size]

@@ -74,9 +74,9 @@ class BlendedOrder:
         source: Numbers = self.dataset_index[samples].astype(np.int64)
         number = self.dataset_sample_index[samples].astype(np.int64)
         if self.has_views:  # number in the source's own order, by which masks are seeded
-            for each in np.unique(source).tolist():
-                here = source == each
-                number[here] = self.parts[each].locate(number[here])[1]
+            for dataset_id in np.unique(source).tolist():
+                rows = source == dataset_id
+                number[rows] = self.parts[dataset_id].locate(number[rows])[1]
         return source, number
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
@@ -85,11 +85,11 @@ class BlendedOrder:
     def find(self, source: int, sequences: Numbers) -> Numbers:
         served = self.parts[source].find(0, sequences)
         both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
-        found = [np.empty(0, np.int64)]
+        samples = [np.empty(0, np.int64)]
         for (first, ids), (_, numbers) in both:
-            here = np.flatnonzero(ids == source)
-            found.append(first + here[np.isin(numbers[here], served)])
-        return np.concatenate(found)
+            rows = np.flatnonzero(ids == source)
+            samples.append(first + rows[np.isin(numbers[rows], served)])
+        return np.concatenate(samples)
 
     def epochs(self, samples: Numbers) -> Numbers:
         return epochs_of_members(self, samples)
@@ -154,20 +154,20 @@ def gather_columns(
     sources = np.unique(source).tolist() or [0]
     if len(sources) == 1:
         return source, number, *read(sources[0], number)
-    places = {each: np.flatnonzero(source == each) for each in sources}
-    parts = map_sources(order, sources, lambda each: read(each, number[places[each]]))
+    positions_of = {source_id: np.flatnonzero(source == source_id) for source_id in sources}
+    parts = map_sources(order, sources, lambda source_id: read(source_id, number[positions_of[source_id]]))
     counts = np.zeros(len(samples), np.int64)
-    for here, (_, bounds, _) in zip(places.values(), parts, strict=True):
-        counts[here] = np.diff(bounds)
+    for positions, (_, bounds, _) in zip(positions_of.values(), parts, strict=True):
+        counts[positions] = np.diff(bounds)
     whole = np.concatenate([[0], np.cumsum(counts)])
     rows, spans = (
         [np.empty(length, np.int64) for _ in columns]
         for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
     )
-    for here, (own_rows, bounds, own_spans) in zip(places.values(), parts, strict=True):
-        target = join_ranges(whole[here], whole[here] + np.diff(bounds))
+    for positions, (own_rows, bounds, own_spans) in zip(positions_of.values(), parts, strict=True):
+        target = join_ranges(whole[positions], whole[positions] + np.diff(bounds))
         for column, own in zip(rows, own_rows, strict=True):
-            column[here] = own
+            column[positions] = own
         for column, own in zip(spans, own_spans, strict=True):
             column[target] = own
     return source, number, rows, whole, spans

@@ -116,8 +116,8 @@ class RowOrder(RunsOrder):
         epoch, position = np.divmod(samples, self.rows_per_epoch)
         if self.seed is not None:
             for number in np.unique(epoch).tolist():
-                here = epoch == number
-                position[here] = self._shuffled(number)[position[here]]
+                in_epoch = epoch == number
+                position[in_epoch] = self._shuffled(number)[position[in_epoch]]
         rows = np.asarray(self.source.sequences)[position].astype(np.int64)
         return rows, rows + 1
 

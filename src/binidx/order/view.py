@@ -202,13 +202,13 @@ class DocumentList:
     @cached_property
     def by_source(self) -> Mapping[str | None, list[int]]:
         """Numbers of documents by the prefix of their source, None where a line has no prefix."""
-        found: dict[str | None, list[int]] = {}
+        documents: dict[str | None, list[int]] = {}
         for number, line in enumerate(self.text.decode("utf-8", "replace").splitlines(), 1):
             prefix, tab, document = line.rpartition("\t")
             if not document.strip().isdecimal():
                 raise ConfigError(f"{self.uri}: line {number}: found {line[:80]!r}, needs [PREFIX TAB] NUMBER")
-            found.setdefault(prefix if tab else None, []).append(int(document))
-        return found
+            documents.setdefault(prefix if tab else None, []).append(int(document))
+        return documents
 
     def check_sources(self, names: Collection[str]) -> None:
         """Raise ConfigError if a line names no source of a run, or none where there are several."""

@@ -72,7 +72,7 @@ def load_dataset(
     """
     if which not in Split.__members__:
         raise ConfigError(f"which: found {which!r}, needs 'train', 'valid' or 'test'")
-    if unknown := sorted(options.keys() - {each.name for each in fields(GPTDatasetConfig) if each.init}):
+    if unknown := sorted(options.keys() - {field.name for field in fields(GPTDatasetConfig) if field.init}):
         raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; help(binidx.GPTDatasetConfig) has all")
     given = tokenizer
     if tokenizer is None:
@@ -102,8 +102,8 @@ class LoadedDataset(DatasetView):
         opened: dict[str, IndexedDataset] = {}
         if num_samples is None and weights is not None:
             opened = open_low_level_datasets(GPTDataset, config, prefixes)
-            num_samples = samples_of_epoch([opened[each] for each in prefixes], config, split)
-        self.sizes = [num_samples if each is split else 0 for each in Split]
+            num_samples = samples_of_epoch([opened[prefix] for prefix in prefixes], config, split)
+        self.sizes = [num_samples if other is split else 0 for other in Split]
         builder = BlendedMegatronDatasetBuilder(
             GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
         )
@@ -153,8 +153,10 @@ class LoadedDataset(DatasetView):
 
     def _fields(self) -> dict[str, str]:
         """Return the fields of the config that matter, as code."""
-        values = {each.name: (getattr(self.config, each.name), each) for each in fields(self.config) if each.init}
-        named = {name: repr(value) for name, (value, each) in values.items() if name in SHOWN or value != each.default}
+        values = {field.name: (getattr(self.config, field.name), field) for field in fields(self.config) if field.init}
+        named = {
+            name: repr(value) for name, (value, field) in values.items() if name in SHOWN or value != field.default
+        }
         if isinstance(self._tokenizer, str):
             named["tokenizer"] = f"binidx.describe_tokenizer({self._tokenizer!r})"
         else:
@@ -170,5 +172,5 @@ class LoadedDataset(DatasetView):
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
     """Return the number of samples that the tokens of a split fill, over all datasets of a blend."""
     shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-    counts = [count_tokens(each.sequence_lengths, split_range(shares, len(each))) for each in datasets]
+    counts = [count_tokens(dataset.sequence_lengths, split_range(shares, len(dataset))) for dataset in datasets]
     return max(1, sum(counts) // config.sequence_length)

@@ -111,8 +111,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     @cached_property
     def _is_queried(self) -> bool:
-        mine: Any = GPTDataset._query_document_sample_shuffle_indices
-        return type(self)._query_document_sample_shuffle_indices is not mine
+        own: Any = GPTDataset._query_document_sample_shuffle_indices
+        return type(self)._query_document_sample_shuffle_indices is not own
 
     @property
     def reads_by_itself(self) -> bool:

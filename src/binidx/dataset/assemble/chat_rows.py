@@ -55,9 +55,9 @@ def pack_conversations(
     positions, bounds = np.zeros(sequence_length, np.int64), [0]
     for conversation in conversations:
         first, both = bounds[-1], np.stack(conversation)
-        here = both[:, : sequence_length - first]
-        lines[:, first : first + here.shape[1]] = here
-        is_real[first : first + here.shape[1]] = True
+        fitting = both[:, : sequence_length - first]
+        lines[:, first : first + fitting.shape[1]] = fitting
+        is_real[first : first + fitting.shape[1]] = True
         positions[first:] = np.arange(sequence_length - first)
         bounds.append(first + round_up(both.shape[1], multiple))
         if bounds[-1] > sequence_length:

@@ -232,7 +232,7 @@ class Masking:
         chances = chances[::-1] if self.longer_ngrams else chances
         # Summed and divided as often as in Megatron and NumPy, so that the last bits are equal.
         sums = (chances / chances.sum(keepdims=True)).cumsum()
-        return [float(each) for each in sums / sums[-1]]
+        return [float(value) for value in sums / sums[-1]]
 
 
 class _OneEach(threading.local):

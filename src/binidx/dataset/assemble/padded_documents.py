@@ -61,4 +61,4 @@ def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
         padded_sample[name] = as_tensor(spread)
     padded_sample["position_ids"] = as_tensor(np.arange(padded.sum()) - np.repeat(starts, padded))
     lengths = {"original_seq_len": original, "padded_seq_len": padded}
-    return padded_sample | {name: as_tensor(each.astype(np.int32)) for name, each in lengths.items()}
+    return padded_sample | {name: as_tensor(counts.astype(np.int32)) for name, counts in lengths.items()}

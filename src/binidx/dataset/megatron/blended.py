@@ -108,7 +108,7 @@ class BlendedDataset(OrderedDataset):
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
-        parts = [f"{redacted(each.dataset_path or '')} {share:.1%}" for each, share in islice(shares, SHOWN)]
+        parts = [f"{redacted(dataset.dataset_path or '')} {share:.1%}" for dataset, share in islice(shares, SHOWN)]
         parts += [f"{len(self.datasets) - SHOWN:,} more"] if len(self.datasets) > SHOWN else []
         samples = f"{len(self):,} samples x {self.config.sequence_length:,}"
         return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"

@@ -156,8 +156,8 @@ class MaskedWordPieceDataset(MegatronDataset):
         build = partial(self._build, sequence_length=sequence_length, min_sentences=min_sentences_per_sample)
         if not self._is_small() or self.config.cache_small_indices:
             return self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)["sample_index"]
-        if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
-            return found["sample_index"]
+        if self.config.trust_cache and (arrays := self._cache.load(fingerprint, ARRAYS)):
+            return arrays["sample_index"]
         build(writer := ArrayWriter())
         return writer.arrays["sample_index"]
 

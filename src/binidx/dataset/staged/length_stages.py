@@ -150,20 +150,20 @@ class LengthStagedDataset(BlendedDataset):
 
     def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
         ids, samples = arrays
-        for each in self._groups():
-            source, number = _locate_windows(self.windows, each.window)
-            ids[each.rows] = self._first_of[each.stage.sequence_length] + source
-            samples[each.rows] = number * each.parts + each.part
+        for group in self._groups():
+            source, number = _locate_windows(self.windows, group.window)
+            ids[group.rows] = self._first_of[group.stage.sequence_length] + source
+            samples[group.rows] = number * group.parts + group.part
 
     def check(self) -> None:
         """Raise BlendError unless each stage serves every part of its windows once, and no other parts."""
         num_sources = len(self.datasets) // len(self._first_of)
-        for each in self._groups():
-            source, number = _locate_windows(self.windows, np.arange(each.windows.start, each.windows.stop))
-            expected = np.sort((source << SOURCE_BITS) + number * each.parts)[:, None] + np.arange(each.parts)
-            served = self.dataset_index[each.rows].astype(np.int64) % num_sources << SOURCE_BITS
-            found = np.sort(served + self.dataset_sample_index[each.rows])
-            if (found != expected.ravel()).any():
+        for group in self._groups():
+            source, number = _locate_windows(self.windows, np.arange(group.windows.start, group.windows.stop))
+            expected = np.sort((source << SOURCE_BITS) + number * group.parts)[:, None] + np.arange(group.parts)
+            served = self.dataset_index[group.rows].astype(np.int64) % num_sources << SOURCE_BITS
+            actual = np.sort(served + self.dataset_sample_index[group.rows])
+            if (actual != expected.ravel()).any():
                 raise BlendError("stages: a window is skipped, or served twice; please report this bug")
 
     def _groups(self) -> Iterator[WindowGroups]:
@@ -175,8 +175,8 @@ class LengthStagedDataset(BlendedDataset):
             for rows in row_blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
                 window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
                 windows = range(begun + rows.start // parts, begun + rows.stop // parts)
-                here = slice(first + rows.start, first + rows.stop)
-                yield WindowGroups(stage, here, windows, parts, begun + window, part)
+                run_rows = slice(first + rows.start, first + rows.stop)
+                yield WindowGroups(stage, run_rows, windows, parts, begun + window, part)
             first, begun = first + stage.num_samples, begun + stage.num_samples // parts
 
 
@@ -253,6 +253,6 @@ def _locate_windows(
     source, sample = windows.order.locate(numbers)
     in_stream = np.empty_like(sample)
     for number, dataset in enumerate(windows.parts):
-        here = source == number
-        in_stream[here] = cast(GPTDataset, dataset).shuffle_index[sample[here]]
+        of_source = source == number
+        in_stream[of_source] = cast(GPTDataset, dataset).shuffle_index[sample[of_source]]
     return source, in_stream

@@ -235,8 +235,8 @@ def order_changes(inventory: RunInventory) -> list[str]:
         files = index.wanted.files(inventory.run.config)
         record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
         with suppress(StorageError):
-            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
-                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {words}")
+            if change := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
+                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {change}")
     return messages
 
 

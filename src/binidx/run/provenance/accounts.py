@@ -129,16 +129,16 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
         count += len(document)
         for number in np.unique(source).tolist():
             np.add.at(times[number], document[source == number], 1)
-    assert sum(int(each.sum(dtype=np.int64)) for each in times) == count, "once an epoch and round: none ran over"
+    assert sum(int(counts.sum(dtype=np.int64)) for counts in times) == count, "once an epoch and round: none ran over"
     return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
 
 
 def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, found, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+    own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
     parts = (own[part[0] : part[-1] + 1] for part in _stretches(len(own))) if isinstance(own, range) else [own]
     for part in parts:
         documents = np.unique(find_documents(source.dataset.index, np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
-        found += np.bincount(counts[documents[documents > last]], minlength=len(found))
+        histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last
-    return tuple(np.trim_zeros(found, "b").tolist())
+    return tuple(np.trim_zeros(histogram, "b").tolist())

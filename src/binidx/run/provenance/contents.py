@@ -111,12 +111,12 @@ def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
 def read_text(order: Order, numbers: Numbers) -> list[NDArray[Any]]:
     """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read."""
     spans, bounds = order.spans(numbers)
-    places = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
-    requests = [(order.sources[source].dataset, spans[here, 1:]) for source, here in places.items()]
+    rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
+    requests = [(order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
     pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
-    for here, own in zip(places.values(), read_spans(requests), strict=True):
-        for place, piece in zip(here.tolist(), own, strict=True):
-            pieces[place] = piece
+    for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
+        for row, piece in zip(rows.tolist(), own, strict=True):
+            pieces[row] = piece
     return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
 
 

@@ -103,7 +103,7 @@ def _place_columns(
 def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
     if tokens is None:
         return {}
-    bounds = np.concatenate([[0], np.cumsum([len(each) for each in tokens], dtype=np.int64)])
+    bounds = np.concatenate([[0], np.cumsum([len(row) for row in tokens], dtype=np.int64)])
     text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
     return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
 
@@ -255,9 +255,9 @@ def _rows_there(file: Location, mark: Mapping[str, Any]) -> int | None:
     except ObjectNotFoundError:
         return None
     try:
-        found = parquet.ParquetFile(ReadableFile(reader))
-        if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
-            return int(found.metadata.num_rows)
+        file_there = parquet.ParquetFile(ReadableFile(reader))
+        if json.loads((file_there.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
+            return int(file_there.metadata.num_rows)
     except ValueError:  # pyarrow's, of a file that is no parquet, among them
         pass
     raise ObjectExistsError(f"{file}: is of another order, or has other columns; remove it or export elsewhere")

@@ -164,7 +164,7 @@ class RunOrder:
             return cls.of(run)
         required = required_indices(run.config, run.sizes)
         candidates: list[Any] = [*required.blends, *required.indices]
-        train = [each for each in candidates if each.split is Split.train]
+        train = [candidate for candidate in candidates if candidate.split is Split.train]
         if not train:
             raise ConfigError("run: has no train split to take samples from")
         order = train[0].order(run.config)
