@@ -77,10 +77,6 @@ class GPTAssemble:
             masks_ends,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # the recipe has addresses
-        return GPTAssemble, tuple(fields.values())
-
     @cached_property
     def recipe(self) -> Recipe:
         """Rules by which the C extension turns stored tokens into rows of a batch."""
