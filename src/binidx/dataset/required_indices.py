@@ -68,16 +68,16 @@ class RequiredIndex:
         """Return the options of the order."""
         return gpt_parameters(GPTDataset, self.num_samples, self.split, config)
 
-    def description_hash(self, config: GPTDatasetConfig, order: Order) -> str:
-        """Return the md5 of the text with which Megatron names the index."""
-        return digest(describe(self.identifiers(config)))
-
     def order(self, config: GPTDatasetConfig) -> LazyOrder:
         """Return the order, whose index is opened at the first use, to read ranges of it."""
         name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
         cached = index_options(self.files(config), describe(self.identifiers(config)), config)
         request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
         return LazyOrder(request)
+
+    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+        """Return the order, and the md5 of the text with which Megatron names the index."""
+        return self.order(config), digest(describe(self.identifiers(config)))
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,11 @@ class RequiredBlend:
         members = [member.identifiers(config) for member in self.members]
         return blend_identifiers(BLEND, members, self.split, shares, size)
 
-    def description_hash(self, config: GPTDatasetConfig, order: BlendedOrder) -> str:
-        """Return the md5 of the text with which Megatron names the index."""
-        size = None if order.fields["all"] else len(order)
-        return digest(describe(self._identifiers(config, order.fields["weights"], size)))
+    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+        """Return the order, and the md5 of the text with which Megatron names the index.
 
-    def order(self, config: GPTDatasetConfig) -> BlendedOrder:
-        """Return the order, with ranges of its arrays if they are cached; else they are built."""
+        Ranges of the arrays are read if they are cached; else they are built.
+        """
         members = [member.order(config) for member in self.members]
         lengths = OPENS.map(len, members) if self.shares is None else []
         shares, size = self._measure(lengths)
@@ -142,15 +140,16 @@ class RequiredBlend:
         def fill(_: ArrayWriter, arrays: BlendIndex) -> None:
             fill_blend_index(shares, size, arrays, config.num_dataset_builder_threads)
 
+        description = describe(self._identifiers(config, shares, size))
         build = partial(build_blend_arrays, weights=shares, size=size, fill=fill)
         if files := self.files(config, lengths):
             cache = IndexCache(files)
-            description = describe(self._identifiers(config, shares, size))
             arrays = cache.load_or_build(description, {}, ARRAYS, build, "ranges")
         else:
             build(writer := ArrayWriter())
             arrays = writer.arrays
-        return BlendedOrder(members, arrays, {"class": BLEND, "weights": shares, "all": size is None})
+        fields = {"class": BLEND, "weights": shares, "all": size is None}
+        return BlendedOrder(members, arrays, fields), digest(description)
 
 
 class RequiredIndices(NamedTuple):

@@ -19,7 +19,7 @@ from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
 from binidx.order.source_order import SourceOrder, find_positions, join_ranges, stretches
 
 
-class RunsOrder(SourceOrder):
+class SequenceRunsOrder(SourceOrder):
     """Order of samples that are runs of neighbouring sequences."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class RunsOrder(SourceOrder):
         return spans, bounds
 
 
-class SequenceOrder(RunsOrder):
+class SequenceOrder(SequenceRunsOrder):
     """Sample i is sequence i, whole.
 
     Args:
@@ -73,7 +73,7 @@ class SequenceOrder(RunsOrder):
         return np.zeros_like(samples)
 
 
-class RowOrder(RunsOrder):
+class RowOrder(SequenceRunsOrder):
     """Rows of a file, epoch after epoch; each epoch in the order of the file, or shuffled by itself.
 
     Args:
@@ -146,7 +146,7 @@ class RowOrder(RunsOrder):
         return rows
 
 
-class SentenceOrder(RunsOrder):
+class SentenceOrder(SequenceRunsOrder):
     """Neighbouring sentences of one document, by an index; the order of BERT and T5 samples.
 
     Args:
@@ -199,7 +199,7 @@ class SentenceOrder(RunsOrder):
         return np.zeros_like(samples)
 
 
-class DocumentOrder(RunsOrder):
+class DocumentOrder(SequenceRunsOrder):
     """Whole documents, one a sample; text beyond the length of a sample is left out.
 
     Args:

@@ -31,7 +31,7 @@ from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.sequences import RunsOrder
+from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import join_ranges
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
@@ -119,7 +119,7 @@ class RunOrder:
         parts = dataset.parts if isinstance(dataset, OrderedDataset) else [dataset]
         for part in parts:
             is_known = isinstance(part, MegatronDataset) and not part.reads_by_itself
-            if not is_known or isinstance(list_members(part.order)[0], RunsOrder):
+            if not is_known or isinstance(list_members(part.order)[0], SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = dataset.unique_description_hash
         if isinstance(dataset.order, ViewOrder) or (
@@ -167,9 +167,9 @@ class RunOrder:
         train = [candidate for candidate in candidates if candidate.split is Split.train]
         if not train:
             raise ConfigError("run: has no train split to take samples from")
-        order = train[0].order(run.config)
+        order, description_hash = train[0].open(run.config)
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, train[0].description_hash(run.config, order))
+        return cls(order, reading, run.config, description_hash)
 
     @property
     def sources(self) -> Sequence[Source]:
