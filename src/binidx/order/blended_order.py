@@ -6,6 +6,7 @@ sample   0  1  2  3  4          source  0  1  0  0  1          number in the sou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,26 +27,38 @@ class BlendedOrder:
     """Samples of several orders, by two arrays.
 
     Args:
-        members: the order of each source.
+        parts: the order of each source, whose samples are drawn: its own order, or a view of it.
         arrays: "dataset_index", the source of each sample, shape (size,), int16; and "dataset_sample_index", the number
-            of the sample in that source, shape (size,), int64. `RangedArray`s are read by ranges.
-        fields: fields of the identity before "datasets", the identities of the members.
+            of the sample in that part, shape (size,), int64. `RangedArray`s are read by ranges.
+        fields: fields of the identity before "datasets", the identities of the parts.
+        windows: the order whose samples are cut into those of the parts; its identity is that of the data, in the place
+            of "datasets". None: the samples are not cut.
+        proof: description of the checks that the order has passed; of a blend in stages.
 
-    Source: Megatron Core, `BlendedDataset`.
+    Attributes:
+        parts, fields, windows, proof: the arguments.
+        members: the own order of each source. It is the part, or below it if the part is a view.
+
+    Source: Megatron Core, `BlendedDataset`; `windows` are ours.
     """
 
     array_names = ("dataset_index", "dataset_sample_index")
 
-    proof = ""
-    """Description of the checks that the order has passed; of a blend in stages."""
-
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]
 
-    def __init__(self, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-        self.parts, self.fields = members, fields
-        self.members = [list_members(part)[0] for part in members]
-        self.has_views = any(part is not member for part, member in zip(members, self.members, strict=True))
+    def __init__(
+        self,
+        parts: Sequence[Order],
+        arrays: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        *,
+        windows: Order | None = None,
+        proof: str = "",
+    ) -> None:
+        self.parts, self.fields, self.windows, self.proof = parts, fields, windows, proof
+        self.members = [list_members(part)[0] for part in parts]
+        self.has_views = any(part is not member for part, member in zip(parts, self.members, strict=True))
         self.set_arrays(arrays)
 
     def set_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -54,6 +67,8 @@ class BlendedOrder:
 
     @property
     def identity(self) -> Any:
+        if self.windows is not None:
+            return {**self.fields, "windows": self.windows.identity}
         return {**self.fields, "datasets": [part.identity for part in self.parts]}
 
     @property
@@ -95,26 +110,6 @@ class BlendedOrder:
         return epochs_of_members(self, samples)
 
 
-class LengthStagedOrder(BlendedOrder):
-    """Samples cut from the windows of an order.
-
-    Args:
-        windows: the order of the windows.
-        members, arrays: as of `BlendedOrder`; the members are the sources cut to each length.
-        fields: fields of the identity besides "windows".
-    """
-
-    def __init__(
-        self, windows: Order, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> None:
-        super().__init__(members, arrays, fields)
-        self.windows = windows
-
-    @property
-    def identity(self) -> Any:
-        return {**self.fields, "windows": self.windows.identity}
-
-
 def list_members(order: Order) -> Sequence[Order]:
     """Return the order of each source: the members of a composed order, or the order itself."""
     return order.members if isinstance(order, ComposedOrder) else [order]
@@ -134,11 +129,18 @@ def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
 
 def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
     """Return the epoch of each sample of a composed order; see `Order.epochs`."""
+    return gather_columns(order, samples, partial(read_epochs, order))[2][0]
 
-    def read(source: int, numbers: Numbers) -> Columns:
-        return [list_members(order)[source].epochs(numbers)], np.zeros(len(numbers) + 1, np.int64), []
 
-    return gather_columns(order, samples, read)[2][0]
+def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:
+    """Return the columns, without spans, of samples of one source for `gather_columns`: their epochs.
+
+    Args:
+        order: a composed order, or the order of one source.
+        source: number of the source.
+        numbers: numbers of the samples in that source, shape (n,).
+    """
+    return [list_members(order)[source].epochs(numbers)], np.zeros(len(numbers) + 1, np.int64), []
 
 
 def gather_columns(

@@ -91,8 +91,11 @@ class BlendedDataset(OrderedDataset):
         self._order = self._served = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        fields = {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
-        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields)
+        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, self._order_fields())
+
+    def _order_fields(self) -> dict[str, Any]:
+        """Return the fields of the identity of the order besides those of the datasets."""
+        return {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
 
     @property
     def parts(self) -> Sequence[MegatronDataset]:

@@ -35,7 +35,7 @@ from binidx.index.cache.manifest import get_origin
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
-from binidx.order.blended_order import BlendedOrder, LengthStagedOrder
+from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTOrder
 
 MIXED_WINDOWS = 1024
@@ -134,7 +134,7 @@ class LengthStagedDataset(BlendedDataset):
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
         fields = {"class": recorded_name(type(self)), "stages": self._stages}
-        return LengthStagedOrder(self.windows.order, [dataset.order for dataset in self.datasets], arrays, fields)
+        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields, windows=self.windows.order)
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])

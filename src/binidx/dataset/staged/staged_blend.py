@@ -266,12 +266,14 @@ class StagedBlendedDataset(BlendedDataset):
         self.apply_order_option(is_whole=True)
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
+        parts = [dataset.order for dataset in self.datasets]
+        return BlendedOrder(parts, arrays, self._order_fields(), proof=self.proof)
+
+    def _order_fields(self) -> dict[str, Any]:
         prefixes = dict.fromkeys(self.config.as_written(dataset.dataset_path) for dataset in self.datasets)
         numbers = {prefix: number for number, prefix in enumerate(prefixes)}
         stages = [([numbers[prefix] for prefix in prefixes], *rest) for prefixes, *rest in self._stages]
-        order = super()._make_order(arrays)
-        order.fields, order.proof = {**order.fields, "stages": stages}, self.proof
-        return order
+        return {**super()._order_fields(), "stages": stages}
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])

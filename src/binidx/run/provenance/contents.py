@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import read_spans
-from binidx.order.blended_order import Columns, gather_columns, list_members
+from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Numbers, Order
 from binidx.order.source_order import SourceOrder
 
 
 @dataclass(frozen=True)
-class Spans:
+class DocumentSpans:
     """Pieces of documents, in the order of the samples: sample i has pieces bounds[i] up to bounds[i + 1].
 
     Attributes:
@@ -66,7 +66,7 @@ class SampleContents(SampleOrigins):
         spans: the pieces; those of a sample have S + 1 tokens, fewer if it is truncated.
     """
 
-    spans: Spans
+    spans: DocumentSpans
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class DocumentContents(SampleOrigins):
 
 def trace_origins(order: Order, numbers: Numbers) -> SampleOrigins:
     """Return the sources of the samples with these numbers, shape (n,), without their documents."""
-    source, sample, (epoch,), _, _ = gather_columns(order, numbers, partial(_read_epochs, order))
+    source, sample, (epoch,), _, _ = gather_columns(order, numbers, partial(read_epochs, order))
     return SampleOrigins(source, sample, epoch)
 
 
 def trace_contents(order: Order, numbers: Numbers) -> SampleContents:
     """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses."""
     source, sample, (epoch,), bounds, pieces = gather_columns(order, numbers, partial(_read_pieces, order))
-    return SampleContents(source, sample, epoch, Spans(bounds, *pieces))
+    return SampleContents(source, sample, epoch, DocumentSpans(bounds, *pieces))
 
 
 def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
@@ -120,13 +120,10 @@ def read_text(order: Order, numbers: Numbers) -> list[NDArray[Any]]:
     return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
 
 
-def _read_epochs(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return the epoch of each sample of one source, and no pieces."""
-    return [list_members(order)[source].epochs(samples)], np.zeros(len(samples) + 1, np.int64), []
-
-
 def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return the epoch of each sample of one source, and the pieces of documents in it as the columns of `Spans`."""
+    """Return the epoch of each sample of one source, and the pieces of documents in it as the columns of
+    `DocumentSpans`.
+    """
     member = list_members(order)[source]
     spans, bounds = member.spans(samples)
     _, sequence, first, length = np.ascontiguousarray(spans.T)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
+from binidx.run.provenance.contents import DocumentContents, DocumentSpans, SampleContents, SampleOrigins
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location
@@ -108,7 +108,7 @@ def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
     return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
 
 
-def _spans(spans: Spans) -> Any:
+def _spans(spans: DocumentSpans) -> Any:
     values = (spans.document, spans.start, spans.length, spans.target)
     arrays = [pa.array(value, kind) for value, kind in zip(values, SPAN.values(), strict=True)]
     fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN.items()]
