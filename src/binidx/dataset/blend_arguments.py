@@ -124,6 +124,10 @@ def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
 def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> Blend | None:
     """Read the blend in the file of `--data-args-path`: arguments separated by white space.
 
+    Args:
+        uri: path or URI of the file.
+        storage_options: options of its store.
+
     Raises:
         ConfigError: as for `get_blend_from_list`, or the file is not UTF-8.
         ObjectNotFoundError: there is no such file.
@@ -140,6 +144,10 @@ def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -
 
 def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> list[Blend | None]:
     """Read the blends of train, valid and test from the JSON file of `--per-split-data-args-path`.
+
+    Args:
+        uri: path or URI of the file.
+        storage_options: options of its store.
 
     Raises:
         ConfigError: the file is no object with train, valid and test; or as for `get_blend_from_list`.
@@ -160,6 +168,7 @@ def get_blend_and_blend_per_split(
     Args:
         args: namespace with some of `data_path`, `data_args_path`; or of `train_data_path`, `valid_data_path`,
             `test_data_path`, `per_split_data_args_path`. Missing ones are None.
+        storage_options: options of the stores of files of arguments.
 
     Raises:
         ConfigError: several of these options are given (Megatron takes the first); or as for the functions above.

@@ -295,7 +295,13 @@ def takes_context(function: Callable[..., Any]) -> bool:
 def open_low_level_datasets(
     cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
 ) -> dict[str, Any]:
-    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset."""
+    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset.
+
+    Args:
+        cls: kind of dataset, whose `build_low_level_dataset` opens them.
+        config: options of the run.
+        prefixes: paths or URIs; one that repeats is opened once.
+    """
     distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
     with list_pairs_with_bundle(
         [Location(prefix, config.storage_options) for prefix in distinct], idx_bundle(config)
@@ -380,7 +386,12 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
 
 
 def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
-    """Return the one distribution of all splits, or one per split that has a blend of its own."""
+    """Return the one distribution of all splits, or one per split that has a blend of its own.
+
+    Args:
+        config: options of the run.
+        sizes: the least number of samples of each split; None is one epoch.
+    """
 
     def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
         prefixes, weights = blend
@@ -409,6 +420,12 @@ def sizes_per_dataset(
 
     That is its share by weight, rounded up, plus `surplus`, a fraction of it, rounded up again. A size of None is one
     epoch; without weights all are None.
+
+    Args:
+        num_datasets: number of datasets of the blend.
+        weights: share of each dataset; None: not weighted.
+        sizes: number of samples of each split; None is one epoch.
+        surplus: `mid_level_dataset_surplus` of the config.
 
     Source: Megatron Core, which also rounds twice.
     """

@@ -343,7 +343,12 @@ def _digest(text: str) -> str:
 
 
 def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the path and both values of each field in which two JSON values differ."""
+    """Yield the path and both values of each field in which two JSON values differ.
+
+    Args:
+        ours, theirs: the JSON values of this rank and of another one.
+        name: path of both values, before that of the fields in them.
+    """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**ours, **theirs}:
             yield from list_field_differences(ours.get(key), theirs.get(key), f"{name}.{key}" if name else key)

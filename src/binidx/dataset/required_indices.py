@@ -48,6 +48,8 @@ class RequiredIndex:
     """Index of one split of one prefix.
 
     Args:
+        split: the split.
+        prefix: prefix of the data.
         num_samples: number of samples to build; None is one epoch.
         bookends: start and end of the split in the sequences, from 0 to 1.
     """
@@ -85,6 +87,7 @@ class RequiredBlend:
     """Blend of one split.
 
     Args:
+        split: the split.
         members: the index of each dataset.
         shares: share of each dataset, with sum 1; None serves all samples of each dataset.
         size: number of samples requested; None is all samples.
@@ -114,6 +117,7 @@ class RequiredBlend:
         """Return the cache files of the blend; None if it is not cached, or their name depends on lengths not given.
 
         Args:
+            config: options of the run.
             lengths: number of samples of each member, for a blend without weights.
         """
         if config.path_to_cache is None or (self.shares is None and lengths is None):
@@ -160,7 +164,12 @@ class RequiredIndices(NamedTuple):
 
 
 def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
-    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
+    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build.
+
+    Args:
+        config: options of the run.
+        sizes: the least number of samples of each split; None is one epoch.
+    """
     required = RequiredIndices([], [])
     for distribution in plan_distributions(config, sizes):
         shares = None if distribution.weights is None else normalize(list(distribution.weights))

@@ -250,6 +250,8 @@ def fill_from_tokens(rows: Rows, tokens: SourceTokens, places: Sequence[int] | N
     """Fill rows of a batch with stored tokens.
 
     Args:
+        rows: filled in place.
+        tokens: the tokens of the samples of one source.
         places: the row of each sample; None: those of the batch.
     """
     dtype = tokens.pieces[0].dtype if tokens.pieces else np.dtype(np.int32)

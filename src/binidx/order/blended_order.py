@@ -116,7 +116,12 @@ def list_members(order: Order) -> Sequence[Order]:
 
 
 def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
-    """Return the spans of samples of a composed order; see `Order.spans`."""
+    """Return the spans of samples of a composed order; see `Order.spans`.
+
+    Args:
+        order: the composed order.
+        samples: numbers of samples, shape (B,).
+    """
 
     def read(source: int, numbers: Numbers) -> Columns:
         spans, bounds = list_members(order)[source].spans(numbers)
@@ -128,7 +133,12 @@ def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
 
 
 def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
-    """Return the epoch of each sample of a composed order; see `Order.epochs`."""
+    """Return the epoch of each sample of a composed order; see `Order.epochs`.
+
+    Args:
+        order: the composed order.
+        samples: numbers of samples, shape (B,).
+    """
     return gather_columns(order, samples, partial(read_epochs, order))[2][0]
 
 
@@ -148,9 +158,16 @@ def gather_columns(
 ) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]:
     """Return source and number in the source of each sample, and columns of all samples in the order of `samples`.
 
+    The samples of each source are read together, and the sources concurrently if they read from a store.
+
     Args:
-        samples: shape (B,).
-        read: returns the columns of some samples of one source, by their numbers in it.
+        order: a composed order, or the order of one source.
+        samples: numbers of samples, shape (B,).
+        read: called with the number of a source, and the numbers of samples in it; returns their columns.
+
+    Returns:
+        The source of each sample, and its number in the source's own order, shape (B,); the columns with a value for
+        each sample; the bounds of its spans, shape (B + 1,); the columns with a value for each span.
     """
     source, number = order.locate(samples)
     sources = np.unique(source).tolist() or [0]
@@ -176,6 +193,12 @@ def gather_columns(
 
 
 def map_sources(order: Order, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
-    """Return the results of `work` for some sources, computed concurrently if they read from a store."""
+    """Return the results of `work` for some sources, computed concurrently if they read from a store.
+
+    Args:
+        order: the order of all sources.
+        sources: numbers of some of its sources.
+        work: called with the number of each of them.
+    """
     is_lazy = isinstance(list_members(order)[0], LazyOrder)
     return OPENS.map(work, sources) if is_lazy else [work(source) for source in sources]

@@ -20,7 +20,7 @@ from binidx.order.source_order import SourceOrder, find_positions, join_ranges, 
 
 
 class SequenceRunsOrder(SourceOrder):
-    """Order of samples that are runs of neighbouring sequences."""
+    """Base of orders whose samples are runs of neighbouring sequences; a subclass returns the runs."""
 
     @abstractmethod
     def runs(self, samples: Numbers) -> tuple[Numbers, Numbers]:

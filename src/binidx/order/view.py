@@ -176,7 +176,13 @@ class View(OrderOption):
         return ViewOrder(order, kept, {"class": "View", "keep": self.keep, "documents": listed.digest})
 
     def leaving(self, source: Source, listed: DocumentList, *, is_only: bool) -> Numbers:
-        """Return the sequences of a source whose documents leave, ascending."""
+        """Return the sequences of a source whose documents leave, ascending.
+
+        Args:
+            source: the sequences.
+            listed: the list.
+            is_only: whether lines without a prefix are of this source, the only one of its run.
+        """
         bounds = source.dataset.document_indices
         named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
         documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
@@ -219,6 +225,11 @@ class DocumentList:
 
     def documents_of(self, name: str, count: int, *, is_only: bool) -> Numbers:
         """Return the listed documents of a source, ascending, each once.
+
+        Args:
+            name: prefix of the source, as the user wrote it.
+            count: number of documents of the source.
+            is_only: whether lines without a prefix are of this source, the only one of its run.
 
         Raises:
             ConfigError: the source has fewer documents.

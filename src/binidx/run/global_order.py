@@ -81,6 +81,10 @@ class GlobalOrder:
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
         """Return the reads of consecutive whole steps, of one rank or all.
 
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+            rank: a data parallel rank; None for all.
+
         Raises:
             IndexError: the run has no such step, or does not fill it.
         """
@@ -93,6 +97,10 @@ class GlobalOrder:
         """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.
 
         Cost: one pass over an epoch's order for each epoch when cyclic, otherwise none.
+
+        Args:
+            samples: numbers of samples, shape (n,), in any order.
+            stop: first position that is not searched.
         """
         positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
         return self._described(np.sort(positions[positions >= self._consumed]))

@@ -91,6 +91,12 @@ def load_dataset(
 class LoadedDataset(DatasetView):
     """GPT samples of one split: a map-style dataset of torch. Made by `load_dataset`.
 
+    Args:
+        config: options of the samples.
+        split: the split.
+        num_samples: the least number of samples; None as for `load_dataset`.
+        tokenizer: as the user gave it to `load_dataset`, for `as_code`.
+
     Attributes:
         wrapped: the `GPTDataset`, or the `BlendedDataset` of several.
         config, sizes: of the builder; `binidx.Run(dataset.config, dataset.sizes, 8)` is the run that the tools read.
@@ -170,7 +176,13 @@ class LoadedDataset(DatasetView):
 
 
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all datasets of a blend."""
+    """Return the number of samples that the tokens of a split fill, over all datasets of a blend.
+
+    Args:
+        datasets: the stored sequences of each prefix.
+        config: options of the run.
+        split: the split.
+    """
     shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
     counts = [count_tokens(dataset.sequence_lengths, split_range(shares, len(dataset))) for dataset in datasets]
     return max(1, sum(counts) // config.sequence_length)

@@ -42,7 +42,13 @@ from binidx.storage.writing.publish import create_object
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """The part of a tokenizer that samples and the names of index caches depend on."""
+    """The part of a tokenizer that samples and the names of index caches depend on.
+
+    Attributes:
+        unique_identifiers: identity of the tokenizer in the names of index caches.
+        eod, pad, eos: ids of special tokens; None if the tokenizer has none.
+        special_tokens_dict: ids of its special tokens, by name.
+    """
 
     unique_identifiers: Mapping[str, Any]
     eod: int | None = None
@@ -294,6 +300,10 @@ def format_run(run: Run) -> bytes:
 
 def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:
     """Return the run of a file's text.
+
+    Args:
+        text: the bytes of the file.
+        storage_options: options of the stores of the run's data.
 
     Raises:
         ConfigError: the text is not a JSON object, has unknown or missing fields, or an invalid value.

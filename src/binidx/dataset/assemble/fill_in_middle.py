@@ -177,7 +177,7 @@ def _has_parameter(function: Callable[..., Any], name: str) -> bool:
 
 
 def _check_one(token: str, encoded: Any) -> int:
-    """Return the id of a token from `found`, the tokenizer's ids of it.
+    """Return the id of a token from `encoded`, the tokenizer's id or ids of it.
 
     Raises:
         ConfigError: the tokenizer does not encode the token as one id.

@@ -47,7 +47,12 @@ class PaddedAssemble:
 
 
 def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
-    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths."""
+    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths.
+
+    Args:
+        sample: with `cu_seqlens`, the bounds of its documents.
+        multiple: number of tokens of which each padded length is a multiple.
+    """
     bounds = np.unique(np.asarray(sample["cu_seqlens"]))
     original = np.diff(bounds)
     padded = -(-original // multiple) * multiple

@@ -48,6 +48,7 @@ class MaskedWordPieceDataset(MegatronDataset):
         num_samples: minimum number of samples; None is one epoch.
         index_split: the split.
         config: `MaskedWordPieceDatasetConfig`.
+        context: options of the build of the index (not in Megatron Core).
 
     Attributes:
         sample_index: (first sentence, end, target length in tokens) of each sample of whole epochs, shape

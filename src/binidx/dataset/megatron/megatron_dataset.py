@@ -50,7 +50,15 @@ def with_context(
 def open_tokens(
     kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, context: BuildContext, **options: Any
 ) -> LowLevel:
-    """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own."""
+    """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own.
+
+    Args:
+        kind: class of the opened pair, an `IndexedDataset`.
+        dataset_path: prefix, a path or any URI.
+        config: `mmap_bin_files` and `storage_options` are used.
+        context: options of the build.
+        options: further arguments of `kind`.
+    """
     options |= {"storage_options": config.storage_options, "listed": context.listed}
     return kind(required(dataset_path), mmap=config.mmap_bin_files, **options)
 
@@ -351,8 +359,8 @@ class HookedOrder(SourceOrder):
     """Order of a dataset whose class implements `spans`.
 
     Args:
-        dataset: calls its `spans` for each sample.
-        own: the order that the dataset would have without; None: there is none.
+        dataset: the dataset, whose `spans` is called for each sample.
+        own: the order by the index of the dataset, on which its `spans` relies; None: it has no index.
     """
 
     def __init__(self, dataset: MegatronDataset, own: SourceOrder | None) -> None:

@@ -1,4 +1,4 @@
-"""Shell of samples of text and images, and made-up ones: `assemble.text_and_images`."""
+"""Megatron's constructor of samples of text and images, and of made-up ones: `assemble.text_and_images`."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class WindowGroups:
     """Samples of one stage that are cut from some groups of windows.
 
     Args:
+        stage: the stage.
         rows: rows of these samples among all samples of the dataset.
         windows: the windows that these samples must serve.
         parts: number of samples per window.
@@ -181,7 +182,13 @@ class LengthStagedDataset(BlendedDataset):
 
 
 def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows: int) -> None:
-    """Raise ConfigError unless every stage fills whole windows, and there are enough windows."""
+    """Raise ConfigError unless every stage fills whole windows, and there are enough windows.
+
+    Args:
+        stages: stages in their order.
+        window_length: number of tokens of a window.
+        num_windows: number of windows of the dataset.
+    """
     used = 0
     for number, stage in enumerate(stages):
         parts, rest = divmod(window_length, max(stage.sequence_length, 1))
@@ -201,7 +208,12 @@ def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows:
 
 
 def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
-    """Return a dataset of the same stream of documents in samples of another length, in stream order (not shuffled)."""
+    """Return a dataset of the same stream of documents in samples of another length, in stream order (not shuffled).
+
+    Args:
+        windows: the dataset of the longer samples.
+        sequence_length: number of tokens of the samples that they are cut into.
+    """
     config = windows.config
     cut = copy.copy(windows)
     for name in LENGTH_ATTRIBUTES:

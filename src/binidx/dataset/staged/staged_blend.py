@@ -130,7 +130,16 @@ class Seam:
 
 
 class Sources:
-    """Datasets of all sources, one for each round (pass over a source), built as stages need them."""
+    """Datasets of all sources, one for each round (pass over a source), built as stages need them.
+
+    Args:
+        cls: kind of dataset.
+        config: options of the run.
+        split: split of the sources.
+
+    Attributes:
+        datasets: the datasets, in the order in which they were built.
+    """
 
     def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
         self._cls, self._config, self._split = cls, config, split
@@ -143,7 +152,9 @@ class Sources:
         """Build the datasets of all rounds (passes over a source) that the stages need; return the start of each stage.
 
         Args:
+            stages: stages in their order.
             counts: for each stage, the numbers of planned and of served samples of each prefix, (2, num_prefixes).
+            context: options of the build of the indices.
         """
         available: dict[str, int] = {}
         served: dict[str, int] = {}
@@ -168,6 +179,8 @@ class Sources:
         """Return the dataset of each drawn sample of a stage, and the sample's number in that dataset.
 
         Args:
+            stage: the stage.
+            seam: its start.
             chosen, numbers: prefix of each sample, and number of samples of that prefix before it in the stage.
         """
         prefixes = stage.blend[0]

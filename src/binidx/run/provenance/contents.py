@@ -87,13 +87,23 @@ class DocumentContents(SampleOrigins):
 
 
 def trace_origins(order: Order, numbers: Numbers) -> SampleOrigins:
-    """Return the sources of the samples with these numbers, shape (n,), without their documents."""
+    """Return the sources of the samples with these numbers, shape (n,), without their documents.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
     source, sample, (epoch,), _, _ = gather_columns(order, numbers, partial(read_epochs, order))
     return SampleOrigins(source, sample, epoch)
 
 
 def trace_contents(order: Order, numbers: Numbers) -> SampleContents:
-    """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses."""
+    """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
     source, sample, (epoch,), bounds, pieces = gather_columns(order, numbers, partial(_read_pieces, order))
     return SampleContents(source, sample, epoch, DocumentSpans(bounds, *pieces))
 
@@ -102,6 +112,10 @@ def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
     """Return the documents of the samples with these numbers, shape (n,), without the lengths of inner documents.
 
     If each document is one sequence, this costs a tenth of `trace_contents`: it looks up no document.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
     """
     source, sample, columns, bounds, (document,) = gather_columns(order, numbers, partial(_read_ends, order))
     epoch, start, stop = columns
@@ -109,7 +123,12 @@ def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
 
 
 def read_text(order: Order, numbers: Numbers) -> list[NDArray[Any]]:
-    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read."""
+    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
     spans, bounds = order.spans(numbers)
     rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
     requests = [(order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
@@ -145,7 +164,12 @@ def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
 
 
 def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the document of each sequence, and the number of tokens of that document before the sequence."""
+    """Return the document of each sequence, and the number of tokens of that document before the sequence.
+
+    Args:
+        index: the `.idx` of the sequences.
+        sequences: numbers of sequences, shape (n,).
+    """
     if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)
     bounds = index.document_indices

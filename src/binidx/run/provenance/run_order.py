@@ -52,6 +52,11 @@ if TYPE_CHECKING:
 def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers:
     """Return the numbers of the samples with a token of one of these documents of a source, ascending.
 
+    Args:
+        order: the order of the samples.
+        source: number of the source in the order.
+        documents: numbers of documents in that source.
+
     Raises:
         IndexError: there is no such source or document.
     """
@@ -61,7 +66,12 @@ def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers
 
 
 def sequences_of(source: Source, documents: Numbers) -> Numbers:
-    """Return the numbers of the sequences of some documents, which are in ascending order."""
+    """Return the numbers of the sequences of some documents, which are in ascending order.
+
+    Args:
+        source: the source.
+        documents: numbers of documents, ascending, shape (n,).
+    """
     bounds = source.dataset.document_indices
     count = len(bounds) - 1
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
