@@ -123,10 +123,8 @@ class GPTDataset(MegatronDataset):
         """Options of the order, besides the data."""
         return gpt_parameters(type(self), self.num_samples, self.index_split, self.config, **self._sample_version)
 
-    @cached_property
-    def _source(self) -> StoredSource:
-        """The sequences of the split."""
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.own_sequences)
+    def _list_sequences(self) -> Documents:
+        return self.own_sequences
 
     @cached_property
     def _plan(self) -> EpochPlan:

@@ -21,6 +21,7 @@ from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
+from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
@@ -153,7 +154,11 @@ class MegatronDataset(OrderedDataset):
     @cached_property
     def _source(self) -> StoredSource:
         """The sequences of the split."""
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.indices)
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self._list_sequences())
+
+    def _list_sequences(self) -> Documents:
+        """Return the numbers of the sequences of the split, shape (num_in_split,)."""
+        return self.indices
 
     @property
     def parts(self) -> Sequence[MegatronDataset]:
