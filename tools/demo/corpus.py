@@ -107,6 +107,11 @@ def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_S
 
     Bytes are the alphabet, so every text can be encoded and there is no unknown token.
 
+    Args:
+        documents: texts to learn from.
+        path: file to write.
+        vocab_size: number of entries, with the special tokens.
+
     Source: Sennrich et al. 2016, over bytes as in GPT-2; computed by Hugging Face tokenizers.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -131,6 +136,7 @@ def write_dataset(prefix: str, documents: Iterable[str], tokenizer: Any) -> dict
 
     Args:
         prefix: path or any URI.
+        documents: texts, one document each.
         tokenizer: a result of `train_bpe`.
     """
     eod, counts = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}

@@ -63,7 +63,13 @@ class Screen:
         self.line(f"{'':<10} {text}")
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
-        """Return the items as an iterable that moves a bar on stderr, if stderr is a terminal."""
+        """Return the items as an iterable that moves a bar on stderr, if stderr is a terminal.
+
+        Args:
+            items: the items.
+            what: label of the bar.
+            total: number of items.
+        """
         return tqdm(items, desc=f"{'':<10} {what}", total=total, disable=None, leave=False, ncols=80)
 
 
@@ -80,6 +86,7 @@ def build_figures(
     """Return the results of a demo as JSON values: seconds, bytes, nats.
 
     Args:
+        costs: cost of each stage.
         written: counts of each dataset, by name.
         order: hash of each batch of an uninterrupted run.
         killed: steps of the process that was killed.
@@ -123,7 +130,12 @@ def sum_costs(costs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def show_figures(figures: dict[str, Any], screen: Screen) -> None:
-    """Print the final table and the findings."""
+    """Print the final table and the findings.
+
+    Args:
+        figures: the result of `build_figures`.
+        screen: output.
+    """
     rows = []
     for name, cost in {**figures["stages"], "total": figures["total"]}.items():
         reads = [f"{cost['requests']:,}", human_bytes(cost["bytes_asked"]), human_bytes(cost["bytes_moved"])]
@@ -178,7 +190,15 @@ def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[tuple[
 
 
 class Demo:
-    """One run of the demo: its directory, its output, and the cost of each stage."""
+    """One run of the demo.
+
+    Args:
+        directory: an empty directory for the files of the server and the demo.
+        screen: output.
+
+    Attributes:
+        costs: cost of each stage.
+    """
 
     def __init__(self, directory: Path, screen: Screen) -> None:
         self.directory = directory
@@ -247,6 +267,10 @@ class Demo:
     def train(self, order: list[str], *, resume: bool) -> list[Step]:
         """Train in a new process, which is killed after its checkpoint; with `resume` from that checkpoint to the end.
 
+        Args:
+            order: hash of each batch of an uninterrupted run.
+            resume: continue from the checkpoint instead of the start.
+
         Raises:
             BinidxError: the process ended early, or a batch differs from that of an uninterrupted run.
         """
@@ -300,7 +324,12 @@ def check_step(step: Step, number: int, order: list[str]) -> None:
 
 @contextmanager
 def training_process(run: Path, resume: bool) -> Iterator[subprocess.Popen[str]]:
-    """Start training in a new Python, whose stdout has a line for each step; kill it at the end of the `with` block."""
+    """Start training in a new Python, whose stdout has a line for each step; kill it at the end of the `with` block.
+
+    Args:
+        run: the saved run.
+        resume: continue from its checkpoint.
+    """
     command = [sys.executable, "-m", "binidx.tools.demo.train", str(run), *(["--resume"] if resume else [])]
     # OpenMP's threads spin while they wait for each other by default. On a free machine that gains nothing; where
     # others work too it cost two thirds of the speed.

@@ -39,6 +39,13 @@ Batch = dict[str, Tensor]
 class GPT(nn.Module):
     """Small GPT whose embedding is also its head. 1.7 million parameters with a vocabulary of 4,096.
 
+    Args:
+        vocab_size: number of tokens, V.
+        sequence_length: most tokens of a sample, S.
+        width: size of the hidden states.
+        num_layers: number of blocks.
+        num_heads: number of attention heads of a block.
+
     Source: Radford et al. 2019 (GPT-2), reduced; the blocks are torch's.
     """
 
@@ -145,7 +152,12 @@ def batch_hash(batch: Batch) -> str:
 
 
 def train(path: Path, *, resume: bool) -> Iterator[Step]:
-    """Execute a saved run from its start, or with `resume` from its checkpoint, to its end; yield a Step after each."""
+    """Execute a saved run from its start, or with `resume` from its checkpoint, to its end; yield a Step after each.
+
+    Args:
+        path: the saved run; the checkpoint lies beside it.
+        resume: continue from the checkpoint.
+    """
     start = time.perf_counter()
     run = binidx.Run.load(str(path))
     dataset, valid, _ = run.build()
@@ -193,7 +205,14 @@ def learning_rate(number: int, num_steps: int) -> float:
 
 
 def train_step(model: GPT, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
-    """Train on one batch; return the loss before the update."""
+    """Train on one batch; return the loss before the update.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer.
+        batch: one batch of a GPTDataset.
+        rate: learning rate of this step.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
     loss = model.loss(batch)

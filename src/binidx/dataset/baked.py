@@ -191,10 +191,10 @@ class BakedDataset:
     def _dataset_ids(self) -> NDArray[np.int16]:
         uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]
         options = self.config.storage_options
-        found = OPENS.map(
+        parts = OPENS.map(
             lambda uri: parse_npy(read_whole(open_object(uri, storage_options=options, cache=False))), uris
         )
-        ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *found])
+        ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *parts])
         if len(ids) != self.baked.stop - self.baked.first:
             raise FormatError(f"{self.directory}: {len(ids)} dataset ids, need one for each sample; bake it again")
         return ids

@@ -67,19 +67,19 @@ def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | No
     if len(given) == 2 and (given[1] is None or is_sequence_of(given[1], Real)):
         prefixes = [given[0]] if isinstance(given[0], PREFIX) else given[0]
         return (prefixes, given[1]) if is_sequence_of(prefixes, PREFIX) else None
-    if all(is_sequence_of(each, (*PREFIX, Real)) and len(each) == 2 for each in given):
+    if all(is_sequence_of(item, (*PREFIX, Real)) and len(item) == 2 for item in given):
         prefixes, weights = zip(*given, strict=True)
         return (prefixes, weights) if is_sequence_of(prefixes, PREFIX) and is_sequence_of(weights, Real) else None
     turns = len(given) % 2 == 0 and is_sequence_of(given[::2], Real) and is_sequence_of(given[1::2], PREFIX)
     if turns or is_sequence_of(given, PREFIX):
-        return get_blend_from_list([os.fspath(each) if isinstance(each, PREFIX) else each for each in given])
+        return get_blend_from_list([os.fspath(item) if isinstance(item, PREFIX) else item for item in given])
     return None
 
 
 def is_sequence_of(values: Any, kind: Any) -> bool:
     """Return whether `values` is a sequence of values of type `kind`, and not a text."""
     is_sequence = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    return is_sequence and all(isinstance(each, kind) for each in values)
+    return is_sequence and all(isinstance(value, kind) for value in values)
 
 
 WHOLE = ("data_path", "data_args_path")
@@ -111,7 +111,7 @@ def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
         return None
     if not blend:
         raise ConfigError("data path: found none, need prefixes, or weights and prefixes in turn")
-    weights = [] if len(blend) % 2 else [_as_number(each) for each in blend[::2]]
+    weights = [] if len(blend) % 2 else [_as_number(text) for text in blend[::2]]
     numbers = [weight for weight in weights if weight is not None]
     if not numbers:
         return [prefix.strip() for prefix in blend], None
@@ -123,6 +123,10 @@ def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
 
 def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> Blend | None:
     """Read the blend in the file of `--data-args-path`: arguments separated by white space.
+
+    Args:
+        uri: path or URI of the file.
+        storage_options: options of its store.
 
     Raises:
         ConfigError: as for `get_blend_from_list`, or the file is not UTF-8.
@@ -141,13 +145,17 @@ def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -
 def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> list[Blend | None]:
     """Read the blends of train, valid and test from the JSON file of `--per-split-data-args-path`.
 
+    Args:
+        uri: path or URI of the file.
+        storage_options: options of its store.
+
     Raises:
         ConfigError: the file is no object with train, valid and test; or as for `get_blend_from_list`.
         ObjectNotFoundError: there is no such file.
     """
     file = Location.of(uri, storage_options)
-    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, file), uri)
-    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
+    splits = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, file), uri)
+    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(splits).items()]
     check_named([prefix for blend in blends if blend for prefix in blend[0]], file)
     return blends
 
@@ -160,6 +168,7 @@ def get_blend_and_blend_per_split(
     Args:
         args: namespace with some of `data_path`, `data_args_path`; or of `train_data_path`, `valid_data_path`,
             `test_data_path`, `per_split_data_args_path`. Missing ones are None.
+        storage_options: options of the stores of files of arguments.
 
     Raises:
         ConfigError: several of these options are given (Megatron takes the first); or as for the functions above.

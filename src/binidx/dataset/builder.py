@@ -133,7 +133,7 @@ class BlendedMegatronDatasetBuilder:
         for split, blend, size in zip(Split, blends or (), sizes, strict=False):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
-        lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
+        lists = [plan for plan in plan_distributions(config, sizes) if len(plan.prefixes) > 1 and not plan.blended]
         if lists and config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
@@ -158,10 +158,10 @@ class BlendedMegatronDatasetBuilder:
             option.check_sources(self._list_sources(), self.config.storage_options)
         with agree_on_outcome() as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
-            for dataset in chain.from_iterable(each if isinstance(each, list) else [each] for each in built):
+            for dataset in chain.from_iterable(entry if isinstance(entry, list) else [entry] for entry in built):
                 if dataset is not None:
                     dataset.apply_order_option(is_whole=True)
-            datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
+            datasets = {split.name: entry for split, entry in zip(Split, built, strict=True) if entry is not None}
             compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
@@ -177,11 +177,11 @@ class BlendedMegatronDatasetBuilder:
         if self.config.mock:
             return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
         built: Built = [None] * len(Split)
-        for each in plan_distributions(self.config, self.sizes):
-            matrix = self._chosen(each.matrix)
+        for wanted in plan_distributions(self.config, self.sizes):
+            matrix = self._chosen(wanted.matrix)
             if any(matrix):
-                found = self._build_distribution(each, self._build_prefixes(each, matrix, context), context)
-                built = [old if new is None else new for old, new in zip(built, found, strict=True)]
+                added = self._build_distribution(wanted, self._build_prefixes(wanted, matrix, context), context)
+                built = [old if new is None else new for old, new in zip(built, added, strict=True)]
         return built
 
     def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
@@ -192,7 +192,7 @@ class BlendedMegatronDatasetBuilder:
         self, wanted: Distribution, built: Sequence[Sequence[MegatronDataset | None]], context: BuildContext
     ) -> Built:
         """Return a dataset, a blend or a list for each split, made of the datasets of all prefixes."""
-        splits = [[each for each in datasets if each is not None] for datasets in zip(*built, strict=True)]
+        splits = [[dataset for dataset in datasets if dataset is not None] for datasets in zip(*built, strict=True)]
         if wanted.blended:
             works = [
                 partial(self._blend, wanted.weights, size, datasets, context)
@@ -226,12 +226,12 @@ class BlendedMegatronDatasetBuilder:
                 check(False)
                 return self._build_prefix(prefix, matrix, sizes, context.with_check(check))
 
-        works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
+        works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        closed = [Location(each, self.config.storage_options) for each in prefixes if each not in self.opened]
+        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
         with list_pairs_with_bundle(closed, idx_bundle(self.config)) as listed:
-            indexed = self.opened.keys() | {prefix for prefix, found in listed.items() if found.index is not None}
+            indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
@@ -251,7 +251,7 @@ class BlendedMegatronDatasetBuilder:
             low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
-        kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))
+        kind = next(base for base in self.cls.__mro__ if "__init__" in vars(base))
         elements: Any = split_range if vars(kind).get("takes_a_range") else split_indices
         options = context_argument(self.cls, context)
         return [
@@ -295,10 +295,16 @@ def takes_context(function: Callable[..., Any]) -> bool:
 def open_low_level_datasets(
     cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
 ) -> dict[str, Any]:
-    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset."""
+    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset.
+
+    Args:
+        cls: kind of dataset, whose `build_low_level_dataset` opens them.
+        config: options of the run.
+        prefixes: paths or URIs; one that repeats is opened once.
+    """
     distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
     with list_pairs_with_bundle(
-        [Location(each, config.storage_options) for each in distinct], idx_bundle(config)
+        [Location(prefix, config.storage_options) for prefix in distinct], idx_bundle(config)
     ) as listed:
 
         def open_one(prefix: str) -> Any:
@@ -344,7 +350,7 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
     Raises:
         The first error, without waiting for the rest.
     """
-    local = [number for number, each in enumerate(in_this_thread) if each]
+    local = [number for number, is_local in enumerate(in_this_thread) if is_local]
     results: dict[int, Result] = {}
     pending: dict[int, Future[Result]] = {}
     errors: list[BaseException] = []
@@ -370,17 +376,22 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
             else:
                 results[number] = run(number)
         wait(pending.values(), return_when=FIRST_EXCEPTION)
-        results |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
+        results |= {number: future.result() for number, future in sorted(pending.items()) if future.done()}
         return [results[number] for number in range(len(works))]
     except BaseException as error:
         errors.append(error)
-        for each in pending.values():
-            each.cancel()
+        for future in pending.values():
+            future.cancel()
         raise errors[0] from errors[0].__cause__
 
 
 def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
-    """Return the one distribution of all splits, or one per split that has a blend of its own."""
+    """Return the one distribution of all splits, or one per split that has a blend of its own.
+
+    Args:
+        config: options of the run.
+        sizes: the least number of samples of each split; None is one epoch.
+    """
 
     def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
         prefixes, weights = blend
@@ -393,13 +404,13 @@ def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> li
         prefixes, weights = config.blend
         matrix = config.split_matrix or [None] * len(Split)
         return [plan(config.blend, matrix, len(prefixes) > 1 or weights is not None)]
-    found = []
+    distributions = []
     for split, blend in zip(Split, config.blend_per_split or (), strict=False):
         if blend is not None:
             is_list = config.multiple_validation_sets and split is Split.valid
             matrix = [WHOLE if other is split else None for other in Split]
-            found.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
-    return found
+            distributions.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
+    return distributions
 
 
 def sizes_per_dataset(
@@ -409,6 +420,12 @@ def sizes_per_dataset(
 
     That is its share by weight, rounded up, plus `surplus`, a fraction of it, rounded up again. A size of None is one
     epoch; without weights all are None.
+
+    Args:
+        num_datasets: number of datasets of the blend.
+        weights: share of each dataset; None: not weighted.
+        sizes: number of samples of each split; None is one epoch.
+        surplus: `mid_level_dataset_surplus` of the config.
 
     Source: Megatron Core, which also rounds twice.
     """

@@ -83,6 +83,10 @@ def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[f
 def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
     """Return the numbers of the elements (sequences or documents) of one split, shape (num_in_split,), int32.
 
+    Args:
+        bookends: start and end of the split, from 0 to 1.
+        num_elements: number of elements of all splits.
+
     Source: Megatron Core; Python's `round`, which takes halves to the even neighbour.
     """
     elements = split_range(bookends, num_elements)
@@ -90,7 +94,12 @@ def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
 
 
 def split_range(bookends: Bookends, num_elements: int) -> range:
-    """Return the elements of one split as a range: an array of 300 million numbers takes 1.2 GB."""
+    """Return the elements of one split as a range: an array of 300 million numbers takes 1.2 GB.
+
+    Args:
+        bookends: start and end of the split, from 0 to 1.
+        num_elements: number of elements of all splits.
+    """
     begin, end = (round(edge * float(num_elements)) for edge in bookends)
     return range(begin, end)
 
@@ -107,6 +116,7 @@ def check_num_samples(name: str, num_samples: int) -> None:
 
     Args:
         name: the option, for the error.
+        num_samples: the number to check.
     """
     if num_samples > MOST_SAMPLES:
         raise ConfigError(
@@ -365,6 +375,8 @@ def padding_multiple(config: Any, *, hybrid: bool, sequence_parallel: bool = Tru
     """Return `GPTDatasetConfig.padding_multiple` of any config with the fields of its three sizes.
 
     Args:
+        config: has `data_parallel_size`, `context_parallel_size` and `sequence_parallel_size`.
+        hybrid: whether the groups of all data parallel ranks count, as with hybrid context parallelism.
         sequence_parallel: whether the ranks of sequence parallelism count.
     """
     context = config.context_parallel_size or 1
@@ -378,6 +390,10 @@ NO_PAD = -1
 
 def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
     """Return the pad id; -1 if there is none, or if it is also another special token and that is not allowed.
+
+    Args:
+        tokenizer: any object with the ids of special tokens as attributes.
+        allow_ambiguous: `allow_ambiguous_pad_tokens` of the config.
 
     Source: Megatron Core, with its two warnings.
     """

@@ -309,12 +309,12 @@ def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields
     """
     if datasets and group_store(name) is not None:
         versions = {"library": library_version(), "algorithm": ALGORITHM}
-        orders = {key: identify(each) for key, each in datasets.items()}
+        orders = {key: identify(dataset) for key, dataset in datasets.items()}
         options = {"options": identify_options([*datasets.values()])}
         _compare(subject, f"{name}/order", {**versions, **fields, **orders, **options})
         data = identify_data([*datasets.values()])
         _compare(subject, f"{name}/data/{_digest(json.dumps([*data]))}", data)
-        _compare(subject, f"{name}/arrays", {key: identify_arrays(each) for key, each in datasets.items()})
+        _compare(subject, f"{name}/arrays", {key: identify_arrays(dataset) for key, dataset in datasets.items()})
 
 
 def _compare(subject: str, name: str, fields: Fields) -> None:
@@ -322,18 +322,18 @@ def _compare(subject: str, name: str, fields: Fields) -> None:
     assert group is not None
     store, rank, _ = group
     text = json.dumps(fields, default=str)
-    mine = f"{_digest(text)} {name_rank(rank)}"
+    own = f"{_digest(text)} {name_rank(rank)}"
     with store_errors():
-        first = store.compare_set("first", "", mine).decode()
-        if first == mine:
+        first = store.compare_set("first", "", own).decode()
+        if first == own:
             store.set("fields", text)
         digest, _, peer = first.partition(" ")
         if digest == _digest(text):
             return
         store.wait(["fields"], timedelta(seconds=FIELDS_SECONDS))
         theirs = json.loads(store.get("fields"))
-    found = itertools.islice(list_field_differences(json.loads(text), theirs), MAX_DIFFERENCES)
-    listed = "; ".join(f"{field}: found {ours}, {peer} has {other}" for field, ours, other in found)
+    differences = itertools.islice(list_field_differences(json.loads(text), theirs), MAX_DIFFERENCES)
+    listed = "; ".join(f"{field}: found {ours}, {peer} has {other}" for field, ours, other in differences)
     subject = f"{subject} on {name_rank(rank)}"
     raise PeerError(f"{subject}: ranks disagree ({listed}); start all ranks with the same options and data")
 
@@ -343,7 +343,12 @@ def _digest(text: str) -> str:
 
 
 def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the path and both values of each field in which two JSON values differ."""
+    """Yield the path and both values of each field in which two JSON values differ.
+
+    Args:
+        ours, theirs: the JSON values of this rank and of another one.
+        name: path of both values, before that of the fields in them.
+    """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**ours, **theirs}:
             yield from list_field_differences(ours.get(key), theirs.get(key), f"{name}.{key}" if name else key)
@@ -361,7 +366,7 @@ def identify(dataset: Any) -> Any:
         dataset: a dataset, or a list of datasets; a user's own is identified by its class and number of samples.
     """
     if isinstance(dataset, list):
-        return [identify(each) for each in dataset]
+        return [identify(part) for part in dataset]
     size = {"num_samples": len(dataset)}
     if isinstance(dataset, BlendedDataset):
         return {**dataset.order_identity, **size, "datasets": identify(dataset.datasets)}
@@ -379,8 +384,8 @@ def identify_options(datasets: list[Any]) -> Any:
     """Return the options that samples depend on: of the one config of some datasets, or a list for several."""
     configs = {id(dataset.config): dataset.config for dataset in _list_parts(datasets)}
     # An object of a user is identified by its class: its text may have its address.
-    found = json.loads(json.dumps([*map(_list_options, configs.values())], default=_describe_object))
-    return found[0] if len(found) == 1 else found
+    options = json.loads(json.dumps([*map(_list_options, configs.values())], default=_describe_object))
+    return options[0] if len(options) == 1 else options
 
 
 def _list_options(config: Any) -> dict[str, Any]:
@@ -403,16 +408,16 @@ def identify_arrays(dataset: Any) -> Any:
     A loaded or published array has been hashed; one that is only in memory is hashed here, once.
     """
     if isinstance(dataset, list):
-        return [identify_arrays(each) for each in dataset]
-    found: dict[str, Any] = {}
+        return [identify_arrays(part) for part in dataset]
+    digests: dict[str, Any] = {}
     if isinstance(dataset, OrderedDataset):
         for name in dataset.index_names:
             if name not in dataset.index_digests:
                 dataset.index_digests[name] = hash_npy(getattr(dataset, name))
-            found[name] = dataset.index_digests.get(name)
+            digests[name] = dataset.index_digests.get(name)
     if isinstance(dataset, BlendedDataset):
-        found["datasets"] = identify_arrays(dataset.datasets)
-    return found
+        digests["datasets"] = identify_arrays(dataset.datasets)
+    return digests
 
 
 def _list_parts(datasets: Sequence[Any]) -> Iterator[MegatronDataset]:

@@ -48,6 +48,8 @@ class RequiredIndex:
     """Index of one split of one prefix.
 
     Args:
+        split: the split.
+        prefix: prefix of the data.
         num_samples: number of samples to build; None is one epoch.
         bookends: start and end of the split in the sequences, from 0 to 1.
     """
@@ -68,10 +70,6 @@ class RequiredIndex:
         """Return the options of the order."""
         return gpt_parameters(GPTDataset, self.num_samples, self.split, config)
 
-    def description_hash(self, config: GPTDatasetConfig, order: Order) -> str:
-        """Return the md5 of the text with which Megatron names the index."""
-        return digest(describe(self.identifiers(config)))
-
     def order(self, config: GPTDatasetConfig) -> LazyOrder:
         """Return the order, whose index is opened at the first use, to read ranges of it."""
         name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
@@ -79,12 +77,17 @@ class RequiredIndex:
         request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
         return LazyOrder(request)
 
+    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+        """Return the order, and the md5 of the text with which Megatron names the index."""
+        return self.order(config), digest(describe(self.identifiers(config)))
+
 
 @dataclass(frozen=True)
 class RequiredBlend:
     """Blend of one split.
 
     Args:
+        split: the split.
         members: the index of each dataset.
         shares: share of each dataset, with sum 1; None serves all samples of each dataset.
         size: number of samples requested; None is all samples.
@@ -114,6 +117,7 @@ class RequiredBlend:
         """Return the cache files of the blend; None if it is not cached, or their name depends on lengths not given.
 
         Args:
+            config: options of the run.
             lengths: number of samples of each member, for a blend without weights.
         """
         if config.path_to_cache is None or (self.shares is None and lengths is None):
@@ -125,16 +129,14 @@ class RequiredBlend:
     def _identifiers(
         self, config: GPTDatasetConfig, shares: Sequence[float], size: int | None
     ) -> OrderedDict[str, Any]:
-        members = [each.identifiers(config) for each in self.members]
+        members = [member.identifiers(config) for member in self.members]
         return blend_identifiers(BLEND, members, self.split, shares, size)
 
-    def description_hash(self, config: GPTDatasetConfig, order: BlendedOrder) -> str:
-        """Return the md5 of the text with which Megatron names the index."""
-        size = None if order.fields["all"] else len(order)
-        return digest(describe(self._identifiers(config, order.fields["weights"], size)))
+    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+        """Return the order, and the md5 of the text with which Megatron names the index.
 
-    def order(self, config: GPTDatasetConfig) -> BlendedOrder:
-        """Return the order, with ranges of its arrays if they are cached; else they are built."""
+        Ranges of the arrays are read if they are cached; else they are built.
+        """
         members = [member.order(config) for member in self.members]
         lengths = OPENS.map(len, members) if self.shares is None else []
         shares, size = self._measure(lengths)
@@ -142,15 +144,16 @@ class RequiredBlend:
         def fill(_: ArrayWriter, arrays: BlendIndex) -> None:
             fill_blend_index(shares, size, arrays, config.num_dataset_builder_threads)
 
+        description = describe(self._identifiers(config, shares, size))
         build = partial(build_blend_arrays, weights=shares, size=size, fill=fill)
         if files := self.files(config, lengths):
             cache = IndexCache(files)
-            description = describe(self._identifiers(config, shares, size))
             arrays = cache.load_or_build(description, {}, ARRAYS, build, "ranges")
         else:
             build(writer := ArrayWriter())
             arrays = writer.arrays
-        return BlendedOrder(members, arrays, {"class": BLEND, "weights": shares, "all": size is None})
+        fields = {"class": BLEND, "weights": shares, "all": size is None}
+        return BlendedOrder(members, arrays, fields), digest(description)
 
 
 class RequiredIndices(NamedTuple):
@@ -161,16 +164,21 @@ class RequiredIndices(NamedTuple):
 
 
 def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
-    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
-    found = RequiredIndices([], [])
-    for each in plan_distributions(config, sizes):
-        shares = None if each.weights is None else normalize(list(each.weights))
-        for split, bookends in zip(Split, each.matrix, strict=True):
+    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build.
+
+    Args:
+        config: options of the run.
+        sizes: the least number of samples of each split; None is one epoch.
+    """
+    required = RequiredIndices([], [])
+    for distribution in plan_distributions(config, sizes):
+        shares = None if distribution.weights is None else normalize(list(distribution.weights))
+        for split, bookends in zip(Split, distribution.matrix, strict=True):
             if bookends is None:
                 continue
-            prefixes = zip(each.prefixes, each.requested, strict=True)
+            prefixes = zip(distribution.prefixes, distribution.requested, strict=True)
             members = [RequiredIndex(split, prefix, counts[split.value], bookends) for prefix, counts in prefixes]
-            found.indices.extend(members)
-            if each.blended:
-                found.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
-    return found
+            required.indices.extend(members)
+            if distribution.blended:
+                required.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
+    return required

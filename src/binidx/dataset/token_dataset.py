@@ -115,7 +115,7 @@ class TokenDataset:
         self.order, self.tokens, self.assembles = order, tokens, assembles
         self.members, self.is_composed = list_members(order), isinstance(order, ComposedOrder)
         first = assembles[0]
-        is_shared = isinstance(first, RowAssemble) and all(each is first or each == first for each in assembles)
+        is_shared = isinstance(first, RowAssemble) and all(other is first or other == first for other in assembles)
         self.row_assemble: RowAssemble | None = first if is_shared else None
 
     def __len__(self) -> int:
@@ -173,9 +173,9 @@ class TokenDataset:
             raise ConfigError("read_tokens: cannot serve tokens alone (needs one sequence_length and GPT samples)")
         for dataset in self.tokens:
             if dataset.sequences.dtype_code not in INT32_DTYPES:
-                found = dataset.index.dtype.__name__
+                stored = dataset.index.dtype.__name__
                 raise ConfigError(
-                    f"{dataset.path_prefix}: tokens do not fit int32 (found {found}); "
+                    f"{dataset.path_prefix}: tokens do not fit int32 (found {stored}); "
                     "read the samples, whose tokens are int64"
                 )
         self._fill(rows := TextRows(self.row_assemble.recipe, len(idxs)), self._divide(idxs))
@@ -250,6 +250,8 @@ def fill_from_tokens(rows: Rows, tokens: SourceTokens, places: Sequence[int] | N
     """Fill rows of a batch with stored tokens.
 
     Args:
+        rows: filled in place.
+        tokens: the tokens of the samples of one source.
         places: the row of each sample; None: those of the batch.
     """
     dtype = tokens.pieces[0].dtype if tokens.pieces else np.dtype(np.int32)

@@ -144,41 +144,41 @@ def _find_launchers() -> list[dict[str, str]]:
     """Return the variables of each launcher that set some for this process, the innermost launcher first."""
     launchers = []
     for names in LAUNCHERS:
-        found = {name: os.environ[name] for name in names if os.environ.get(name)}
-        if "SLURM_STEP_NUM_TASKS" in found:
-            found.pop("SLURM_NTASKS", None)  # may be that of the whole job
-        if found and (names != SLURM or _is_slurm_task(found)):
-            launchers.append(found)
+        variables = {name: os.environ[name] for name in names if os.environ.get(name)}
+        if "SLURM_STEP_NUM_TASKS" in variables:
+            variables.pop("SLURM_NTASKS", None)  # may be that of the whole job
+        if variables and (names != SLURM or _is_slurm_task(variables)):
+            launchers.append(variables)
     return launchers
 
 
-def _is_slurm_task(found: Mapping[str, str]) -> bool:
+def _is_slurm_task(variables: Mapping[str, str]) -> bool:
     """Return whether srun started this process; a batch script has the variables of task 0, but no SLURM_STEP_ID."""
     in_batch_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
-    return "SLURM_PROCID" in found and not (in_batch_script and found["SLURM_PROCID"] == "0")
+    return "SLURM_PROCID" in variables and not (in_batch_script and variables["SLURM_PROCID"] == "0")
 
 
-def _parse_topology(found: Mapping[str, str]) -> Topology:
+def _parse_topology(variables: Mapping[str, str]) -> Topology:
     """Return the topology in the variables of one launcher."""
     try:
-        (rank,), (size,) = ({*map(int, values)} for values in (_ranks(found), _sizes(found)))
+        (rank,), (size,) = ({*map(int, values)} for values in (_ranks(variables), _sizes(variables)))
         if 0 <= rank < size:
             return Topology(rank, size)
     except ValueError:
         pass
-    raise _contradiction(found, "not one rank below one size")
+    raise _contradiction(variables, "not one rank below one size")
 
 
-def _ranks(found: Mapping[str, str]) -> set[str]:
-    return {value for name, value in found.items() if name.endswith(("RANK", "PROCID", "RANKID", "INDEX"))}
+def _ranks(variables: Mapping[str, str]) -> set[str]:
+    return {value for name, value in variables.items() if name.endswith(("RANK", "PROCID", "RANKID", "INDEX"))}
 
 
-def _sizes(found: Mapping[str, str]) -> set[str]:
-    return {value for name, value in found.items() if name.endswith(("SIZE", "TASKS"))}
+def _sizes(variables: Mapping[str, str]) -> set[str]:
+    return {value for name, value in variables.items() if name.endswith(("SIZE", "TASKS"))}
 
 
-def _contradiction(found: Mapping[str, str], reason: str) -> ConfigError:
-    text = ", ".join(f"{name}={value}" for name, value in found.items())
+def _contradiction(variables: Mapping[str, str], reason: str) -> ConfigError:
+    text = ", ".join(f"{name}={value}" for name, value in variables.items())
     return ConfigError(
         f"{text}: {reason}; give data_parallel_rank and data_parallel_size yourself, set the variables right (unset "
         "those that another launcher left), or call torch.distributed.init_process_group first"
@@ -190,7 +190,7 @@ def is_first_rank() -> bool:
     try:
         return find_topology().rank == 0
     except ConfigError:
-        return {rank for found in _find_launchers() for rank in _ranks(found)} == {"0"}
+        return {rank for variables in _find_launchers() for rank in _ranks(variables)} == {"0"}
 
 
 def count_known_processes() -> int:
@@ -280,7 +280,7 @@ class Samples(Sequence["Sample"]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             start, stop, step = row.indices(len(self))
-            return self.part(start, stop) if step == 1 else [self[each] for each in range(start, stop, step)]
+            return self.part(start, stop) if step == 1 else [self[number] for number in range(start, stop, step)]
         if not -len(self) <= row < len(self):
             raise IndexError(f"sample {row}: out of range (there are {len(self)})")
         sample: Sample = {name: numbers[row] for name, numbers in self.numbers.items()}
@@ -291,8 +291,8 @@ class Samples(Sequence["Sample"]):
     def part(self, start: int, stop: int) -> Samples:
         """Return the samples of rows `start` to before `stop`, which share this batch's memory."""
         rows = slice(start, max(start, stop))
-        columns = {name: each if name in self.shared else each[rows] for name, each in self.columns.items()}
-        numbers = {name: each[rows] for name, each in self.numbers.items()}
+        columns = {name: column if name in self.shared else column[rows] for name, column in self.columns.items()}
+        numbers = {name: values[rows] for name, values in self.numbers.items()}
         return Samples(len(range(len(self))[rows]), columns, self.shared, numbers)
 
     @property

@@ -150,12 +150,12 @@ def get_stored_order(dataset: Any) -> str | None:
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
     """Return `IndexedDataset.token_digests` of each low-level dataset of a dataset or blend, in its order."""
     low_level = [part.dataset for part in _parts(dataset)]
-    return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
+    return OPENS.map(lambda tokens: tokens.token_digests if isinstance(tokens, IndexedDataset) else {}, low_level)
 
 
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
-    kinds = {type(each) for each in (dataset, *_parts(dataset)) if isinstance(each, StoredSamples)}
+    kinds = {type(part) for part in (dataset, *_parts(dataset)) if isinstance(part, StoredSamples)}
     methods = [method for kind in kinds for method in _sample_methods(kind).values()]
     return bool(methods) and all(method.__module__.startswith("binidx.") for method in methods)
 
@@ -163,7 +163,7 @@ def is_pure(dataset: Any) -> bool:
 def reads_remotely(dataset: Any) -> bool:
     """Return whether a dataset names readers of bytes that are not on this machine."""
     readers = dataset.token_readers() if isinstance(dataset, StoredSamples) else []
-    return any(local_path(each.uri) is None for reader in readers for each in _components(reader))
+    return any(local_path(component.uri) is None for reader in readers for component in _components(reader))
 
 
 def _components(reader: RangeReader) -> Sequence[RangeReader]:

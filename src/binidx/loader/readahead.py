@@ -189,7 +189,7 @@ class ReadAheadQueue:
 
     def _take(self, batch: Batch) -> Any:
         group = self._groups[0]
-        in_flight = sum(not each.is_read for each in self._groups)
+        in_flight = sum(not queued.is_read for queued in self._groups)
         self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT)
         self._fill()
         group.hurry()
@@ -471,8 +471,8 @@ _running_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 @atexit.register
 def _stop_all() -> None:
     """Stop all queues and join their threads: a thread that runs during interpreter shutdown finds no modules."""
-    for each in [*_queues]:
-        each.stop()
+    for pending in [*_queues]:
+        pending.stop()
     deadline = time.monotonic() + JOIN_SECONDS
     for thread in [*_running_threads]:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -316,8 +316,8 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         """Return the samples of this rank in the rest of an epoch, after `into_epoch` samples of all ranks."""
         if self.data_sharding:
             share = self.total_samples // self.samples_per_step * self.micro_batch_size
-            mine = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
-            return mine + self.data_parallel_rank * share
+            drawn = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
+            return drawn + self.data_parallel_rank * share
         whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
         stop = whole if self.surplus_batches else self._samples_per_epoch
         return permutation(whole, epoch)[into_epoch:stop][self.data_parallel_rank :: self.data_parallel_size]
@@ -325,7 +325,7 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
 
 @lru_cache(maxsize=1)
 def permutation(num_samples: int, epoch: int) -> NDArray[np.int64]:
-    """Return the order of an epoch, shape (num_samples,), read-only.
+    """Return the numbers 0 to num_samples - 1 in an order seeded by the number of the epoch, read-only.
 
     The last permutation is cached: the sampler, its copy that predicts batches, and all ranks of a run's global order
     use the same one.
@@ -441,6 +441,8 @@ def build_sampler(
     surplus_batches: bool = False,
 ) -> PretrainingSampler:
     """Return the sampler of a type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
+
+    The other arguments are those of `MegatronPretrainingSampler` and `MegatronPretrainingRandomSampler`.
 
     Raises:
         ConfigError: an unknown type, or arguments that the sampler rejects.

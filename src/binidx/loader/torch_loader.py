@@ -146,7 +146,7 @@ def build_pretraining_data_loader(
         dataset = dataset.wrapped
     if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
         raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")
-    if isinstance(dataset, list | tuple) and any(get_split(each) for each in dataset):
+    if isinstance(dataset, list | tuple) and any(get_split(member) for member in dataset):
         raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
     topology = micro_batch_size, rank, size
@@ -333,7 +333,7 @@ class PretrainingLoader(DataLoader[Any]):
         """
         try:
             consumed, theirs, order = state["consumed_samples"], state["fingerprint"], state.get("order")
-            tokens = [dict(each) for each in state.get("tokens", ())]
+            tokens = [dict(digests) for digests in state.get("tokens", ())]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             way = "a number of samples, such as Megatron's consumed_train_samples, is the argument consumed_samples"
             raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave; {way}") from error
@@ -494,5 +494,5 @@ def _pad_bounds(samples: Sequence[Any]) -> list[Any]:
         return [*samples]
     bounds = [np.asarray(sample["cu_seqlens"]) for sample in samples]
     most = max(map(len, bounds))
-    even = [np.pad(each, (0, most - len(each)), mode="edge") for each in bounds]
-    return [{**sample, "cu_seqlens": as_tensor(each)} for sample, each in zip(samples, even, strict=True)]
+    even = [np.pad(own, (0, most - len(own)), mode="edge") for own in bounds]
+    return [{**sample, "cu_seqlens": as_tensor(own)} for sample, own in zip(samples, even, strict=True)]

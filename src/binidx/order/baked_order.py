@@ -50,8 +50,8 @@ class BakedOrder:
 
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         if len(samples) and not (self.positions.start <= samples.min() and samples.max() < self.positions.stop):
-            found, stored = f"{samples.min()} to {samples.max()}", f"{self.positions.start} to {self.positions.stop}"
-            raise IndexError(f"positions {found}: not stored (those from {stored} are)")
+            asked, stored = f"{samples.min()} to {samples.max()}", f"{self.positions.start} to {self.positions.stop}"
+            raise IndexError(f"positions {asked}: not stored (those from {stored} are)")
         part, number = np.divmod(samples - self.positions.start, self.samples_per_part)
         return part, number
 

@@ -6,6 +6,7 @@ sample   0  1  2  3  4          source  0  1  0  0  1          number in the sou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,26 +27,38 @@ class BlendedOrder:
     """Samples of several orders, by two arrays.
 
     Args:
-        members: the order of each source.
+        parts: the order of each source, whose samples are drawn: its own order, or a view of it.
         arrays: "dataset_index", the source of each sample, shape (size,), int16; and "dataset_sample_index", the number
-            of the sample in that source, shape (size,), int64. `RangedArray`s are read by ranges.
-        fields: fields of the identity before "datasets", the identities of the members.
+            of the sample in that part, shape (size,), int64. `RangedArray`s are read by ranges.
+        fields: fields of the identity before "datasets", the identities of the parts.
+        windows: the order whose samples are cut into those of the parts; its identity is that of the data, in the place
+            of "datasets". None: the samples are not cut.
+        proof: description of the checks that the order has passed; of a blend in stages.
 
-    Source: Megatron Core, `BlendedDataset`.
+    Attributes:
+        parts, fields, windows, proof: the arguments.
+        members: the own order of each source. It is the part, or below it if the part is a view.
+
+    Source: Megatron Core, `BlendedDataset`; `windows` are ours.
     """
 
     array_names = ("dataset_index", "dataset_sample_index")
 
-    proof = ""
-    """Description of the checks that the order has passed; of a blend in stages."""
-
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]
 
-    def __init__(self, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-        self.parts, self.fields = members, fields
-        self.members = [list_members(part)[0] for part in members]
-        self.has_views = any(part is not member for part, member in zip(members, self.members, strict=True))
+    def __init__(
+        self,
+        parts: Sequence[Order],
+        arrays: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        *,
+        windows: Order | None = None,
+        proof: str = "",
+    ) -> None:
+        self.parts, self.fields, self.windows, self.proof = parts, fields, windows, proof
+        self.members = [list_members(part)[0] for part in parts]
+        self.has_views = any(part is not member for part, member in zip(parts, self.members, strict=True))
         self.set_arrays(arrays)
 
     def set_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -54,6 +67,8 @@ class BlendedOrder:
 
     @property
     def identity(self) -> Any:
+        if self.windows is not None:
+            return {**self.fields, "windows": self.windows.identity}
         return {**self.fields, "datasets": [part.identity for part in self.parts]}
 
     @property
@@ -74,9 +89,9 @@ class BlendedOrder:
         source: Numbers = self.dataset_index[samples].astype(np.int64)
         number = self.dataset_sample_index[samples].astype(np.int64)
         if self.has_views:  # number in the source's own order, by which masks are seeded
-            for each in np.unique(source).tolist():
-                here = source == each
-                number[here] = self.parts[each].locate(number[here])[1]
+            for dataset_id in np.unique(source).tolist():
+                rows = source == dataset_id
+                number[rows] = self.parts[dataset_id].locate(number[rows])[1]
         return source, number
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
@@ -85,34 +100,14 @@ class BlendedOrder:
     def find(self, source: int, sequences: Numbers) -> Numbers:
         served = self.parts[source].find(0, sequences)
         both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
-        found = [np.empty(0, np.int64)]
+        samples = [np.empty(0, np.int64)]
         for (first, ids), (_, numbers) in both:
-            here = np.flatnonzero(ids == source)
-            found.append(first + here[np.isin(numbers[here], served)])
-        return np.concatenate(found)
+            rows = np.flatnonzero(ids == source)
+            samples.append(first + rows[np.isin(numbers[rows], served)])
+        return np.concatenate(samples)
 
     def epochs(self, samples: Numbers) -> Numbers:
         return epochs_of_members(self, samples)
-
-
-class LengthStagedOrder(BlendedOrder):
-    """Samples cut from the windows of an order.
-
-    Args:
-        windows: the order of the windows.
-        members, arrays: as of `BlendedOrder`; the members are the sources cut to each length.
-        fields: fields of the identity besides "windows".
-    """
-
-    def __init__(
-        self, windows: Order, members: Sequence[Order], arrays: Mapping[str, Any], fields: Mapping[str, Any]
-    ) -> None:
-        super().__init__(members, arrays, fields)
-        self.windows = windows
-
-    @property
-    def identity(self) -> Any:
-        return {**self.fields, "windows": self.windows.identity}
 
 
 def list_members(order: Order) -> Sequence[Order]:
@@ -121,7 +116,12 @@ def list_members(order: Order) -> Sequence[Order]:
 
 
 def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
-    """Return the spans of samples of a composed order; see `Order.spans`."""
+    """Return the spans of samples of a composed order; see `Order.spans`.
+
+    Args:
+        order: the composed order.
+        samples: numbers of samples, shape (B,).
+    """
 
     def read(source: int, numbers: Numbers) -> Columns:
         spans, bounds = list_members(order)[source].spans(numbers)
@@ -133,12 +133,24 @@ def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
 
 
 def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
-    """Return the epoch of each sample of a composed order; see `Order.epochs`."""
+    """Return the epoch of each sample of a composed order; see `Order.epochs`.
 
-    def read(source: int, numbers: Numbers) -> Columns:
-        return [list_members(order)[source].epochs(numbers)], np.zeros(len(numbers) + 1, np.int64), []
+    Args:
+        order: the composed order.
+        samples: numbers of samples, shape (B,).
+    """
+    return gather_columns(order, samples, partial(read_epochs, order))[2][0]
 
-    return gather_columns(order, samples, read)[2][0]
+
+def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:
+    """Return the columns, without spans, of samples of one source for `gather_columns`: their epochs.
+
+    Args:
+        order: a composed order, or the order of one source.
+        source: number of the source.
+        numbers: numbers of the samples in that source, shape (n,).
+    """
+    return [list_members(order)[source].epochs(numbers)], np.zeros(len(numbers) + 1, np.int64), []
 
 
 def gather_columns(
@@ -146,34 +158,47 @@ def gather_columns(
 ) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]:
     """Return source and number in the source of each sample, and columns of all samples in the order of `samples`.
 
+    The samples of each source are read together, and the sources concurrently if they read from a store.
+
     Args:
-        samples: shape (B,).
-        read: returns the columns of some samples of one source, by their numbers in it.
+        order: a composed order, or the order of one source.
+        samples: numbers of samples, shape (B,).
+        read: called with the number of a source, and the numbers of samples in it; returns their columns.
+
+    Returns:
+        The source of each sample, and its number in the source's own order, shape (B,); the columns with a value for
+        each sample; the bounds of its spans, shape (B + 1,); the columns with a value for each span.
     """
     source, number = order.locate(samples)
     sources = np.unique(source).tolist() or [0]
     if len(sources) == 1:
         return source, number, *read(sources[0], number)
-    places = {each: np.flatnonzero(source == each) for each in sources}
-    parts = map_sources(order, sources, lambda each: read(each, number[places[each]]))
+    positions_of = {source_id: np.flatnonzero(source == source_id) for source_id in sources}
+    parts = map_sources(order, sources, lambda source_id: read(source_id, number[positions_of[source_id]]))
     counts = np.zeros(len(samples), np.int64)
-    for here, (_, bounds, _) in zip(places.values(), parts, strict=True):
-        counts[here] = np.diff(bounds)
+    for positions, (_, bounds, _) in zip(positions_of.values(), parts, strict=True):
+        counts[positions] = np.diff(bounds)
     whole = np.concatenate([[0], np.cumsum(counts)])
     rows, spans = (
         [np.empty(length, np.int64) for _ in columns]
         for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
     )
-    for here, (own_rows, bounds, own_spans) in zip(places.values(), parts, strict=True):
-        target = join_ranges(whole[here], whole[here] + np.diff(bounds))
+    for positions, (own_rows, bounds, own_spans) in zip(positions_of.values(), parts, strict=True):
+        target = join_ranges(whole[positions], whole[positions] + np.diff(bounds))
         for column, own in zip(rows, own_rows, strict=True):
-            column[here] = own
+            column[positions] = own
         for column, own in zip(spans, own_spans, strict=True):
             column[target] = own
     return source, number, rows, whole, spans
 
 
 def map_sources(order: Order, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
-    """Return the results of `work` for some sources, computed concurrently if they read from a store."""
+    """Return the results of `work` for some sources, computed concurrently if they read from a store.
+
+    Args:
+        order: the order of all sources.
+        sources: numbers of some of its sources.
+        work: called with the number of each of them.
+    """
     is_lazy = isinstance(list_members(order)[0], LazyOrder)
     return OPENS.map(work, sources) if is_lazy else [work(source) for source in sources]

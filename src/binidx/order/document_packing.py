@@ -117,6 +117,9 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
 
     Args:
         pack: rule of the packing.
+        parameters: options of the order.
+        source: the sequences, one document each.
+        options: of the cache and the build.
     """
 
     def fill(writer: ArrayWriter) -> None:

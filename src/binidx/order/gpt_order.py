@@ -99,7 +99,12 @@ class GPTParameters:
         return get_order_key(plan, self.sequence_length, add_extra_token=self.add_extra_token)
 
     def is_small(self, num_documents: int, plan: EpochPlan) -> bool:
-        """Return whether the index is built faster than fetched, so that it is not cached by default."""
+        """Return whether the index is built faster than fetched, so that it is not cached by default.
+
+        Args:
+            num_documents: number of sequences of the split.
+            plan: the epochs of the index.
+        """
         return num_documents * plan.num_epochs + plan.num_samples <= SMALL
 
 
@@ -217,6 +222,11 @@ class GPTOrder(SourceOrder):
 def count_epochs(parameters: GPTParameters, source: Source, options: IndexOptions | None = None) -> EpochPlan:
     """Return the epochs that a source needs for the samples.
 
+    Args:
+        parameters: options of the order.
+        source: the sequences.
+        options: threads and context of the build; None: one thread.
+
     Raises:
         IndexBuildError: no number of epochs holds the samples.
     """
@@ -232,6 +242,12 @@ def load_or_build_gpt_index(
     """Load the arrays from the cache, or build them.
 
     The index of computed tokens is not cached, and a small one by default not, as it is built faster.
+
+    Args:
+        parameters: options of the order.
+        source: the sequences.
+        plan: the epochs of the index.
+        options: of the cache and the build.
     """
 
     def build(writer: ArrayWriter) -> None:

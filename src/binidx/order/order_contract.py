@@ -40,29 +40,29 @@ def check_order(order: Order, *, seed: int = 0) -> None:
     tiled = bounds[0] == 0 and bounds[-1] == len(spans) and bool((np.diff(bounds) >= 0).all())
     require(bool(tiled), "bounds do not hold the spans")
     owner = np.repeat(samples, np.diff(bounds))
-    for each, (place, member) in enumerate(zip(order.sources, members, strict=True)):
-        own = spans[spans[:, 0] == each]
-        lengths = place.dataset.sequence_lengths
+    for source_id, (stored, member) in enumerate(zip(order.sources, members, strict=True)):
+        own = spans[spans[:, 0] == source_id]
+        lengths = stored.dataset.sequence_lengths
         inside = (own[:, 1] >= 0) & (own[:, 1] < len(lengths)) & (own[:, 2] >= 0) & (own[:, 3] >= 0)
-        require(bool(inside.all()), f"{place.name}: a span of a sequence that does not exist")
+        require(bool(inside.all()), f"{stored.name}: a span of a sequence that does not exist")
         ends = own[:, 2] + own[:, 3]
-        require(bool((ends <= lengths[own[:, 1]]).all()), f"{place.name}: a span leaves its sequence")
-        here = source == each
-        if here.any():
-            alone, _ = member.spans(number[here])
-            same = (alone[:, 1:] == spans[np.isin(owner, samples[here])][:, 1:]).all()
-            require(bool(same), f"{place.name}: spans of the numbers that locate returns are other ones")
+        require(bool((ends <= lengths[own[:, 1]]).all()), f"{stored.name}: a span leaves its sequence")
+        of_source = source == source_id
+        if of_source.any():
+            alone, _ = member.spans(number[of_source])
+            same = (alone[:, 1:] == spans[np.isin(owner, samples[of_source])][:, 1:]).all()
+            require(bool(same), f"{stored.name}: spans of the numbers that locate returns are other ones")
         chosen = np.array(sorted(choose.sample(range(len(lengths)), min(len(lengths), 5))), np.int64)
         for sequences in (chosen, chosen[:1], chosen[:0], np.arange(len(lengths))):
-            hits = (spans[:, 0] == each) & np.isin(spans[:, 1], sequences) & (spans[:, 3] > 0)
-            needed, answer = np.unique(owner[hits]), order.find(each, sequences)
+            hits = (spans[:, 0] == source_id) & np.isin(spans[:, 1], sequences) & (spans[:, 3] > 0)
+            needed, answer = np.unique(owner[hits]), order.find(source_id, sequences)
             require(np.array_equal(needed, answer), f"find: found samples {answer[:9]}, all spans have {needed[:9]}")
     shuffled = np.array(choose.sample(range(count), min(count, 50)), np.int64)
     for chosen in (shuffled, shuffled[:1], shuffled[:0]):
         some, own_bounds = order.spans(chosen)
         needed_spans = [spans[bounds[sample] : bounds[sample + 1]] for sample in chosen.tolist()]
         require(np.array_equal(some, np.concatenate([spans[:0], *needed_spans])), "spans depend on the other samples")
-        require(np.array_equal(np.diff(own_bounds), [len(each) for each in needed_spans]), "bounds of some samples")
+        require(np.array_equal(np.diff(own_bounds), [len(rows) for rows in needed_spans]), "bounds of some samples")
     epochs = order.epochs(samples)
     require(epochs.shape == (count,), "epochs returns a number for each sample")
     require(

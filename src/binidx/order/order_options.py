@@ -79,7 +79,13 @@ class OrderOption:
         return source.sequences
 
     def open_source(self, parameters: GPTParameters, source: Source, options: IndexOptions) -> SourceOrder | None:
-        """Return the order of one source, whose index is loaded or built; None for Megatron's."""
+        """Return the order of one source, whose index is loaded or built; None for Megatron's.
+
+        Args:
+            parameters: options of the order, and the number of samples.
+            source: the sequences of the split that `choose_sequences` returned.
+            options: of the cache and the build.
+        """
         return None
 
     def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:

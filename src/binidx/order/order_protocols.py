@@ -101,10 +101,22 @@ class SpanIndex(Protocol):
     """Arrays of an index that C translates from sample numbers to spans: whole, mapped or read by ranges."""
 
     def spans(self, served: Sequence[int] | Numbers) -> tuple[Numbers, Bounds]:
-        """Return (sequence, first token, number of tokens) of spans, shape (n, 3), and the bounds of each sample."""
+        """Return (sequence, first token, number of tokens) of spans, shape (n, 3), and the bounds of each sample.
+
+        Args:
+            served: numbers of samples, shape (B,).
+        """
 
     def ends(self, served: Sequence[int] | Numbers) -> tuple[Bounds, NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return bounds and sequences of spans; first token in each sample's first sequence, end in its last one."""
+        """Return the sequences of samples without the lengths of their spans, which costs less than `spans`.
+
+        Args:
+            served: numbers of samples, shape (B,).
+
+        Returns:
+            The bounds of the spans of each sample, shape (B + 1,); the sequence of each span, shape (n,); for each
+            sample its first token in its first sequence, and the one after its last token in its last sequence, (B,).
+        """
 
 
 @runtime_checkable

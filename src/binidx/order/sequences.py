@@ -19,8 +19,8 @@ from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
 from binidx.order.source_order import SourceOrder, find_positions, join_ranges, stretches
 
 
-class RunsOrder(SourceOrder):
-    """Order of samples that are runs of neighbouring sequences."""
+class SequenceRunsOrder(SourceOrder):
+    """Base of orders whose samples are runs of neighbouring sequences; a subclass returns the runs."""
 
     @abstractmethod
     def runs(self, samples: Numbers) -> tuple[Numbers, Numbers]:
@@ -45,7 +45,7 @@ class RunsOrder(SourceOrder):
         return spans, bounds
 
 
-class SequenceOrder(RunsOrder):
+class SequenceOrder(SequenceRunsOrder):
     """Sample i is sequence i, whole.
 
     Args:
@@ -73,7 +73,7 @@ class SequenceOrder(RunsOrder):
         return np.zeros_like(samples)
 
 
-class RowOrder(RunsOrder):
+class RowOrder(SequenceRunsOrder):
     """Rows of a file, epoch after epoch; each epoch in the order of the file, or shuffled by itself.
 
     Args:
@@ -116,8 +116,8 @@ class RowOrder(RunsOrder):
         epoch, position = np.divmod(samples, self.rows_per_epoch)
         if self.seed is not None:
             for number in np.unique(epoch).tolist():
-                here = epoch == number
-                position[here] = self._shuffled(number)[position[here]]
+                in_epoch = epoch == number
+                position[in_epoch] = self._shuffled(number)[position[in_epoch]]
         rows = np.asarray(self.source.sequences)[position].astype(np.int64)
         return rows, rows + 1
 
@@ -146,7 +146,7 @@ class RowOrder(RunsOrder):
         return rows
 
 
-class SentenceOrder(RunsOrder):
+class SentenceOrder(SequenceRunsOrder):
     """Neighbouring sentences of one document, by an index; the order of BERT and T5 samples.
 
     Args:
@@ -199,7 +199,7 @@ class SentenceOrder(RunsOrder):
         return np.zeros_like(samples)
 
 
-class DocumentOrder(RunsOrder):
+class DocumentOrder(SequenceRunsOrder):
     """Whole documents, one a sample; text beyond the length of a sample is left out.
 
     Args:

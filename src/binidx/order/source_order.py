@@ -103,14 +103,23 @@ class SourceOrder(ABC):
 
 
 def with_source(source: int, spans: Numbers) -> Spans:
-    """Return spans (sequence, first token, number of tokens), shape (n, 3), with the number of their source."""
+    """Return spans (sequence, first token, number of tokens), shape (n, 3), with the number of their source.
+
+    Args:
+        source: the number.
+        spans: of that source.
+    """
     rows = np.empty((len(spans), 4), np.int64)
     rows[:, 0], rows[:, 1:] = source, spans
     return rows
 
 
 def join_ranges(starts: Numbers, stops: Numbers) -> Numbers:
-    """Return the numbers from each start to before its stop, one range after the other."""
+    """Return the numbers from each start to before its stop, one range after the other.
+
+    Args:
+        starts, stops: of each range, shape (n,), int64.
+    """
     lengths = stops - starts
     ends = np.cumsum(lengths)
     numbers: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
@@ -118,14 +127,24 @@ def join_ranges(starts: Numbers, stops: Numbers) -> Numbers:
 
 
 def samples_with_hits(hits: NDArray[np.bool_], bounds: Bounds) -> NDArray[np.bool_]:
-    """Return which samples have a span that `hits` marks, shape (B,)."""
+    """Return which samples have a span that `hits` marks, shape (B,).
+
+    Args:
+        hits: True for the spans to look for, shape (n,).
+        bounds: sample i has the spans bounds[i] up to bounds[i + 1], shape (B + 1,).
+    """
     total = np.concatenate([[0], np.cumsum(hits)])
     has_hit: NDArray[np.bool_] = total[bounds[1:]] > total[bounds[:-1]]
     return has_hit
 
 
 def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
-    """Return, in ascending order, the positions at which an index holds one of `values`."""
+    """Return, in ascending order, the positions at which an index holds one of `values`.
+
+    Args:
+        index: shape (m,), of any integer dtype; read `STRETCH` elements at a time.
+        values: shape (n,), int64.
+    """
     if not len(values):
         return np.empty(0, np.int64)
     positions = [first + np.flatnonzero(np.isin(part, values)) for first, part in stretches(index)]

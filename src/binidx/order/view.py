@@ -176,7 +176,13 @@ class View(OrderOption):
         return ViewOrder(order, kept, {"class": "View", "keep": self.keep, "documents": listed.digest})
 
     def leaving(self, source: Source, listed: DocumentList, *, is_only: bool) -> Numbers:
-        """Return the sequences of a source whose documents leave, ascending."""
+        """Return the sequences of a source whose documents leave, ascending.
+
+        Args:
+            source: the sequences.
+            listed: the list.
+            is_only: whether lines without a prefix are of this source, the only one of its run.
+        """
         bounds = source.dataset.document_indices
         named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
         documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
@@ -202,13 +208,13 @@ class DocumentList:
     @cached_property
     def by_source(self) -> Mapping[str | None, list[int]]:
         """Numbers of documents by the prefix of their source, None where a line has no prefix."""
-        found: dict[str | None, list[int]] = {}
+        documents: dict[str | None, list[int]] = {}
         for number, line in enumerate(self.text.decode("utf-8", "replace").splitlines(), 1):
             prefix, tab, document = line.rpartition("\t")
             if not document.strip().isdecimal():
                 raise ConfigError(f"{self.uri}: line {number}: found {line[:80]!r}, needs [PREFIX TAB] NUMBER")
-            found.setdefault(prefix if tab else None, []).append(int(document))
-        return found
+            documents.setdefault(prefix if tab else None, []).append(int(document))
+        return documents
 
     def check_sources(self, names: Collection[str]) -> None:
         """Raise ConfigError if a line names no source of a run, or none where there are several."""
@@ -219,6 +225,11 @@ class DocumentList:
 
     def documents_of(self, name: str, count: int, *, is_only: bool) -> Numbers:
         """Return the listed documents of a source, ascending, each once.
+
+        Args:
+            name: prefix of the source, as the user wrote it.
+            count: number of documents of the source.
+            is_only: whether lines without a prefix are of this source, the only one of its run.
 
         Raises:
             ConfigError: the source has fewer documents.

@@ -81,6 +81,10 @@ class GlobalOrder:
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
         """Return the reads of consecutive whole steps, of one rank or all.
 
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+            rank: a data parallel rank; None for all.
+
         Raises:
             IndexError: the run has no such step, or does not fill it.
         """
@@ -93,6 +97,10 @@ class GlobalOrder:
         """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.
 
         Cost: one pass over an epoch's order for each epoch when cyclic, otherwise none.
+
+        Args:
+            samples: numbers of samples, shape (n,), in any order.
+            stop: first position that is not searched.
         """
         positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
         return self._described(np.sort(positions[positions >= self._consumed]))
@@ -121,46 +129,46 @@ class GlobalOrder:
         """Return the sample at each position, in the shape of `position`."""
         if self.dataloader_type == "single":
             return position
-        epoch, into = np.divmod(position, self._active)
-        found = np.empty_like(position)
-        for each in np.unique(epoch).tolist():
-            here = epoch == each
-            found[here] = self._of_epoch(each, into[here])
-        return found
+        epoch, offset = np.divmod(position, self._active)
+        samples = np.empty_like(position)
+        for number in np.unique(epoch).tolist():
+            in_epoch = epoch == number
+            samples[in_epoch] = self._of_epoch(number, offset[in_epoch])
+        return samples
 
     @property
     def _active(self) -> int:
         """Number of samples served in a cyclic epoch: as many whole micro-batches of all ranks as there are."""
         return self.num_samples // self.schedule.block * self.schedule.block
 
-    def _of_epoch(self, epoch: int, into: Numbers) -> Numbers:
+    def _of_epoch(self, epoch: int, offset: Numbers) -> Numbers:
         """Return the samples at the positions `into` of an epoch of the cyclic sampler."""
         micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
-        batch, place = np.divmod(into, self.schedule.block)
+        batch, place = np.divmod(offset, self.schedule.block)
         rank, slot = np.divmod(place, micro)
-        mine = batch * micro + slot
-        found: Numbers
+        drawn = batch * micro + slot
+        samples: Numbers
         if self.data_sharding:
             share = self._active // ranks
-            found = permutation(share, epoch)[mine] + rank * share
+            samples = permutation(share, epoch)[drawn] + rank * share
         else:
-            found = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
-        return found
+            samples = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * drawn]
+        return samples
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":
             return samples[samples < stop]
-        found = []
+        parts = []
         for epoch in range(-(-stop // self._active)):
-            into = np.flatnonzero(np.isin(self._of_epoch(epoch, np.arange(self._active)), samples))
-            found.append(into + epoch * self._active)
-        positions = np.concatenate(found) if found else np.empty(0, np.int64)
+            offset = np.flatnonzero(np.isin(self._of_epoch(epoch, np.arange(self._active)), samples))
+            parts.append(offset + epoch * self._active)
+        positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
         return positions[positions < stop]
 
     def _described(self, position: Numbers) -> SampleReads:
         """Return the reads at these positions: their step, rank, slot and sample."""
-        step = np.array([self.schedule.step_of(each) for each in position.tolist()], np.int64)
-        start = np.array([self.schedule.samples_before(each) for each in step.tolist()], np.int64)
+        step = np.array([self.schedule.step_of(number) for number in position.tolist()], np.int64)
+        start = np.array([self.schedule.samples_before(number) for number in step.tolist()], np.int64)
         batch, place = np.divmod(position - start, self.schedule.block)
         rank, slot = np.divmod(place, self.schedule.micro_batch_size)
         slot += batch * self.schedule.micro_batch_size

@@ -72,7 +72,7 @@ def load_dataset(
     """
     if which not in Split.__members__:
         raise ConfigError(f"which: found {which!r}, needs 'train', 'valid' or 'test'")
-    if unknown := sorted(options.keys() - {each.name for each in fields(GPTDatasetConfig) if each.init}):
+    if unknown := sorted(options.keys() - {field.name for field in fields(GPTDatasetConfig) if field.init}):
         raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; help(binidx.GPTDatasetConfig) has all")
     given = tokenizer
     if tokenizer is None:
@@ -91,6 +91,12 @@ def load_dataset(
 class LoadedDataset(DatasetView):
     """GPT samples of one split: a map-style dataset of torch. Made by `load_dataset`.
 
+    Args:
+        config: options of the samples.
+        split: the split.
+        num_samples: the least number of samples; None as for `load_dataset`.
+        tokenizer: as the user gave it to `load_dataset`, for `as_code`.
+
     Attributes:
         wrapped: the `GPTDataset`, or the `BlendedDataset` of several.
         config, sizes: of the builder; `binidx.Run(dataset.config, dataset.sizes, 8)` is the run that the tools read.
@@ -102,8 +108,8 @@ class LoadedDataset(DatasetView):
         opened: dict[str, IndexedDataset] = {}
         if num_samples is None and weights is not None:
             opened = open_low_level_datasets(GPTDataset, config, prefixes)
-            num_samples = samples_of_epoch([opened[each] for each in prefixes], config, split)
-        self.sizes = [num_samples if each is split else 0 for each in Split]
+            num_samples = samples_of_epoch([opened[prefix] for prefix in prefixes], config, split)
+        self.sizes = [num_samples if other is split else 0 for other in Split]
         builder = BlendedMegatronDatasetBuilder(
             GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
         )
@@ -153,8 +159,10 @@ class LoadedDataset(DatasetView):
 
     def _fields(self) -> dict[str, str]:
         """Return the fields of the config that matter, as code."""
-        values = {each.name: (getattr(self.config, each.name), each) for each in fields(self.config) if each.init}
-        named = {name: repr(value) for name, (value, each) in values.items() if name in SHOWN or value != each.default}
+        values = {field.name: (getattr(self.config, field.name), field) for field in fields(self.config) if field.init}
+        named = {
+            name: repr(value) for name, (value, field) in values.items() if name in SHOWN or value != field.default
+        }
         if isinstance(self._tokenizer, str):
             named["tokenizer"] = f"binidx.describe_tokenizer({self._tokenizer!r})"
         else:
@@ -168,7 +176,13 @@ class LoadedDataset(DatasetView):
 
 
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all datasets of a blend."""
+    """Return the number of samples that the tokens of a split fill, over all datasets of a blend.
+
+    Args:
+        datasets: the stored sequences of each prefix.
+        config: options of the run.
+        split: the split.
+    """
     shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-    counts = [count_tokens(each.sequence_lengths, split_range(shares, len(each))) for each in datasets]
+    counts = [count_tokens(dataset.sequence_lengths, split_range(shares, len(dataset))) for dataset in datasets]
     return max(1, sum(counts) // config.sequence_length)

@@ -42,7 +42,13 @@ from binidx.storage.writing.publish import create_object
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """The part of a tokenizer that samples and the names of index caches depend on."""
+    """The part of a tokenizer that samples and the names of index caches depend on.
+
+    Attributes:
+        unique_identifiers: identity of the tokenizer in the names of index caches.
+        eod, pad, eos: ids of special tokens; None if the tokenizer has none.
+        special_tokens_dict: ids of its special tokens, by name.
+    """
 
     unique_identifiers: Mapping[str, Any]
     eod: int | None = None
@@ -59,8 +65,8 @@ class SavedTokenizer:
         """Return the saved part of a tokenizer, without the tokens that it does not have."""
         if not hasattr(tokenizer, "unique_identifiers"):
             raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
-        found = {each.name: _attribute(tokenizer, each.name) for each in fields(cls)}
-        return cls(**{name: value for name, value in found.items() if value is not None})
+        values = {option.name: _attribute(tokenizer, option.name) for option in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -179,8 +185,8 @@ class Run:
                 train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
                 built = [train, *built[1:]]
             vars(self)["_built"] = built
-        found: Built = vars(self)["_built"]
-        return found
+        datasets: Built = vars(self)["_built"]
+        return datasets
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -256,7 +262,7 @@ class Run:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config, other_prefixes=stages)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}  # and not what was built
+        return {option.name: getattr(self, option.name) for option in fields(self)}  # and not what was built
 
 
 def read_run_file(file: Location) -> bytes:
@@ -277,14 +283,14 @@ def read_run_file(file: Location) -> bytes:
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths or {})
-    saved = [each.name for each in fields(written) if each.init and each.name not in UNSAVED]
+    saved = [option.name for option in fields(written) if option.init and option.name not in UNSAVED]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
         config["order"] = format_order(order.pinned(run.config.storage_options))
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
-    described = {each.name: getattr(run, each.name) for each in fields(run)} | {"config": config}
+    described = {option.name: getattr(run, option.name) for option in fields(run)} | {"config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
     if run.directory is None:
@@ -295,40 +301,44 @@ def format_run(run: Run) -> bytes:
 def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:
     """Return the run of a file's text.
 
+    Args:
+        text: the bytes of the file.
+        storage_options: options of the stores of the run's data.
+
     Raises:
         ConfigError: the text is not a JSON object, has unknown or missing fields, or an invalid value.
     """
-    found = RUN_FILE.parse(text, "")
-    if is_packed_run(found):
+    values = RUN_FILE.parse(text, "")
+    if is_packed_run(values):
         raise ConfigError("a run over packed files; binidx order takes it, and binidx.load_packed_run")
-    RUN_FILE.convert(found, "")
-    config = found["config"]
+    RUN_FILE.convert(values, "")
+    config = values["config"]
     blends = {"blend": _pair(config.get("blend"))}
     if config.get("blend_per_split") is not None:
-        blends["blend_per_split"] = [_pair(each) for each in config["blend_per_split"]]
+        blends["blend_per_split"] = [_pair(blend) for blend in config["blend_per_split"]]
     tokenizer = SavedTokenizer(**config["tokenizer"]) if "tokenizer" in config else None
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
-    stages = [Stage(**{**each, "blend": _pair(each["blend"])}) for each in found.get("stages") or []]
-    made = {"config": built, "stages": stages if found.get("stages") is not None else None}
-    return Run(**{"directory": None, **found, **made})
+    stages = [Stage(**{**stage, "blend": _pair(stage["blend"])}) for stage in values.get("stages") or []]
+    made = {"config": built, "stages": stages if values.get("stages") is not None else None}
+    return Run(**{"directory": None, **values, **made})
 
 
 def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig, Sequence[Stage] | None]:
     """Return the config and the stages of a run with other paths: `names` has the new path of each old one."""
 
     def rename(blend: Any) -> Any:
-        return blend and ([names.get(each, each) for each in blend[0]], blend[1])
+        return blend and ([names.get(prefix, prefix) for prefix in blend[0]], blend[1])
 
     config, stages, cache = run.config, run.stages, run.config.path_to_cache
-    blends = config.blend_per_split and [rename(each) for each in config.blend_per_split]
+    blends = config.blend_per_split and [rename(blend) for blend in config.blend_per_split]
     cache, order = cache and names.get(cache, cache), config.order and config.order.with_paths(names)
     config = replace(config, blend=rename(config.blend), blend_per_split=blends, path_to_cache=cache, order=order)
-    return config, stages and [replace(each, blend=rename(each.blend)) for each in stages]
+    return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
-def is_packed_run(found: Any) -> bool:
+def is_packed_run(value: Any) -> bool:
     """Return whether a JSON value describes a run over packed files."""
-    return isinstance(found, dict) and "fork" in found
+    return isinstance(value, dict) and "fork" in value
 
 
 def _pair(blend: Any) -> Any:
@@ -340,9 +350,9 @@ def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> ty
     """Return a dataclass of the fields of `kind` that its file has: without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
-        (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
-        for each in fields(kind)
-        if each.init and each.name not in left_out
+        (option.name, hints[option.name], field(default=option.default, default_factory=option.default_factory))
+        for option in fields(kind)
+        if option.init and option.name not in left_out
     ]
     return make_dataclass(kind.__name__, described, kw_only=True)
 

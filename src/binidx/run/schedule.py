@@ -28,7 +28,13 @@ Rampup = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BatchSizeStage:
-    """Steps of one size, up to the next stage."""
+    """Steps of one size, up to the next stage.
+
+    Attributes:
+        first_step: the first of these steps.
+        first_sample: number of samples consumed before it, over all ranks.
+        batch_size: number of samples of a step, over all ranks.
+    """
 
     first_step: int
     first_sample: int
@@ -73,7 +79,11 @@ class BatchSchedule:
         return self.micro_batch_size * self.data_parallel_size
 
     def batch_size(self, consumed_samples: int) -> int:
-        """Return the number of samples in the step that begins after `consumed_samples` samples."""
+        """Return the number of samples in the step that begins after `consumed_samples` samples.
+
+        Raises:
+            ConfigError: the step is no multiple of a micro-batch of every rank.
+        """
         size = self._unchecked_size(consumed_samples)
         if size < self.block or size % self.block:
             raise ConfigError(
@@ -122,7 +132,13 @@ MAX_INCREMENTS = 1_000_000
 
 
 def check_steps(steps: range, num_steps: int | None, argument: str = "steps") -> None:
-    """Raise IndexError unless these consecutive steps are steps of a run of `num_steps`; None is one without end."""
+    """Raise IndexError unless these consecutive steps are steps of a run of `num_steps`; None is one without end.
+
+    Args:
+        steps: the steps, counted from the run's `consumed_samples`.
+        num_steps: number of steps of the run; None: it has no end.
+        argument: name of the option, for the error.
+    """
     first, stop = steps.start, steps.stop
     if steps.step != 1 or not 0 <= first <= stop or (num_steps is not None and stop > num_steps):
         found = f"{first}" if stop in (first, first + 1) else f"{first} to {stop}"
@@ -182,7 +198,12 @@ def split_sizes(
 
 
 def steps_of_samples(schedule: BatchSchedule, num_samples: int) -> int:
-    """Return the number of steps in a run of `num_samples` samples: those of the ramp, then whole steps."""
+    """Return the number of steps in a run of `num_samples` samples: those of the ramp, then whole steps.
+
+    Args:
+        schedule: sizes of the steps; its `consumed_samples` do not matter.
+        num_samples: number of samples of the run.
+    """
     steps, consumed = 0, 0
     if schedule.rampup is not None:
         start = replace(schedule, consumed_samples=0)

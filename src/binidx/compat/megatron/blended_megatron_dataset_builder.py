@@ -68,7 +68,14 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     def build_generic_dataset(
         cls: Callable[..., Any], is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """Return `cls(*args)` on ranks that build, None on others; with `synchronize_ranks`, rank 0 builds first."""
+        """Return `cls(*args)` on ranks that build, None on others; with `synchronize_ranks`, rank 0 builds first.
+
+        Args:
+            cls: class of the dataset, or a function.
+            is_built_on_rank: returns whether this process needs the dataset.
+            synchronize_ranks: let rank 0 build before the other ranks.
+            args: arguments of `cls`.
+        """
 
         def build() -> Any:
             return cls(*args) if not is_distributed() or is_built_on_rank() else None

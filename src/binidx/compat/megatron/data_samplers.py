@@ -55,6 +55,10 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
         hybrid_context_parallel    this rank's samples of a whole global batch, as a list
         another of `is_listed`     a micro-batch, as a list: the scheduler draws the micro-batches of a step itself
         none of them               a micro-batch, stacked
+
+    Args:
+        dataset: map-style dataset; None has no loader.
+        consumed_samples: samples served before, over all ranks.
     """
     from megatron.core import mpu
     from megatron.training import get_args
@@ -113,7 +117,12 @@ SIZES = ("micro_batch_size", "global_batch_size")
 
 
 def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
-    """Return the samples of a micro-batch and of a global batch; for valid and test the `eval_` sizes, if set."""
+    """Return the samples of a micro-batch and of a global batch; for valid and test the `eval_` sizes, if set.
+
+    Args:
+        dataset: the dataset of a split.
+        args: Megatron's `get_args()`.
+    """
     split = getattr(dataset, "split", getattr(dataset, "index_split", None))
     evaluation: dict[str, int] = vars(args) if split in (Split.valid, Split.test) else {}
     micro, whole = (evaluation.get(f"eval_{name}") or getattr(args, name) for name in SIZES)

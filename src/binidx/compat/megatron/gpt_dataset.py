@@ -79,7 +79,13 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     def build_low_level_dataset(
         dataset_path: str | None, config: configs.GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
     ) -> Any:
-        """Open the `.bin`/`.idx` pair of a prefix as the stand-in `IndexedDataset`."""
+        """Open the `.bin`/`.idx` pair of a prefix as the stand-in `IndexedDataset`.
+
+        Args:
+            dataset_path: prefix, a path or any URI.
+            config: options of the run.
+            context: options of the build.
+        """
         return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
     # Indices
@@ -111,8 +117,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     @cached_property
     def _is_queried(self) -> bool:
-        mine: Any = GPTDataset._query_document_sample_shuffle_indices
-        return type(self)._query_document_sample_shuffle_indices is not mine
+        own: Any = GPTDataset._query_document_sample_shuffle_indices
+        return type(self)._query_document_sample_shuffle_indices is not own
 
     @property
     def reads_by_itself(self) -> bool:

@@ -135,10 +135,10 @@ def find_in_megatron(module: str, path: Sequence[str] | None) -> Callable[[str],
     def find(name: str) -> Any:
         if name.startswith("__") or not hasattr(load(), name):
             raise AttributeError(f"module {module!r}, which is {SERVED[module]}, has no attribute {name!r}")
-        found = getattr(load(), name)
-        if getattr(found, "__module__", None) == module:
+        value = getattr(load(), name)
+        if getattr(value, "__module__", None) == module:
             logger.warning("%s.%s: not in binidx; using Megatron's own", module, name)
-        return found
+        return value
 
     return find
 

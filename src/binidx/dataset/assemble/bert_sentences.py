@@ -99,6 +99,11 @@ def trim(num_first: int, num_second: int, target: int, rng: RandomState) -> list
     """Return (start, stop) in each of two runs of tokens, trimmed to `target` tokens in all.
 
     Until they fit, the longer run loses a token at a random end.
+
+    Args:
+        num_first, num_second: numbers of tokens of the two runs.
+        target: most tokens of both together.
+        rng: a draw below 0.5 removes the first token of a run, another the last.
     """
     bounds = [[0, num_first], [0, num_second]]
     excess = num_first + num_second - target

@@ -67,7 +67,7 @@ def parse_row(row: Row) -> Conversation | str:
 
 
 def _parse_openai_messages(messages: Any) -> Conversation:
-    if not _is_list_of_objects(messages) or not all(isinstance(each.get("role"), str) for each in messages):
+    if not _is_list_of_objects(messages) or not all(isinstance(message.get("role"), str) for message in messages):
         raise FormatError("messages: needs a list of objects with role and content, at least one")
     return list(messages)
 
@@ -96,7 +96,7 @@ def add_system_message(conversation: Conversation | str) -> Conversation | str:
     """
     if isinstance(conversation, str):
         return conversation
-    plain = [_message(each.get("role") or "user", check_text(each.get("content"), "content")) for each in conversation]
+    plain = [_message(turn.get("role") or "user", check_text(turn.get("content"), "content")) for turn in conversation]
     return plain if plain and plain[0]["role"] == "system" else [_message("system", ""), *plain]
 
 
@@ -104,7 +104,7 @@ def split_conversations(conversation: Conversation | str) -> list[Conversation |
     """Return the conversations of a row: each system message begins a conversation; a text is one by itself."""
     if isinstance(conversation, str):
         return [conversation]
-    starts = [number for number, each in enumerate(conversation) if number == 0 or each["role"] == "system"]
+    starts = [number for number, message in enumerate(conversation) if number == 0 or message["role"] == "system"]
     return [conversation[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
 
 
@@ -124,7 +124,7 @@ def _first_text(row: Row, names: Sequence[str]) -> str:
 
 
 def _is_list_of_objects(thing: Any) -> bool:
-    return isinstance(thing, list) and bool(thing) and all(isinstance(each, dict) for each in thing)
+    return isinstance(thing, list) and bool(thing) and all(isinstance(item, dict) for item in thing)
 
 
 def _message(role: str, content: str) -> Message:

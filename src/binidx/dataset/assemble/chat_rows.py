@@ -55,9 +55,9 @@ def pack_conversations(
     positions, bounds = np.zeros(sequence_length, np.int64), [0]
     for conversation in conversations:
         first, both = bounds[-1], np.stack(conversation)
-        here = both[:, : sequence_length - first]
-        lines[:, first : first + here.shape[1]] = here
-        is_real[first : first + here.shape[1]] = True
+        fitting = both[:, : sequence_length - first]
+        lines[:, first : first + fitting.shape[1]] = fitting
+        is_real[first : first + fitting.shape[1]] = True
         positions[first:] = np.arange(sequence_length - first)
         bounds.append(first + round_up(both.shape[1], multiple))
         if bounds[-1] > sequence_length:
@@ -72,7 +72,12 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def append_eod(tokens: Ids, targets: Ids, eod: int) -> Tokenized:
-    """Return tokens and targets with an EOD at the end; an appended one is trained on."""
+    """Return tokens and targets with an EOD at the end; an appended one is trained on.
+
+    Args:
+        tokens, targets: of a conversation, shape (n,), int64.
+        eod: the id to append, unless it is the last token already.
+    """
     if len(tokens) and tokens[-1] == eod:
         return tokens, targets
     return np.append(tokens, eod), np.append(targets, eod)
@@ -99,6 +104,10 @@ class SFTLowLevelDataset(JsonLines):
 
     def parse(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
         """Return the messages or the text in the bytes of a row.
+
+        Args:
+            row: number of the row, for errors.
+            line: its bytes, shape (n,).
 
         Raises:
             FormatError: not a JSON object, or one of no known schema.
@@ -173,7 +182,13 @@ class ChatAssemble(SampleAssemble):
         return append_eod(*both, tokenizer.eod) if needs_eod else both
 
     def mask_loss(self, number: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return 1 for each label that is trained on, else 0; all 0 for the padding sample (None)."""
+        """Return 1 for each label that is trained on, else 0; all 0 for the padding sample (None).
+
+        Args:
+            number: of the sample; None is the padding sample.
+            labels: shape (n,).
+            is_real: False at pads, shape (n,).
+        """
         is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self.masked_id)
         return (is_trained & (number is not None)).astype(np.float32)
 

@@ -173,16 +173,16 @@ class FIMTransform:
 
 def _has_parameter(function: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
-    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _check_one(token: str, found: Any) -> int:
-    """Return the id of a token from `found`, the tokenizer's ids of it.
+def _check_one(token: str, encoded: Any) -> int:
+    """Return the id of a token from `encoded`, the tokenizer's id or ids of it.
 
     Raises:
         ConfigError: the tokenizer does not encode the token as one id.
     """
-    ids = [found] if isinstance(found, int | np.integer) else list(found or [])
+    ids = [encoded] if isinstance(encoded, int | np.integer) else list(encoded or [])
     if len(ids) != 1:
         raise ConfigError(f"fim_split_sample: {token!r} is {ids} to the tokenizer, needs one token")
     return int(ids[0])

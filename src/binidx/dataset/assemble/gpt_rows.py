@@ -50,6 +50,11 @@ class GPTAssemble:
     def of(cls, config: GPTDatasetConfig, pad: int, *, masks_ends: bool = False) -> GPTAssemble:
         """Return the function for the options of a config.
 
+        Args:
+            config: options of the samples, and the tokenizer.
+            pad: id that fills short samples; -1 if there is none.
+            masks_ends: whether the last token of each piece has no loss.
+
         Raises:
             ConfigError: the tokenizer has no EOD, and an option of the config needs it.
         """
@@ -76,10 +81,6 @@ class GPTAssemble:
             bool(config.reset_position_ids),
             masks_ends,
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # the recipe has addresses
-        return GPTAssemble, tuple(fields.values())
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -107,7 +107,12 @@ class Words:
 
     @classmethod
     def split(cls, kinds: NDArray[np.uint8], whole: bool) -> Words:
-        """Split a sample into words, or single tokens if not `whole`. Pieces before the first word form one word."""
+        """Split a sample into words, or single tokens if not `whole`. Pieces before the first word form one word.
+
+        Args:
+            kinds: of each token, as `Vocabulary.kinds` returns them, shape (n,).
+            whole: make words of whole words; else each token is a word.
+        """
         maskable = np.flatnonzero(kinds != SPECIAL)
         begins = kinds[maskable] == BEGINS if whole else np.ones(len(maskable), np.bool_)
         begins[:1] = True
@@ -232,7 +237,7 @@ class Masking:
         chances = chances[::-1] if self.longer_ngrams else chances
         # Summed and divided as often as in Megatron and NumPy, so that the last bits are equal.
         sums = (chances / chances.sum(keepdims=True)).cumsum()
-        return [float(each) for each in sums / sums[-1]]
+        return [float(value) for value in sums / sums[-1]]
 
 
 class _OneEach(threading.local):

@@ -47,7 +47,12 @@ class PaddedAssemble:
 
 
 def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
-    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths."""
+    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths.
+
+    Args:
+        sample: with `cu_seqlens`, the bounds of its documents.
+        multiple: number of tokens of which each padded length is a multiple.
+    """
     bounds = np.unique(np.asarray(sample["cu_seqlens"]))
     original = np.diff(bounds)
     padded = -(-original // multiple) * multiple
@@ -61,4 +66,4 @@ def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
         padded_sample[name] = as_tensor(spread)
     padded_sample["position_ids"] = as_tensor(np.arange(padded.sum()) - np.repeat(starts, padded))
     lengths = {"original_seq_len": original, "padded_seq_len": padded}
-    return padded_sample | {name: as_tensor(each.astype(np.int32)) for name, each in lengths.items()}
+    return padded_sample | {name: as_tensor(counts.astype(np.int32)) for name, counts in lengths.items()}

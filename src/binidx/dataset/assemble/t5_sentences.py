@@ -101,7 +101,13 @@ class T5Assemble(MaskedAssemble):
 
 
 def pad_tokens(tokens: Sequence[int], length: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tokens, filled up to `length`, and their mask: both 0 in the filling and where a token is `pad`."""
+    """Return the tokens, filled up to `length`, and their mask: both 0 in the filling and where a token is `pad`.
+
+    Args:
+        tokens: at most `length` of them.
+        length: number of tokens of the result.
+        pad: id of pads.
+    """
     row = np.full(length, pad, np.int64)
     row[: len(tokens)] = tokens
     mask = (row != pad).astype(np.int64)

@@ -1,4 +1,4 @@
-"""GPT samples of whole documents, packed by best fit; `index.best_fit` has the algorithm and its cost."""
+"""Megatron's constructor of GPT samples of whole documents, packed by best fit: see `index.packing`."""
 
 from __future__ import annotations
 

@@ -91,8 +91,11 @@ class BlendedDataset(OrderedDataset):
         self._order = self._served = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        fields = {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
-        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields)
+        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, self._order_fields())
+
+    def _order_fields(self) -> dict[str, Any]:
+        """Return the fields of the identity of the order besides those of the datasets."""
+        return {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
 
     @property
     def parts(self) -> Sequence[MegatronDataset]:
@@ -108,7 +111,7 @@ class BlendedDataset(OrderedDataset):
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
-        parts = [f"{redacted(each.dataset_path or '')} {share:.1%}" for each, share in islice(shares, SHOWN)]
+        parts = [f"{redacted(dataset.dataset_path or '')} {share:.1%}" for dataset, share in islice(shares, SHOWN)]
         parts += [f"{len(self.datasets) - SHOWN:,} more"] if len(self.datasets) > SHOWN else []
         samples = f"{len(self):,} samples x {self.config.sequence_length:,}"
         return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"
@@ -212,7 +215,15 @@ class BlendedDataset(OrderedDataset):
 def blend_identifiers(
     name: str, datasets: Sequence[Any], split: Split, weights: Sequence[float], size: int | None
 ) -> OrderedDict[str, Any]:
-    """Return the identifiers that Megatron hashes for the name of a blend's cache."""
+    """Return the identifiers that Megatron hashes for the name of a blend's cache.
+
+    Args:
+        name: recorded name of the class of the blend.
+        datasets: identifiers of each dataset.
+        split: the split.
+        weights: one per dataset.
+        size: number of samples; None is all samples of the datasets.
+    """
     return OrderedDict(
         [("class", name), ("datasets", datasets), ("split", split.name), ("weights", weights), ("size", size)]
     )
@@ -227,6 +238,7 @@ def build_blend_arrays(
     """Build the two index arrays of a blend, each straight into its file.
 
     Args:
+        writer: writes the arrays.
         weights: numbers of samples of the datasets if `size` is None.
         size: number of samples; None is all of them.
         fill: fills dataset_index and dataset_sample_index.
@@ -240,7 +252,14 @@ def build_blend_arrays(
 
 
 def fill_blend_index(weights: Sequence[float], size: int | None, out: BlendIndex, threads: int) -> None:
-    """Fill the index arrays of a blend of `size` samples; of all samples, `weights[d]` of each dataset d, for None."""
+    """Fill the index arrays of a blend.
+
+    Args:
+        weights: share of each dataset; without a size, its number of samples.
+        size: number of samples; None is all samples of the datasets.
+        out: dataset_index, int16, and dataset_sample_index, int64; each of shape (size,).
+        threads: number of threads.
+    """
     if size is None:
         build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
     else:
@@ -248,7 +267,14 @@ def fill_blend_index(weights: Sequence[float], size: int | None, out: BlendIndex
 
 
 def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
-    """Return how often each dataset occurs. Counts in blocks, as NumPy copies to int64: 8 GB for a billion samples."""
+    """Return the number of samples of each dataset.
+
+    It counts in blocks, because NumPy copies what it counts to int64: 8 GB for a billion samples.
+
+    Args:
+        dataset_index: dataset of each sample, shape (size,).
+        num_datasets: number of datasets of the blend.
+    """
     served = np.zeros(num_datasets, np.int64)
     for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):
         served += np.bincount(dataset_index[rows], minlength=num_datasets)

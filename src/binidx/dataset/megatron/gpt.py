@@ -123,10 +123,8 @@ class GPTDataset(MegatronDataset):
         """Options of the order, besides the data."""
         return gpt_parameters(type(self), self.num_samples, self.index_split, self.config, **self._sample_version)
 
-    @cached_property
-    def _source(self) -> StoredSource:
-        """The sequences of the split."""
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.own_sequences)
+    def _list_sequences(self) -> Documents:
+        return self.own_sequences
 
     @cached_property
     def _plan(self) -> EpochPlan:
@@ -262,6 +260,8 @@ def gpt_parameters(
     Args:
         kind: class of the dataset.
         num_samples: the least number of samples; None is one epoch.
+        split: the split.
+        config: options of the run.
         versions: further fields of the identity.
     """
     return GPTParameters(
@@ -277,7 +277,13 @@ def gpt_parameters(
 
 
 def index_options(files: IndexFiles, description: str, config: GPTDatasetConfig) -> IndexOptions:
-    """Return the options of a config for the cache and the build of an index."""
+    """Return the options of a config for the cache and the build of an index.
+
+    Args:
+        files: files of the index in the cache.
+        description: text that Megatron hashes for their names.
+        config: options of the run.
+    """
     trusts, threads = config.trust_cache is not None, config.num_dataset_builder_threads
     return IndexOptions(files, description, config.cache_small_indices, trusts, threads)
 
@@ -285,7 +291,14 @@ def index_options(files: IndexFiles, description: str, config: GPTDatasetConfig)
 def open_low_level_dataset(
     cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext
 ) -> LowLevel:
-    """Open a prefix as `cls` and compare it with `sequences_per_dataset` of the config."""
+    """Open a prefix as `cls` and compare it with `sequences_per_dataset` of the config.
+
+    Args:
+        cls: class of the opened pair.
+        dataset_path: prefix, a path or any URI.
+        config: options of the run.
+        context: options of the build.
+    """
     opened = open_tokens(cls, dataset_path, config, context)
     if config.sequences_per_dataset:
         needed = config.sequences_per_dataset.get(config.as_written(dataset_path) or opened.path_prefix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
 from binidx.order.sequences import SentenceOrder
-from binidx.order.source_order import StoredSource
 from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
 
@@ -48,6 +47,7 @@ class MaskedWordPieceDataset(MegatronDataset):
         num_samples: minimum number of samples; None is one epoch.
         index_split: the split.
         config: `MaskedWordPieceDatasetConfig`.
+        context: options of the build of the index (not in Megatron Core).
 
     Attributes:
         sample_index: (first sentence, end, target length in tokens) of each sample of whole epochs, shape
@@ -79,11 +79,9 @@ class MaskedWordPieceDataset(MegatronDataset):
             indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
         )
 
-    @cached_property
-    def _source(self) -> StoredSource:
+    def _list_sequences(self) -> range:
         bounds = self._bounds()
-        sentences = range(int(bounds[0]), int(bounds[-1]))
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, sentences)
+        return range(int(bounds[0]), int(bounds[-1]))
 
     def _open_order(self) -> SentenceOrder:
         return SentenceOrder(self._source, self.sample_identifiers)
@@ -156,8 +154,8 @@ class MaskedWordPieceDataset(MegatronDataset):
         build = partial(self._build, sequence_length=sequence_length, min_sentences=min_sentences_per_sample)
         if not self._is_small() or self.config.cache_small_indices:
             return self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)["sample_index"]
-        if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
-            return found["sample_index"]
+        if self.config.trust_cache and (arrays := self._cache.load(fingerprint, ARRAYS)):
+            return arrays["sample_index"]
         build(writer := ArrayWriter())
         return writer.arrays["sample_index"]
 

@@ -21,6 +21,7 @@ from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
+from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
@@ -50,7 +51,15 @@ def with_context(
 def open_tokens(
     kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, context: BuildContext, **options: Any
 ) -> LowLevel:
-    """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own."""
+    """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own.
+
+    Args:
+        kind: class of the opened pair, an `IndexedDataset`.
+        dataset_path: prefix, a path or any URI.
+        config: `mmap_bin_files` and `storage_options` are used.
+        context: options of the build.
+        options: further arguments of `kind`.
+    """
     options |= {"storage_options": config.storage_options, "listed": context.listed}
     return kind(required(dataset_path), mmap=config.mmap_bin_files, **options)
 
@@ -145,7 +154,11 @@ class MegatronDataset(OrderedDataset):
     @cached_property
     def _source(self) -> StoredSource:
         """The sequences of the split."""
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self.indices)
+        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self._list_sequences())
+
+    def _list_sequences(self) -> Documents:
+        """Return the numbers of the sequences of the split, shape (num_in_split,)."""
+        return self.indices
 
     @property
     def parts(self) -> Sequence[MegatronDataset]:
@@ -351,8 +364,8 @@ class HookedOrder(SourceOrder):
     """Order of a dataset whose class implements `spans`.
 
     Args:
-        dataset: calls its `spans` for each sample.
-        own: the order that the dataset would have without; None: there is none.
+        dataset: the dataset, whose `spans` is called for each sample.
+        own: the order by the index of the dataset, on which its `spans` relies; None: it has no index.
     """
 
     def __init__(self, dataset: MegatronDataset, own: SourceOrder | None) -> None:

@@ -76,7 +76,7 @@ class ComputedReader:
         """Return the bytes of these ranges, which must begin and end between tokens."""
         check_ranges(self.uri, self.size, ranges)
         tokens = (self.compute(start // self.dtype.itemsize, stop // self.dtype.itemsize) for start, stop in ranges)
-        return [each.astype(self.dtype).view(np.uint8).data for each in tokens]
+        return [part.astype(self.dtype).view(np.uint8).data for part in tokens]
 
 
 class MockGPTLowLevelDataset(ComputedDataset):

@@ -1,8 +1,7 @@
-"""Shell of samples of text and images, and made-up ones: `assemble.text_and_images`."""
+"""Megatron's constructor of samples of text and images, and of made-up ones: `assemble.text_and_images`."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -18,10 +17,10 @@ from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.documents import compact_documents, new_array
+from binidx.index.documents import Documents, compact_documents, new_array
 from binidx.native.permutations import RandomState
 from binidx.order.sequences import DocumentOrder
-from binidx.order.source_order import StoredSource, join_ranges
+from binidx.order.source_order import join_ranges
 
 
 class MockMultimodalDataset(MockGPTDataset):
@@ -92,11 +91,9 @@ class MultimodalDataset(MegatronDataset):
 
     document_index = index_array("document_index")
 
-    @cached_property
-    def _source(self) -> StoredSource:
+    def _list_sequences(self) -> Documents:
         bounds = self.dataset.document_indices.astype(np.int64)
-        own = join_ranges(bounds[self.indices], bounds[self.indices + 1]).astype(np.int32)
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, compact_documents(own))
+        return compact_documents(join_ranges(bounds[self.indices], bounds[self.indices + 1]).astype(np.int32))
 
     def _open_order(self) -> DocumentOrder:
         bounds = self.dataset.document_indices

@@ -1,4 +1,4 @@
-"""Shells of samples of chat files: packed (`SFTDataset`), or of their own length (`VarlenDataset`)."""
+"""Megatron's constructors of chat samples: packed (`SFTDataset`), or of their own length (`VarlenDataset`)."""
 
 from __future__ import annotations
 

@@ -116,7 +116,13 @@ Masks: TypeAlias = "tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]
 
 
 def forbid_attention(queries: Tensor, keys: Tensor, *, future: bool = False) -> Tensor:
-    """Return a mask (B, 1, query, key): True where query or key is no token or, with `future`, the key is later."""
+    """Return a mask (B, 1, query, key): True where query or key is no token or, with `future`, the key is later.
+
+    Args:
+        queries: tokens, shape (B, query); no token is one below 1.
+        keys: tokens, shape (B, key).
+        future: also forbid later keys.
+    """
     seen = (queries >= 1).unsqueeze(2) & (keys >= 1).unsqueeze(1)
     if future:
         seen = seen & as_tensor(np.tri(queries.shape[1], keys.shape[1], dtype=np.bool_)).to(seen.device)

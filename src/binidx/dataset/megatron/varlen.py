@@ -1,4 +1,4 @@
-"""Shell of GPT samples as padded documents and their lengths: `assemble.padded_documents`."""
+"""Megatron's constructor of GPT samples as padded documents and their lengths: `assemble.padded_documents`."""
 
 from __future__ import annotations
 

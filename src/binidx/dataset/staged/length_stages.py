@@ -35,7 +35,7 @@ from binidx.index.cache.manifest import get_origin
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
-from binidx.order.blended_order import BlendedOrder, LengthStagedOrder
+from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTOrder
 
 MIXED_WINDOWS = 1024
@@ -75,6 +75,7 @@ class WindowGroups:
     """Samples of one stage that are cut from some groups of windows.
 
     Args:
+        stage: the stage.
         rows: rows of these samples among all samples of the dataset.
         windows: the windows that these samples must serve.
         parts: number of samples per window.
@@ -134,7 +135,7 @@ class LengthStagedDataset(BlendedDataset):
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
         fields = {"class": recorded_name(type(self)), "stages": self._stages}
-        return LengthStagedOrder(self.windows.order, [dataset.order for dataset in self.datasets], arrays, fields)
+        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, fields, windows=self.windows.order)
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
@@ -150,20 +151,20 @@ class LengthStagedDataset(BlendedDataset):
 
     def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
         ids, samples = arrays
-        for each in self._groups():
-            source, number = _locate_windows(self.windows, each.window)
-            ids[each.rows] = self._first_of[each.stage.sequence_length] + source
-            samples[each.rows] = number * each.parts + each.part
+        for group in self._groups():
+            source, number = _locate_windows(self.windows, group.window)
+            ids[group.rows] = self._first_of[group.stage.sequence_length] + source
+            samples[group.rows] = number * group.parts + group.part
 
     def check(self) -> None:
         """Raise BlendError unless each stage serves every part of its windows once, and no other parts."""
         num_sources = len(self.datasets) // len(self._first_of)
-        for each in self._groups():
-            source, number = _locate_windows(self.windows, np.arange(each.windows.start, each.windows.stop))
-            expected = np.sort((source << SOURCE_BITS) + number * each.parts)[:, None] + np.arange(each.parts)
-            served = self.dataset_index[each.rows].astype(np.int64) % num_sources << SOURCE_BITS
-            found = np.sort(served + self.dataset_sample_index[each.rows])
-            if (found != expected.ravel()).any():
+        for group in self._groups():
+            source, number = _locate_windows(self.windows, np.arange(group.windows.start, group.windows.stop))
+            expected = np.sort((source << SOURCE_BITS) + number * group.parts)[:, None] + np.arange(group.parts)
+            served = self.dataset_index[group.rows].astype(np.int64) % num_sources << SOURCE_BITS
+            actual = np.sort(served + self.dataset_sample_index[group.rows])
+            if (actual != expected.ravel()).any():
                 raise BlendError("stages: a window is skipped, or served twice; please report this bug")
 
     def _groups(self) -> Iterator[WindowGroups]:
@@ -175,13 +176,19 @@ class LengthStagedDataset(BlendedDataset):
             for rows in row_blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
                 window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
                 windows = range(begun + rows.start // parts, begun + rows.stop // parts)
-                here = slice(first + rows.start, first + rows.stop)
-                yield WindowGroups(stage, here, windows, parts, begun + window, part)
+                run_rows = slice(first + rows.start, first + rows.stop)
+                yield WindowGroups(stage, run_rows, windows, parts, begun + window, part)
             first, begun = first + stage.num_samples, begun + stage.num_samples // parts
 
 
 def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows: int) -> None:
-    """Raise ConfigError unless every stage fills whole windows, and there are enough windows."""
+    """Raise ConfigError unless every stage fills whole windows, and there are enough windows.
+
+    Args:
+        stages: stages in their order.
+        window_length: number of tokens of a window.
+        num_windows: number of windows of the dataset.
+    """
     used = 0
     for number, stage in enumerate(stages):
         parts, rest = divmod(window_length, max(stage.sequence_length, 1))
@@ -201,7 +208,12 @@ def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows:
 
 
 def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
-    """Return a dataset of the same stream of documents in samples of another length, in stream order (not shuffled)."""
+    """Return a dataset of the same stream of documents in samples of another length, in stream order (not shuffled).
+
+    Args:
+        windows: the dataset of the longer samples.
+        sequence_length: number of tokens of the samples that they are cut into.
+    """
     config = windows.config
     cut = copy.copy(windows)
     for name in LENGTH_ATTRIBUTES:
@@ -253,6 +265,6 @@ def _locate_windows(
     source, sample = windows.order.locate(numbers)
     in_stream = np.empty_like(sample)
     for number, dataset in enumerate(windows.parts):
-        here = source == number
-        in_stream[here] = cast(GPTDataset, dataset).shuffle_index[sample[here]]
+        of_source = source == number
+        in_stream[of_source] = cast(GPTDataset, dataset).shuffle_index[sample[of_source]]
     return source, in_stream

@@ -110,8 +110,8 @@ class Stage:
     def _count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
         """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
         with self._drawn(writer, threads) as (chosen, _):
-            each = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
-        return np.array(each, np.int64)
+            counts = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
+        return np.array(counts, np.int64)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,16 @@ class Seam:
 
 
 class Sources:
-    """Datasets of all sources, one for each round (pass over a source), built as stages need them."""
+    """Datasets of all sources, one for each round (pass over a source), built as stages need them.
+
+    Args:
+        cls: kind of dataset.
+        config: options of the run.
+        split: split of the sources.
+
+    Attributes:
+        datasets: the datasets, in the order in which they were built.
+    """
 
     def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
         self._cls, self._config, self._split = cls, config, split
@@ -143,15 +152,19 @@ class Sources:
         """Build the datasets of all rounds (passes over a source) that the stages need; return the start of each stage.
 
         Args:
+            stages: stages in their order.
             counts: for each stage, the numbers of planned and of served samples of each prefix, (2, num_prefixes).
+            context: options of the build of the indices.
         """
         available: dict[str, int] = {}
         served: dict[str, int] = {}
         seams, first = [], 0
-        for stage, each in zip(stages, counts, strict=True):
+        for stage, stage_counts in zip(stages, counts, strict=True):
             seams.append(Seam(first, dict(served), available))
             sizes = self._requested_sizes(stage)
-            for prefix, num_samples, planned, serving in zip(stage.blend[0], sizes, *each.tolist(), strict=True):
+            for prefix, num_samples, planned, serving in zip(
+                stage.blend[0], sizes, *stage_counts.tolist(), strict=True
+            ):
                 before = served.get(prefix, 0)
                 # The planned number: a smaller round may have another order.
                 self._extend(prefix, before + planned, num_samples, context)
@@ -166,6 +179,8 @@ class Sources:
         """Return the dataset of each drawn sample of a stage, and the sample's number in that dataset.
 
         Args:
+            stage: the stage.
+            seam: its start.
             chosen, numbers: prefix of each sample, and number of samples of that prefix before it in the stage.
         """
         prefixes = stage.blend[0]
@@ -173,11 +188,11 @@ class Sources:
         samples = np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64)[chosen] + numbers
         for number, prefix in enumerate(prefixes):
             if len(self._rounds[prefix]) > 1:
-                mine = np.flatnonzero(chosen == number)
+                rows = np.flatnonzero(chosen == number)
                 ends = np.cumsum([0, *self._lengths(prefix)])
-                which = np.searchsorted(ends[1:], samples[mine], side="right")
-                ids[mine] = np.array(self._rounds[prefix], np.int16)[which]
-                samples[mine] -= ends[which]
+                which = np.searchsorted(ends[1:], samples[rows], side="right")
+                ids[rows] = np.array(self._rounds[prefix], np.int16)[which]
+                samples[rows] -= ends[which]
         return ids, samples
 
     def _requested_sizes(self, stage: Stage) -> list[int | None]:
@@ -264,12 +279,14 @@ class StagedBlendedDataset(BlendedDataset):
         self.apply_order_option(is_whole=True)
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        prefixes = dict.fromkeys(self.config.as_written(each.dataset_path) for each in self.datasets)
+        parts = [dataset.order for dataset in self.datasets]
+        return BlendedOrder(parts, arrays, self._order_fields(), proof=self.proof)
+
+    def _order_fields(self) -> dict[str, Any]:
+        prefixes = dict.fromkeys(self.config.as_written(dataset.dataset_path) for dataset in self.datasets)
         numbers = {prefix: number for number, prefix in enumerate(prefixes)}
         stages = [([numbers[prefix] for prefix in prefixes], *rest) for prefixes, *rest in self._stages]
-        order = super()._make_order(arrays)
-        order.fields, order.proof = {**order.fields, "stages": stages}, self.proof
-        return order
+        return {**super()._order_fields(), "stages": stages}
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
@@ -277,7 +294,9 @@ class StagedBlendedDataset(BlendedDataset):
     @property
     def _stages(self) -> list[Any]:
         written = self.config.as_written
-        return [([*map(written, each.blend[0])], each.shares, each.num_samples, each.planned) for each in self.stages]
+        return [
+            ([*map(written, stage.blend[0])], stage.shares, stage.num_samples, stage.planned) for stage in self.stages
+        ]
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the lengths of the rounds, since a round begins where the one before it ends."""

@@ -101,6 +101,10 @@ class JsonLines(IndexedDataset):
     def parse(self, row: int, line: NDArray[np.uint8]) -> Any:
         """Return the object in the bytes of a row.
 
+        Args:
+            row: number of the row, for errors.
+            line: its bytes, shape (n,).
+
         Raises:
             FormatError: the line is not a JSON object.
         """

@@ -143,7 +143,12 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
 
 
 def gpt_index_bytes(num_documents: int, plan: EpochPlan) -> int:
-    """Return the size of the three files of a GPT index, in bytes."""
+    """Return the size of the three files of a GPT index, in bytes.
+
+    Args:
+        num_documents: number of sequences of the split.
+        plan: the epochs of the index.
+    """
     positions, rows = index_shapes(num_documents, plan)
     samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))
     return NpyLayout(positions, np.int32).size + NpyLayout(rows, row_dtype(positions[0])).size + samples.size
@@ -168,7 +173,12 @@ def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) ->
 
 
 def build_seconds(num_documents: int, plan: EpochPlan) -> float:
-    """Return the seconds that building an index takes with its `.idx` in memory, on two cores of 2025."""
+    """Return the seconds that building an index takes with its `.idx` in memory, on two cores of 2025.
+
+    Args:
+        num_documents: number of sequences of the split.
+        plan: the epochs of the index.
+    """
     return max(num_documents * plan.num_epochs, plan.num_samples) * SECONDS_PER_DOCUMENT
 
 
@@ -191,7 +201,12 @@ class Link:
         return round_trips * self.latency_seconds + num_bytes / self.bytes_per_second
 
     def most_samples_per_second(self, requests_per_sample: float, sample_bytes: float) -> float:
-        """Return the limit of one process: requests in flight / latency (Little's law), bounded by throughput."""
+        """Return the limit of one process: requests in flight / latency (Little's law), bounded by throughput.
+
+        Args:
+            requests_per_sample: requests to the store for each sample.
+            sample_bytes: bytes that are transferred for each sample.
+        """
         by_requests = self.requests_in_flight / max(self.latency_seconds * requests_per_sample, 1e-9)
         return min(by_requests, self.bytes_per_second / max(sample_bytes, 1e-9))
 
@@ -259,6 +274,8 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
     """Return the costs of each source when training on a number of samples.
 
     Args:
+        inventory: state of the run's data and caches.
+        num_samples: number of samples of the train split that are read.
         nodes: number of nodes that share the ranks.
         at_once: samples per vectored read; by default that of the loader's first read-ahead, a quarter of its window.
     """

@@ -60,9 +60,13 @@ class IndexInventory:
     """State of the index of one split of one prefix.
 
     Attributes:
+        wanted: the index that the run needs.
         documents, tokens: counts of the split.
         fingerprint: options of the split and the config, as in the manifest of the cache.
         plan: plan of the epochs; None if the index cannot be built, for the reason in `problem`.
+        order: fields on which the order depends; None without a plan.
+        cache: state of the cached files.
+        problem: reason for which the index cannot be built; "" if it can.
     """
 
     wanted: RequiredIndex
@@ -81,7 +85,13 @@ class IndexInventory:
 
 @dataclass(frozen=True)
 class BlendInventory:
-    """State of the blend of a split; `size` is the number of samples that it serves."""
+    """State of the blend of a split.
+
+    Attributes:
+        wanted: the blend that the run needs.
+        size: number of samples that it serves.
+        cache: state of the cached files.
+    """
 
     wanted: RequiredBlend
     size: int
@@ -90,7 +100,14 @@ class BlendInventory:
 
 @dataclass(frozen=True)
 class RunInventory:
-    """State of all indices, blends and sources of a run."""
+    """State of all indices, blends and sources of a run.
+
+    Attributes:
+        run: the run.
+        summaries: size and version of the data of each source, by prefix.
+        indices: the index of each split of each prefix.
+        blends: the blend of each split of several prefixes.
+    """
 
     run: Run
     summaries: Mapping[str, DatasetSummary]
@@ -178,6 +195,8 @@ def inspect_index(
     """Return the state of one index, by its manifest.
 
     Args:
+        wanted: the index that the run needs.
+        summary: size and version of the data of its prefix.
         bounds: number of tokens before the split's first sequence, and before the one after its last, by sequence.
     """
     documents = split_range(wanted.bookends, len(summary.index))
@@ -201,6 +220,8 @@ def inspect_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) ->
     """Return the state of a cached index, by its manifest alone.
 
     Args:
+        files: files of the index in the cache.
+        fingerprint: fields that its manifest must have.
         idx: current identity of the `.idx`; None if the index has no data.
     """
     try:
@@ -235,8 +256,8 @@ def order_changes(inventory: RunInventory) -> list[str]:
         files = index.wanted.files(inventory.run.config)
         record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
         with suppress(StorageError):
-            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
-                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {words}")
+            if change := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
+                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {change}")
     return messages
 
 

@@ -71,8 +71,11 @@ class RunPlan:
     """Plan of a run.
 
     Attributes:
+        inventory: state of the run's data and caches.
         num_samples, num_steps: numbers of remaining samples and whole steps; of a cyclic run all samples, and None.
         nodes: number of nodes that share the ranks.
+        tokens_per_second: throughput of all ranks; None if it was not given.
+        costs: requests, bytes and prices of each source.
         link: connection to the largest remote source; None if all sources are local.
         waits: phases of a start.
         same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
@@ -202,6 +205,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     """Read the state of a run and compute its plan.
 
     Args:
+        run: the run.
         nodes: number of nodes that share the ranks.
         tokens_per_second: throughput of all ranks, for a warning if the store is too slow; None: no such warning.
 

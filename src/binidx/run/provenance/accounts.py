@@ -12,13 +12,13 @@ may repeat more than 255 times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
@@ -98,17 +98,11 @@ def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
     if not isinstance(order.order, ComposedOrder):
         return np.array([len(order.order)]), np.array([stop])
     sources = order.order.list_sources()
-    in_run, read = (np.zeros(len(order.sources), np.int64) for _ in range(2))
-    for samples in _stretches(len(sources)):
-        in_run += np.bincount(sources[samples], minlength=len(in_run))
-    for positions in _stretches(stop):
-        read += np.bincount(sources[order.reading.samples_at(positions)], minlength=len(read))
+    in_run, read = np.array(samples_per_dataset(sources, len(order.sources))), np.zeros(len(order.sources), np.int64)
+    for rows in row_blocks(0, stop, STRETCH):
+        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+        read += np.bincount(sources[samples], minlength=len(read))
     return in_run, read
-
-
-def _stretches(stop: int) -> Iterator[Numbers]:
-    for first in range(0, stop, STRETCH):
-        yield np.arange(first, min(first + STRETCH, stop))
 
 
 def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
@@ -119,8 +113,8 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
         for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
     length, count = order.config.sequence_length, 0
-    for positions in _stretches(stop):
-        contents = trace_contents(order.order, order.reading.samples_at(positions))
+    for rows in row_blocks(0, stop, STRETCH):
+        contents = trace_contents(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
         spans = contents.spans
         # What begins at S is the last label; the next sample of the stream feeds it.
         begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
@@ -129,16 +123,16 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
         count += len(document)
         for number in np.unique(source).tolist():
             np.add.at(times[number], document[source == number], 1)
-    assert sum(int(each.sum(dtype=np.int64)) for each in times) == count, "once an epoch and round: none ran over"
+    assert sum(int(counts.sum(dtype=np.int64)) for counts in times) == count, "once an epoch and round: none ran over"
     return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
 
 
 def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, found, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
-    parts = (own[part[0] : part[-1] + 1] for part in _stretches(len(own))) if isinstance(own, range) else [own]
+    own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+    parts = (own[rows] for rows in row_blocks(0, len(own), STRETCH)) if isinstance(own, range) else [own]
     for part in parts:
         documents = np.unique(find_documents(source.dataset.index, np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
-        found += np.bincount(counts[documents[documents > last]], minlength=len(found))
+        histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last
-    return tuple(np.trim_zeros(found, "b").tolist())
+    return tuple(np.trim_zeros(histogram, "b").tolist())

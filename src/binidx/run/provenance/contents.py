@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import read_spans
-from binidx.order.blended_order import Columns, gather_columns, list_members
+from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Numbers, Order
 from binidx.order.source_order import SourceOrder
 
 
 @dataclass(frozen=True)
-class Spans:
+class DocumentSpans:
     """Pieces of documents, in the order of the samples: sample i has pieces bounds[i] up to bounds[i + 1].
 
     Attributes:
@@ -66,7 +66,7 @@ class SampleContents(SampleOrigins):
         spans: the pieces; those of a sample have S + 1 tokens, fewer if it is truncated.
     """
 
-    spans: Spans
+    spans: DocumentSpans
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,35 @@ class DocumentContents(SampleOrigins):
 
 
 def trace_origins(order: Order, numbers: Numbers) -> SampleOrigins:
-    """Return the sources of the samples with these numbers, shape (n,), without their documents."""
-    source, sample, (epoch,), _, _ = gather_columns(order, numbers, partial(_read_epochs, order))
+    """Return the sources of the samples with these numbers, shape (n,), without their documents.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
+    source, sample, (epoch,), _, _ = gather_columns(order, numbers, partial(read_epochs, order))
     return SampleOrigins(source, sample, epoch)
 
 
 def trace_contents(order: Order, numbers: Numbers) -> SampleContents:
-    """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses."""
+    """Return the contents of the samples with these numbers, shape (n,). Costs about 1 us a sample: cache misses.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
     source, sample, (epoch,), bounds, pieces = gather_columns(order, numbers, partial(_read_pieces, order))
-    return SampleContents(source, sample, epoch, Spans(bounds, *pieces))
+    return SampleContents(source, sample, epoch, DocumentSpans(bounds, *pieces))
 
 
 def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
     """Return the documents of the samples with these numbers, shape (n,), without the lengths of inner documents.
 
     If each document is one sequence, this costs a tenth of `trace_contents`: it looks up no document.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
     """
     source, sample, columns, bounds, (document,) = gather_columns(order, numbers, partial(_read_ends, order))
     epoch, start, stop = columns
@@ -109,24 +123,26 @@ def trace_documents(order: Order, numbers: Numbers) -> DocumentContents:
 
 
 def read_text(order: Order, numbers: Numbers) -> list[NDArray[Any]]:
-    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read."""
+    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read.
+
+    Args:
+        order: the order of the samples.
+        numbers: numbers of the samples in that order, shape (n,).
+    """
     spans, bounds = order.spans(numbers)
-    places = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
-    requests = [(order.sources[source].dataset, spans[here, 1:]) for source, here in places.items()]
+    rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
+    requests = [(order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
     pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
-    for here, own in zip(places.values(), read_spans(requests), strict=True):
-        for place, piece in zip(here.tolist(), own, strict=True):
-            pieces[place] = piece
+    for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
+        for row, piece in zip(rows.tolist(), own, strict=True):
+            pieces[row] = piece
     return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
 
 
-def _read_epochs(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return the epoch of each sample of one source, and no pieces."""
-    return [list_members(order)[source].epochs(samples)], np.zeros(len(samples) + 1, np.int64), []
-
-
 def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return the epoch of each sample of one source, and the pieces of documents in it as the columns of `Spans`."""
+    """Return the epoch of each sample of one source, and the pieces of documents in it as the columns of
+    `DocumentSpans`.
+    """
     member = list_members(order)[source]
     spans, bounds = member.spans(samples)
     _, sequence, first, length = np.ascontiguousarray(spans.T)
@@ -148,7 +164,12 @@ def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
 
 
 def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the document of each sequence, and the number of tokens of that document before the sequence."""
+    """Return the document of each sequence, and the number of tokens of that document before the sequence.
+
+    Args:
+        index: the `.idx` of the sequences.
+        sequences: numbers of sequences, shape (n,).
+    """
     if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)
     bounds = index.document_indices

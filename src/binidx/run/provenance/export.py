@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
+from binidx.run.provenance.contents import DocumentContents, DocumentSpans, SampleContents, SampleOrigins
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location
@@ -54,6 +54,9 @@ def to_table(
     """Return reads of samples and their contents as an Arrow table, one row for each read.
 
     Args:
+        readings: the reads, n rows.
+        contents: sources of their samples; `DocumentContents` gives the columns docs, start and stop,
+            `SampleContents` the column spans.
         sources: the prefix of each source.
         tokens: tokens of each row, all of one integer dtype.
     """
@@ -69,7 +72,14 @@ def to_table(
 def packed_table(
     readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
-    """Return reads of packed files as an Arrow table; `blocks` has (set, file, block, pass) of each."""
+    """Return reads of packed files as an Arrow table; `blocks` has (set, file, block, pass) of each.
+
+    Args:
+        readings: the reads, n rows.
+        blocks: the block of each read, shape (n, 4).
+        names: the name of each set.
+        tokens: tokens of each row, all of one integer dtype.
+    """
     columns = _place_columns(readings, blocks[:, 0], names, blocks[:, 3])
     columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
     return _table(columns | _input_ids(tokens))
@@ -103,12 +113,12 @@ def _place_columns(
 def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
     if tokens is None:
         return {}
-    bounds = np.concatenate([[0], np.cumsum([len(each) for each in tokens], dtype=np.int64)])
+    bounds = np.concatenate([[0], np.cumsum([len(row) for row in tokens], dtype=np.int64)])
     text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
     return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
 
 
-def _spans(spans: Spans) -> Any:
+def _spans(spans: DocumentSpans) -> Any:
     values = (spans.document, spans.start, spans.length, spans.target)
     arrays = [pa.array(value, kind) for value, kind in zip(values, SPAN.values(), strict=True)]
     fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN.items()]
@@ -157,7 +167,13 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class ExportPart:
-    """One file of an export: a range of steps of one rank, or of all ranks."""
+    """One file of an export.
+
+    Attributes:
+        name: name of the file.
+        steps: its steps.
+        rank: its rank; None for all ranks.
+    """
 
     name: str
     steps: range
@@ -165,14 +181,24 @@ class ExportPart:
 
 
 def plan_by_rank(num_ranks: int, steps: range) -> list[ExportPart]:
-    """Return the plan of one file per rank, named as in the Gemstones release."""
+    """Return the plan of one file per rank, named as in the Gemstones release.
+
+    Args:
+        num_ranks: number of data parallel ranks.
+        steps: steps of the export.
+    """
     return [
         ExportPart(f"worker_{rank}-of-{num_ranks}_ordered_dataset.parquet", steps, rank) for rank in range(num_ranks)
     ]
 
 
 def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
-    """Return the plan of one file for each `steps_per_file` steps, counted from step 0."""
+    """Return the plan of one file for each `steps_per_file` steps, counted from step 0.
+
+    Args:
+        steps: steps of the export.
+        steps_per_file: number of steps of a file; the first and the last may have fewer.
+    """
     if steps_per_file < 1:
         raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
     starts = [*range(steps.start // steps_per_file * steps_per_file, steps.stop, steps_per_file), steps.stop]
@@ -194,8 +220,13 @@ def export(
     """Write the missing files of an export.
 
     Args:
+        order: the order of the run.
+        directory: path or URI of the target.
+        parts: the files, as `plan_by_rank` or `plan_by_steps` return them.
         docs: as in `RunOrder.table`; for packed files, whether to include file and block.
         tokens: read the tokens of each sample, and include them.
+        threads: number of threads, each of which writes a file.
+        storage_options: options of the target's store.
         watch: called with the number of rows of each group that is written, and of each file that exists.
 
     Returns:
@@ -255,9 +286,9 @@ def _rows_there(file: Location, mark: Mapping[str, Any]) -> int | None:
     except ObjectNotFoundError:
         return None
     try:
-        found = parquet.ParquetFile(ReadableFile(reader))
-        if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
-            return int(found.metadata.num_rows)
+        file_there = parquet.ParquetFile(ReadableFile(reader))
+        if json.loads((file_there.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
+            return int(file_there.metadata.num_rows)
     except ValueError:  # pyarrow's, of a file that is no parquet, among them
         pass
     raise ObjectExistsError(f"{file}: is of another order, or has other columns; remove it or export elsewhere")

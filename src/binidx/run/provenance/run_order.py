@@ -31,7 +31,7 @@ from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.sequences import RunsOrder
+from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import join_ranges
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
 def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers:
     """Return the numbers of the samples with a token of one of these documents of a source, ascending.
 
+    Args:
+        order: the order of the samples.
+        source: number of the source in the order.
+        documents: numbers of documents in that source.
+
     Raises:
         IndexError: there is no such source or document.
     """
@@ -61,7 +66,12 @@ def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers
 
 
 def sequences_of(source: Source, documents: Numbers) -> Numbers:
-    """Return the numbers of the sequences of some documents, which are in ascending order."""
+    """Return the numbers of the sequences of some documents, which are in ascending order.
+
+    Args:
+        source: the source.
+        documents: numbers of documents, ascending, shape (n,).
+    """
     bounds = source.dataset.document_indices
     count = len(bounds) - 1
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
@@ -119,7 +129,7 @@ class RunOrder:
         parts = dataset.parts if isinstance(dataset, OrderedDataset) else [dataset]
         for part in parts:
             is_known = isinstance(part, MegatronDataset) and not part.reads_by_itself
-            if not is_known or isinstance(list_members(part.order)[0], RunsOrder):
+            if not is_known or isinstance(list_members(part.order)[0], SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = dataset.unique_description_hash
         if isinstance(dataset.order, ViewOrder) or (
@@ -164,12 +174,12 @@ class RunOrder:
             return cls.of(run)
         required = required_indices(run.config, run.sizes)
         candidates: list[Any] = [*required.blends, *required.indices]
-        train = [each for each in candidates if each.split is Split.train]
+        train = [candidate for candidate in candidates if candidate.split is Split.train]
         if not train:
             raise ConfigError("run: has no train split to take samples from")
-        order = train[0].order(run.config)
+        order, description_hash = train[0].open(run.config)
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, train[0].description_hash(run.config, order))
+        return cls(order, reading, run.config, description_hash)
 
     @property
     def sources(self) -> Sequence[Source]:
