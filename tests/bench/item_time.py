@@ -185,6 +185,6 @@ def write_once(num_samples: int) -> None:
 
 def in_c(dataset: Any, batches: list[list[int]], level: Level) -> Callable[[], object]:
     """The call of C for each batch, into rows that are there."""
-    rows = GPTRows(dataset.recipe, BATCH)
+    rows = GPTRows(dataset.assemble_function.recipe, BATCH)
     about = dataset.dataset.bin_reader._content.taking(ask_ahead=False)
     return lambda: drain(rows.read(dataset.order.index, about, batch, range(BATCH), level) for batch in batches)

@@ -1,4 +1,4 @@
-"""Megatron's constructor of GPT samples of whole documents, packed by best fit: see `index.packing`."""
+"""Dataset, with the arguments of Megatron's, of GPT samples of whole documents, packed by best fit: see `index.packing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's constructor of samples of text and images, and of made-up ones: `assemble.text_and_images`."""
+"""Dataset, with the arguments of Megatron's, of samples of text and images, and of made-up ones: `assemble.text_and_images`."""
 
 from __future__ import annotations
 

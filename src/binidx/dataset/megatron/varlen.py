@@ -1,4 +1,4 @@
-"""Megatron's constructor of GPT samples as padded documents and their lengths: `assemble.padded_documents`."""
+"""Dataset, with the arguments of Megatron's, of GPT samples as padded documents and their lengths: `assemble.padded_documents`."""
 
 from __future__ import annotations
 
