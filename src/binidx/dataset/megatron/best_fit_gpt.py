@@ -1,4 +1,4 @@
-"""Dataset, with the arguments of Megatron's, of GPT samples of whole documents, packed by best fit: see `index.packing`."""
+"""GPT samples of whole documents, packed by best fit, with Megatron's arguments: `index.packing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataset, with the arguments of Megatron's, of samples of text and images, and of made-up ones: `assemble.text_and_images`."""
+"""Samples of text and images, and made-up ones, with Megatron's arguments: `assemble.text_and_images`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataset, with the arguments of Megatron's, of GPT samples as padded documents and their lengths: `assemble.padded_documents`."""
+"""GPT samples as padded documents and their lengths, with Megatron's arguments: `assemble.padded_documents`."""
 
 from __future__ import annotations
 
