@@ -66,7 +66,7 @@ def test_names_and_order_are_those_of_what_is_built(
             if dataset is not None:
                 lengths[f"{dataset.index_split.name} {dataset.dataset_path}"] = len(dataset)
     assert [f"{each.split.name} {each.prefix}" for each in wanted.indices] == [*lengths]
-    names = {each.files(config).name for each in wanted.indices}
+    names = {each.name(config).files.name for each in wanted.indices}
     for blend in wanted.blends:
         files = blend.files(config, [lengths[f"{each.split.name} {each.prefix}"] for each in blend.members])
         assert files is not None
@@ -83,7 +83,7 @@ def test_without_path_to_cache_each_lies_beside_its_data(prefixes: list[str]) ->
         eod_mask_loss=False, blend=(prefixes, None), split="1,0,0",
     )  # fmt: skip
     wanted = required_indices(config, [100, 0, 0])
-    assert [each.files(config).directory.uri for each in wanted.indices] == [
+    assert [each.name(config).files.directory.uri for each in wanted.indices] == [
         f"{prefix}/cache/GPTDataset_indices" for prefix in prefixes
     ]
     assert [each.files(config, [1, 2, 3]) for each in wanted.blends] == [None]

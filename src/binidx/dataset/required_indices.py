@@ -33,7 +33,7 @@ from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_option
 from binidx.index.blend import BlendIndex
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.index_files import IndexFiles, describe, digest, recorded_name
+from binidx.index.cache.index_files import IndexFiles, IndexName, describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRequest, LazyOrder
 from binidx.order.order_protocols import Order
@@ -62,9 +62,10 @@ class RequiredIndex:
     def identifiers(self, config: GPTDatasetConfig) -> OrderedDict[str, Any]:
         return GPTDataset.identify(self.prefix, self.num_samples, self.split, config)
 
-    def files(self, config: GPTDatasetConfig) -> IndexFiles:
-        """Return the cache files of the index, whether or not they exist."""
-        return GPTDataset.name_files(self.prefix, describe(self.identifiers(config)), self.split, config)
+    def name(self, config: GPTDatasetConfig) -> IndexName:
+        """Return the name of the index in the cache."""
+        description = describe(self.identifiers(config))
+        return IndexName(GPTDataset.name_files(self.prefix, description, self.split, config), description)
 
     def parameters(self, config: GPTDatasetConfig) -> GPTParameters:
         """Return the options of the order."""
@@ -73,13 +74,13 @@ class RequiredIndex:
     def order(self, config: GPTDatasetConfig) -> LazyOrder:
         """Return the order, whose index is opened at the first use, to read ranges of it."""
         name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
-        cached = index_options(self.files(config), describe(self.identifiers(config)), config)
+        cached = index_options(partial(self.name, config), config)
         request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
         return LazyOrder(request)
 
     def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
         """Return the order, and the md5 of the text with which Megatron names the index."""
-        return self.order(config), digest(describe(self.identifiers(config)))
+        return self.order(config), digest(self.name(config).description)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
-from binidx.order.source_order import join_ranges, stretches
+from binidx.order.source_order import SourceOrder, join_ranges, stretches
 from binidx.storage.threads import OPENS
 
 Result = TypeVar("Result")
@@ -112,6 +112,8 @@ class BlendedOrder:
 
 def list_members(order: Order) -> Sequence[Order]:
     """Return the order of each source: the members of a composed order, or the order itself."""
+    if isinstance(order, SourceOrder):  # a blend has thousands, and `isinstance` with a Protocol takes 20 us
+        return [order]
     return order.members if isinstance(order, ComposedOrder) else [order]
 
 

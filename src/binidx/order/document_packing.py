@@ -139,7 +139,7 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
         return writer.arrays
     fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}
     cache = options.cache(origin=get_origin(source.dataset))
-    return cache.load_or_build(options.description, fingerprint, ARRAYS, fill)
+    return cache.load_or_build(options.name.description, fingerprint, ARRAYS, fill)
 
 
 PACKINGS: dict[str, Pack] = {"best_fit": best_fit, "first_fit": first_fit}

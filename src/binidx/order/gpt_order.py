@@ -12,7 +12,7 @@ The index is loaded from its cache, built, or read by ranges:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -26,7 +26,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
-from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.index_files import Arrays, IndexName
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
@@ -113,8 +113,7 @@ class IndexOptions:
     """Options of the cache and of the build of an index; they never change its arrays.
 
     Args:
-        files: files of the index in the cache, whether or not they exist.
-        description: text that Megatron hashes for the names of the files.
+        find_name: returns the name of the index in the cache; small indices need none.
         cache_small: whether a small index is cached, too.
         trust: whether arrays without a manifest, as Megatron writes them, are used.
         threads: number of threads that build.
@@ -122,13 +121,17 @@ class IndexOptions:
         digests: gets the XXH3 of each array that is loaded or published, by name.
     """
 
-    files: IndexFiles
-    description: str
+    find_name: Callable[[], IndexName]
     cache_small: bool = False
     trust: bool = False
     threads: int = 1
     context: BuildContext = field(default=DEFAULT_CONTEXT, repr=False)
     digests: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def name(self) -> IndexName:
+        """Name of the index in the cache."""
+        return self.find_name()
 
     def cache(self, **options: Any) -> IndexCache:
         """Return the cache of the index.
@@ -136,7 +139,7 @@ class IndexOptions:
         Args:
             options: further arguments of `IndexCache`.
         """
-        return IndexCache(self.files, **{"context": self.context, "digests": self.digests, **options})
+        return IndexCache(self.name.files, **{"context": self.context, "digests": self.digests, **options})
 
 
 class GPTOrder(SourceOrder):
@@ -267,18 +270,21 @@ def load_or_build_gpt_index(
         length, extra = parameters.sequence_length, parameters.add_extra_token
         check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
 
-    if source.dataset.is_stored:
+    is_stored, context = source.dataset.is_stored, options.context
+    is_cached = is_stored and (options.cache_small or not parameters.is_small(len(source.sequences), plan))
+    if is_cached or (is_stored and options.trust):
         fingerprint = parameters.fingerprint(source.sequences)
         cache = options.cache(
             origin=get_origin(source.dataset),
             order=partial(parameters.key, plan),
             trusted=check if options.trust else None,
         )
-        if options.cache_small or not parameters.is_small(len(source.sequences), plan):
-            return cache.load_or_build(options.description, fingerprint, ARRAYS, build)
-        if options.trust and (arrays := cache.load(fingerprint, ARRAYS)):
+        if is_cached:
+            return cache.load_or_build(options.name.description, fingerprint, ARRAYS, build)
+        if arrays := cache.load(fingerprint, ARRAYS):
             return arrays
-        options.context.report(Outcome(cache.files, NOT_KEPT, 0.0))
+    if is_stored and context.on_outcome is not None:
+        context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
     build(writer := ArrayWriter())
     return writer.arrays
 
@@ -313,7 +319,7 @@ class GPTRequest:
         arrays = self.options.cache().open_ranges(ARRAYS, partial(self._open_source, opened))
         if arrays is not None:
             return GPTOrder(self.parameters, opened[-1], arrays)
-        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=self.options.files.directory.options)
+        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=self.options.name.files.directory.options)
         source = StoredSource(self.name, dataset, self.split_documents(len(dataset)))
         plan = count_epochs(self.parameters, source, self.options)
         arrays = load_or_build_gpt_index(self.parameters, source, plan, self.options)
@@ -331,7 +337,7 @@ class GPTRequest:
         documents = self.split_documents(checked.num_sequences)
         if not has_fingerprint(manifest, self.parameters.fingerprint(documents)):
             return False
-        options = self.options.files.directory.options
+        options = self.options.name.files.directory.options
         dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=options, checked=checked)
         if not same_object(recorded, get_origin(dataset).data()["idx"]):
             return False

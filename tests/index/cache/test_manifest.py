@@ -271,7 +271,7 @@ def test_an_index_of_an_older_algorithm_is_built_anew(tmp_path: Path, builds: li
 def test_arrays_in_a_bucket_are_known_by_the_identity_the_store_gave_them(tmp_path: Path, s3: Any) -> None:
     uri = s3.fresh()
     dataset = train(write(tmp_path / "en"), uri)
-    files = dataset._index_options.files
+    files = dataset._index_options.name.files
     manifest = files.read_manifest()
     assert manifest is not None
     for name, stored in manifest.arrays.items():

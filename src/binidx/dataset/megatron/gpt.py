@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +18,7 @@ from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import Arrays, IndexFiles, digest, recorded_name
+from binidx.index.cache.index_files import Arrays, IndexFiles, IndexName, digest, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
@@ -138,9 +137,13 @@ class GPTDataset(MegatronDataset):
 
     @property
     def _index_options(self) -> IndexOptions:
-        files = self.name_files(self.dataset.path_prefix, self.unique_description, self.index_split, self.config)
-        options = index_options(files, self.unique_description, self.config)
-        return replace(options, context=self.build_context, digests=self.index_digests)
+        options = {"context": self.build_context, "digests": self.index_digests}
+        return index_options(self._find_name, self.config, **options)
+
+    def _find_name(self) -> IndexName:
+        description = self.unique_description
+        files = self.name_files(self.dataset.path_prefix, description, self.index_split, self.config)
+        return IndexName(files, description)
 
     @classmethod
     def identify(
@@ -276,16 +279,16 @@ def gpt_parameters(
     )
 
 
-def index_options(files: IndexFiles, description: str, config: GPTDatasetConfig) -> IndexOptions:
+def index_options(find_name: Callable[[], IndexName], config: GPTDatasetConfig, **options: Any) -> IndexOptions:
     """Return the options of a config for the cache and the build of an index.
 
     Args:
-        files: files of the index in the cache.
-        description: text that Megatron hashes for their names.
+        find_name: returns the name of the index in the cache.
         config: options of the run.
+        options: further arguments of `IndexOptions`.
     """
     trusts, threads = config.trust_cache is not None, config.num_dataset_builder_threads
-    return IndexOptions(files, description, config.cache_small_indices, trusts, threads)
+    return IndexOptions(find_name, config.cache_small_indices, trusts, threads, **options)
 
 
 def open_low_level_dataset(

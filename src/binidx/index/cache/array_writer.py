@@ -24,7 +24,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,14 @@ class ArrayWriter:
 
     def __init__(self, files: IndexFiles | None = None) -> None:
         self.files = files
-        self._directory = directory_of_index(files.directory.settings if files else ReadSettings.of(None))
         self.arrays: Arrays = {}
         self.stored: dict[str, StoredArray] = {}
         self.failure: Exception | None = None
+
+    @cached_property
+    def _directory(self) -> str | None:
+        """This node's directory of index files; None if they are kept in memory."""
+        return directory_of_index(self.files.directory.settings if self.files else ReadSettings.of(None))
 
     @contextlib.contextmanager
     def array(
@@ -81,16 +85,18 @@ class ArrayWriter:
             IndexBuildError: the array fits neither the disk nor memory; or it is large, does not fit the disk, and
             index files in memory were not asked for (`index_dir`).
         """
-        npy, filled = NpyLayout(shape, dtype), False
-        check = partial(self._check_wanted_in_memory, name, npy.size)
-        if self.files is None or self.failure:
+        if self.files is None:
+            yield (array := new_array(name, shape, dtype))
+            self._add(name, array)
+            return
+        npy, file, filled = NpyLayout(shape, dtype), self.files.array_file(name), False
+        check = partial(self._check_wanted_in_memory, file, npy.size)
+        if self.failure:
             check(self.failure)
-            array = new_array(name, shape, dtype)
-            yield array
+            yield (array := new_array(name, shape, dtype))
             self._add(name, array)
             return
         try:
-            file = self.files.array_file(name)
             with _map_file(file, npy.size, in_order, self._local_directory(), check) as mapped:
                 # NumPy asks for huge pages where the memory is large.
                 buffer = new_array(name, (npy.size,), np.uint8).data if mapped is None else memoryview(mapped)
@@ -128,7 +134,7 @@ class ArrayWriter:
         """Return this node's directory of index files, where arrays for a store are built; None if it is missing."""
         return self._directory if self._directory and os.path.isdir(self._directory) else None
 
-    def _check_wanted_in_memory(self, name: str, size: int, error: Exception | None) -> None:
+    def _check_wanted_in_memory(self, file: Location, size: int, error: Exception | None) -> None:
         """Raise IndexBuildError if the disk is full for a large array, and memory was not asked for.
 
         Each process of the node would build one of its own.
@@ -137,7 +143,6 @@ class ArrayWriter:
         reason = next((cause.strerror for cause in causes if cause.errno in FULL), None)
         if self._directory is None or size <= SENT_FROM_MEMORY or reason is None:
             return
-        file = self.files.array_file(name) if self.files else Location(name)
         path, directory = file.local_path, self._local_directory() or tempfile.gettempdir()
         place = directory if path is None else os.path.dirname(os.path.abspath(path))
         space = f"need {size:,}"

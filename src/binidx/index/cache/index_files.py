@@ -295,6 +295,19 @@ def _identify(thing: Any) -> Any:
         ) from None
 
 
+@dataclass(frozen=True)
+class IndexName:
+    """Name of an index in a cache.
+
+    Attributes:
+        files: its files, whether or not they exist.
+        description: text that Megatron hashes for their names.
+    """
+
+    files: IndexFiles
+    description: str
+
+
 def digest(description: str) -> str:
     """Return the md5, in hex, with which Megatron begins the names of index caches."""
     return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()

@@ -212,7 +212,7 @@ def inspect_index(
         cache = Cache(SMALL_ONE)
     else:
         idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
-        cache = inspect_cache(wanted.files(config), fingerprint, idx)
+        cache = inspect_cache(wanted.name(config).files, fingerprint, idx)
     return IndexInventory(wanted, len(documents), end - begin, fingerprint, plan, order, cache)
 
 
@@ -253,7 +253,7 @@ def order_changes(inventory: RunInventory) -> list[str]:
         content = contents.get(index.wanted.prefix)
         if content is None or index.order is None or index.cache.state not in (MISSING, STALE):
             continue
-        files = index.wanted.files(inventory.run.config)
+        files = index.wanted.name(inventory.run.config).files
         record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
         with suppress(StorageError):
             if change := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
