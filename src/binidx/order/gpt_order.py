@@ -233,9 +233,12 @@ def count_epochs(parameters: GPTParameters, source: Source, options: IndexOption
     Raises:
         IndexBuildError: no number of epochs holds the samples.
     """
+    run, index = source.sequences, source.dataset.index
+    if isinstance(run, range) and run.step == 1 and 0 <= run.start <= run.stop <= len(index):
+        return parameters.plan(index.tokens_of(run))
     context, threads = (options.context, options.threads) if options else (DEFAULT_CONTEXT, 1)
     with context.threads(threads) as num_threads:
-        tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, source.sequences, threads=num_threads)
+        tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, run, threads=num_threads)
     return parameters.plan(tokens_per_epoch)
 
 
