@@ -221,13 +221,14 @@ def idx_size(num_sequences: int, num_document_bounds: int) -> int:
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
 
-def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceIndex:
+def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, num_tokens: int | None = None) -> SequenceIndex:
     """Return the arrays of a whole `.idx` as views of `buffer`, fully checked.
 
     Args:
         buffer: bytes of the file, anything with the buffer protocol.
         uri: name of the file, for errors.
         multimodal: whether to return the modes, which must then be there.
+        num_tokens: number of tokens of these bytes, if they were fully checked before; then only the header is.
 
     Raises:
         FormatError: a rule of the format is broken; the message names the rule and the place.
@@ -239,8 +240,9 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceI
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
     after = idx_size(num_sequences, num_bounds)
     modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
-    num_tokens = check_sequences(lengths, pointers, np.dtype(dtype).itemsize, uri)
-    check_bounds(bounds, num_sequences, uri)
+    if num_tokens is None:
+        num_tokens = check_sequences(lengths, pointers, np.dtype(dtype).itemsize, uri)
+        check_bounds(bounds, num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 

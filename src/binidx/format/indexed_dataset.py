@@ -26,6 +26,7 @@ from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
+from binidx.storage.cache.seals import Seal
 from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import as_mapped, read_many, version_marks
@@ -85,6 +86,7 @@ class IndexedDataset:
     _stored: np.dtype[Any]
     _opened: Mapping[str, Mapping[str, Any]]
     _marks: Mapping[str, VersionMark] = MappingProxyType({})
+    _digest_seal = Seal()
     _opening: Any
     is_stored: ClassVar[bool] = True
     """False if the tokens are computed, so that no cache can be proven to belong to them."""
@@ -130,7 +132,7 @@ class IndexedDataset:
                     raise ObjectNotFoundError(f"{error}{advice}") from error
                 raise
             index, opened, marks = pair.index, pair.identities, pair.marks
-            made: dict[str, Any] = {"bin_reader": pair.bin_reader}
+            made: dict[str, Any] = {"bin_reader": pair.bin_reader, "_digest_seal": pair.digest_seal}
         else:
             index, idx_reader = open_index_in_ranges(prefix, self.checked)
             opened, made, marks = {"idx": dict(idx_reader.identity)}, {}, version_marks(idx_reader)
@@ -361,12 +363,13 @@ class IndexedDataset:
         The digest is XXH3 over lengths and document bounds: one pass over 4 S + 8 D bytes, no token. It detects changed
         data, but not data made to collide.
         """
-        if self.checked is None:
+
+        def hash_index() -> str:
             hashed = xxhash.xxh3_128(self.index.sequence_lengths.view(np.uint8).data)
             hashed.update(self.index.document_indices.view(np.uint8).data)
-            digest = hashed.hexdigest()
-        else:
-            digest = self.checked.digest
+            return hashed.hexdigest()
+
+        digest = self.checked.digest if self.checked else self._digest_seal.recall(hash_index)
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
 
     @functools.cached_property

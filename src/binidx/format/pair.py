@@ -30,6 +30,7 @@ from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader
+from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
@@ -48,12 +49,14 @@ class Pair:
 
     Attributes:
         marks: by URI, the marks of the versions that no identity records; of a virtual merge those of all parts.
+        digest_seal: seal of the digest of the index, `IndexedDataset.identity`.
     """
 
     index: SequenceIndex
     bin_reader: RangeReader
     identities: dict[str, Any]
     marks: dict[str, VersionMark] = field(default_factory=dict)
+    digest_seal: Seal = field(default_factory=Seal)
 
 
 def open_pair(
@@ -119,7 +122,13 @@ class _Opening:
         before = before or dict(idx_reader.identity)
 
         def read_index(reader: RangeReader) -> SequenceIndex:
-            return parse_index(read_whole(reader), uri=idx.uri, multimodal=self.multimodal)
+            seal = find_seal(reader, prefix.settings, f"idx {self.multimodal}")
+            checked = seal.read()
+            num_tokens = None if checked is None else int(checked)
+            index = parse_index(read_whole(reader), uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
+            if num_tokens is None:
+                seal.write(str(index.num_tokens))
+            return index
 
         def open_tokens() -> RangeReader:
             return open_bin(prefix, mmap=self.mmap, cache=self.cache)
@@ -128,7 +137,8 @@ class _Opening:
             read = partial(read_index, reader)
             index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
             pair = _join(index, bin_reader, dict(idx_reader.identity))
-            return replace(pair, marks=version_marks(idx_reader, bin_reader))
+            seal = find_seal(reader, prefix.settings, "index_digest")
+            return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
 
         try:
             try:

@@ -222,6 +222,18 @@ class VersionedReader(Protocol):
 
 
 @runtime_checkable
+class SealableReader(Protocol):
+    """Reader of a file of this node, of which a process can note for the others that it was checked.
+
+    Source: ours.
+    """
+
+    def version_key(self) -> str | None:
+        """Return a text that only this content of this file has; None if a change of it would not show."""
+        ...
+
+
+@runtime_checkable
 class BlockReader(Protocol):
     """Reader that fetches whole blocks: compressed frames, or blocks with a checksum.
 

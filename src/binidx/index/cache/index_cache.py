@@ -245,7 +245,7 @@ class IndexCache:
         """
         files = self.files
         try:
-            contents = {name: files.read_cached(name) for name in names}
+            contents = {name: files.read_cached(name)[0] for name in names}
         except ObjectNotFoundError:
             return None
         try:

@@ -34,6 +34,7 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.format.pair import local_version
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
+from binidx.storage.cache.seals import find_seal
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -132,14 +133,16 @@ class IndexFiles:
     def array_file(self, name: str) -> Location:
         return self.file(f"{name}.npy")
 
-    def read_cached(self, name: str, found: Found | None = None) -> memoryview:
-        """Return the bytes of an array's file, cached in the index directory of this node.
+    def read_cached(self, name: str, found: Found | None = None) -> tuple[memoryview, str]:
+        """Return the bytes of an array's file, cached in the index directory of this node, and their XXH3.
 
         Args:
             name: of the array.
             found: the object to read, if it is known; that saves a HEAD.
         """
-        return read_whole(open_object(self.array_file(name), cache="disk", found=found))
+        reader = open_object(self.array_file(name), cache="disk", found=found)
+        seal, content = find_seal(reader, self.directory.settings, "xxh3_64"), read_whole(reader)
+        return content, seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
@@ -190,13 +193,13 @@ class IndexFiles:
             name: of the array.
             stored: its entry in the manifest.
         """
-        content = None
+        cached = None
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
-                content = self.read_cached(name, identity)
-        content = content or self.read_cached(name)
-        found = len(content), xxhash.xxh3_64_hexdigest(content)
+                cached = self.read_cached(name, identity)
+        content, digest = cached or self.read_cached(name)
+        found = len(content), digest
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
             raise FormatError(f"{self.array_file(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")

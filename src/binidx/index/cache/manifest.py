@@ -31,6 +31,7 @@ from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
+from binidx.storage.stores.local import SETTLED_SECONDS
 
 Fields = Mapping[str, Any]
 
@@ -40,10 +41,6 @@ ALGORITHM = 3
 ONE_EACH = "one_sequence_each"
 DECIDING = ("num_sequences", "index_digest")
 """Fields of `content` that decide whether an index fits a dataset."""
-
-SETTLED_SECONDS = 2.0
-"""Age at which a file's times prove that it is unchanged: a file that changes twice within a tick of its file system's
-clock keeps its times, and FAT has the longest tick."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import hashlib
 import mmap as mapping
 import os
 import resource
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,10 @@ READ_AT_ONCE = 256 << 10
 
 OPENED = ("_found", "_map", "_view", "_content")
 """Attributes that opening the file sets."""
+
+SETTLED_SECONDS = 2.0
+"""Age at which a file's times prove that it is unchanged: a file that changes twice within a tick of its file system's
+clock keeps its times, and FAT has the longest tick."""
 
 
 class LocalFile:
@@ -134,6 +139,12 @@ class LocalFile:
         self._ask_ahead.saw(bool(about.disk_moved))
         self.stats.add(requests=requests, bytes_asked=about.num_bytes, bytes_moved=about.num_bytes)
         return True
+
+    def version_key(self) -> str | None:
+        status = self._found
+        if self._map is None or time.time() - status.st_ctime < SETTLED_SECONDS:
+            return None  # a small file is checked faster than a seal is read
+        return f"{node_view()} {self._path} {status.st_ino} {status.st_ctime_ns} {status.st_size}"
 
     def _check_unchanged(self, mapped: mapping.mmap) -> None:
         """Raise ObjectChangedError if the file was written to in place, or cut: reads could mix contents, or SIGBUS.
