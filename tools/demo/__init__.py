@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import json
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -49,23 +51,22 @@ def check(options: argparse.Namespace) -> None:
 def demonstrate(options: argparse.Namespace) -> None:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .stages import ENVIRONMENT, Screen, run_demo, show_access, show_figures
+    from .stages import ENVIRONMENT, run_demo, show_access, show_figures
 
-    screen = Screen(quiet=options.json)
     with contextlib.ExitStack() as stack:
         directory = options.directory
         if directory is None:
             temporary = tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True)
             directory = Path(stack.enter_context(temporary))
         directory.mkdir(parents=True, exist_ok=True)
-        server, figures = stack.enter_context(run_demo(options.steps, directory, screen))
+        with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stdout):
+            server, figures = stack.enter_context(run_demo(options.steps, directory))
+            show_figures(figures)
         environment = {name: server.environment[name] for name in ENVIRONMENT}
-        show_figures(figures, screen)
-        if options.keep:
-            show_access(figures["corpus"], environment, screen)
         if options.json:
-            more = {"environment": environment} if options.keep else {}
-            print(json.dumps({**figures, **more}, indent=1), flush=True)
+            print(json.dumps({**figures, "environment": environment}, indent=1), flush=True)
+        elif options.keep:
+            show_access(environment)
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
