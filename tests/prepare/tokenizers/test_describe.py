@@ -200,23 +200,6 @@ GEMMA = {
     "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
     "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
 }
-BERT = {
-    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-                   "lowercase": True},
-    "pre_tokenizer": {"type": "BertPreTokenizer"},
-    "model": {"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##",
-              "max_input_chars_per_word": 100, "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2}},
-    "post_processor": {"type": "BertProcessing", "cls": ["<unk>", 0], "sep": ["<unk>", 0]},
-}  # fmt: skip
-T5 = {
-    "normalizer": None,
-    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}]},
-    "model": {"type": "Unigram", "unk_id": 2, "vocab": [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]},
-    "post_processor": {"type": "TemplateProcessing",
-                       "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>"}}],
-                       "special_tokens": {"</s>": {"id": "</s>", "ids": [1]}}},
-}  # fmt: skip
 CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
     "none": (None, SPACES, {}, True),
     "the file's": ("PreTrainedTokenizerFast", SPACES, {}, True),
@@ -231,10 +214,6 @@ CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
     "gpt2, other steps": ("GPT2Tokenizer", LLAMA, {}, False),
     "gemma": ("GemmaTokenizer", GEMMA, OWN, True),
     "gemma, its default tokens": ("GemmaTokenizer", GEMMA, {}, False),
-    "bert": ("BertTokenizer", BERT, OWN, True),
-    "bert, cased": ("BertTokenizer", BERT, {**OWN, "do_lower_case": False}, False),
-    "t5": ("T5Tokenizer", T5, {**OWN, "extra_ids": 0}, True),
-    "t5, more tokens": ("T5Tokenizer", T5, OWN, False),
     "one that we do not know": ("AlbertTokenizer", LLAMA, {}, False),
 }
 
