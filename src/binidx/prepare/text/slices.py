@@ -1,7 +1,7 @@
 """Slices: inputs cut into independent pieces of work, planned from sizes and block tables alone.
 
     jsonl       bytes      [0, 64 MiB) [64, 128 MiB) ...
-    jsonl.zst   frames     from the seek table or the frame headers; without them the whole file
+    jsonl.zst   frames     from the seek table; without one the whole file
     jsonl.gz    the whole file
     parquet     row groups
 
