@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from . import COMMANDS
+from ._command import add_output, subcommands
 
 
 def print_completion(shell: str = "bash") -> int:
@@ -24,17 +25,17 @@ def print_completion(shell: str = "bash") -> int:
     root.add_argument("--version", action="store_true")
     commands = root.add_subparsers()
     for name, (module, purpose) in COMMANDS.items():
-        import_module(f"binidx.tools.{module}").add_options(commands.add_parser(name, help=purpose))
-    _complete_paths(root, shtab.FILE)
+        options = commands.add_parser(name, help=purpose)
+        import_module(f"binidx.tools.{module}").add_options(options)
+        add_output(options)
+        for each in subcommands(options).values() or [options]:
+            _complete_paths(each, shtab.FILE)
     print(shtab.complete(root, shell))
     return 0
 
 
 def _complete_paths(parser: argparse.ArgumentParser, paths: Any) -> None:
-    """Let each value that is not one of some choices be a path, in this parser and those of its commands."""
+    """Let each value that is not one of some choices be a path."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _complete_paths(command, paths)
-        elif action.choices is None and action.nargs != 0:
+        if action.choices is None and action.nargs != 0:
             action.complete = paths  # type: ignore[attr-defined]

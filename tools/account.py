@@ -40,7 +40,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
     options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
     options.add_argument("--to", metavar="URI", help="write the rows as parquet")
-    options.add_argument("--json", action="store_true", help="print one JSON list")
 
 
 def account_run(arguments: argparse.Namespace) -> None:

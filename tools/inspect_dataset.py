@@ -54,7 +54,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents, with:")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     add_json(options, "--storage-options", "fsspec's own, for this URI")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def inspect(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from conftest import Bucket
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, main, usage
-from binidx.tools._command import add_json, command, name_flags, num_bytes, parser, wrap_block
+from binidx.tools._command import add_json, add_output, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 
 
@@ -218,6 +218,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (module, _) in COMMANDS.items():
         command = parser(name, import_module(f"binidx.tools.{module}").__doc__)
         import_module(f"binidx.tools.{module}").add_options(command)
+        add_output(command)
         assert [line for line in command.format_help().splitlines() if len(line) > 80] == [], name
     assert max(map(len, usage().splitlines())) <= 80
 

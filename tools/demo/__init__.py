@@ -34,7 +34,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--steps", type=int, default=200, metavar="N", help="training steps of the whole run (200)")
     options.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
     options.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
-    options.add_argument("--json", action="store_true", help="print all figures as one object, and nothing else")
 
 
 def check(options: argparse.Namespace) -> None:
