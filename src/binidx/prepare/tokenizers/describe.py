@@ -4,20 +4,16 @@
 …/vocab.json, with a merges.txt     json: GPT-2's two files
 ….model                             sentencepiece
 ….txt                               wordpiece: Megatron's BertWordPiece, an entry a line
-….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding in tiktoken's cache
 
-Names of encodings and of Hugging Face's models are looked up in the local caches of tiktoken and Hugging Face. Nothing
-is downloaded.
+Names of Hugging Face's models are looked up in its local cache. Nothing is downloaded.
 
-Source: tiktoken 0.14, load.py; huggingface_hub, "Understand caching".
+Source: huggingface_hub, "Understand caching".
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +21,7 @@ from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, QWEN2, encoding_address, missing_package, parse_ranks
+from binidx.prepare.tokenizers.engine import missing_package
 from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
@@ -52,7 +48,6 @@ def describe_tokenizer(
     eod: str | int | None = None,
     specials: str = "parse",
     post_processor: bool = True,
-    pattern: str | None = None,
     lowercase: bool = False,
     merges: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -62,11 +57,10 @@ def describe_tokenizer(
     Args:
         uri: name of the tokenizer (see the module's table), in any store.
         eod: token that ends a document, or its id. Default: the `eos_token` of tokenizer_config.json beside a
-            tokenizer.json, the EOS of a SentencePiece model, the `<|endoftext|>` of an encoding.
+            tokenizer.json, or the EOS of a SentencePiece model.
         specials: policy for special tokens inside text: `parse`, `text` or `error`; see TokenizerSpec.
         post_processor: whether texts get the ids of a tokenizer.json's post-processor (BOS, EOS), as in Megatron
             without `--tokenizer-hf-no-include-special-tokens`.
-        pattern: regular expression that splits text, or `gpt2` for GPT-2's; for a file of ranks without a known name.
         lowercase: whether texts are lowercased, as by Megatron's BertWordPieceLowerCase; vocab.txt only.
         merges: URI of the merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is
             `<|endoftext|>`.
@@ -76,8 +70,7 @@ def describe_tokenizer(
         A TokenizerSpec, with the sha256 of the tokenizer's content.
 
     Raises:
-        ConfigError: an encoding that is not cached, a tokenizer whose ids are ambiguous or random, a file of ranks
-            without a pattern, or an EOD that is not in the vocabulary.
+        ConfigError: a tokenizer whose ids are ambiguous or random, or an EOD that is not in the vocabulary.
         ObjectNotFoundError: no such file, and no such model in Hugging Face's cache.
         FormatError: the content contradicts the name.
         MissingDriverError: sentencepiece is needed and not installed.
@@ -90,15 +83,10 @@ def describe_tokenizer(
     location, (name, _) = Location.of(uri, storage_options), split_query(uri)
     if merges:
         spec, entries = _describe_json(location, post_processor, merges)
-    elif uri in ENCODINGS:
-        spec, entries = _describe_ranks(Location(find_cached_encoding(uri)), uri, pattern)
     elif name.endswith(".model"):
         spec, entries = _describe_sentencepiece(location)
     elif name.endswith(".txt"):
         spec, entries = _describe_wordpiece(location, lowercase)
-    elif name.endswith(".tiktoken"):
-        encoding = name.rpartition("/")[2].removesuffix(".tiktoken")
-        spec, entries = _describe_ranks(location, encoding, pattern)
     else:
         spec, entries = _describe_json(location, post_processor)
     if eod is not None:
@@ -185,6 +173,11 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
 
 
 ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 REBUILT = {
     "LlamaTokenizer": "<s> </s> <unk> - - - -",
     "GemmaTokenizer": "<bos> <eos> <unk> <pad> - - <mask>",
@@ -278,41 +271,6 @@ def _describe_wordpiece(location: Location, lowercase: bool) -> Description:
     content, uri = fetch_object(location), location.uri
     entries = parse_vocabulary(uri, content)
     return TokenizerSpec(uri, "wordpiece", content_digest(content), len(entries), lowercase=lowercase), entries
-
-
-def _describe_ranks(location: Location, name: str, pattern: str | None) -> Description:
-    content, uri = fetch_object(location), location.uri
-    entries = parse_ranks(uri, content)
-    known = ENCODINGS.get(name)
-    if not known and not pattern:
-        names = ", ".join(ENCODINGS)
-        raise ConfigError(
-            f"{uri}: a file of ranks lacks the pattern that splits text; give it (--tiktoken-pattern), or name {names}"
-        )
-    specials = known.special_tokens if known else {}
-    largest = max([*entries.values(), *specials.values()])
-    spec = TokenizerSpec(
-        uri, "tiktoken", content_digest(content), largest + 1, special_tokens=tuple(specials.items()),
-        pattern=GPT2 if pattern == "gpt2" else pattern or (known.pattern if known else ""),
-        eod=specials.get("<|endoftext|>"),
-    )  # fmt: skip
-    return spec, {entry.decode(errors="replace"): rank for entry, rank in entries.items()} | specials
-
-
-def find_cached_encoding(name: str) -> str:
-    """Return the path of an encoding's file of ranks in tiktoken's cache.
-
-    Raises:
-        ConfigError: the cache does not have it.
-    """
-    directory = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    cache = Path(directory) if directory else Path(tempfile.gettempdir()) / "data-gym-cache"
-    path = cache / hashlib.sha1(encoding_address(name).encode()).hexdigest()
-    if not path.exists():
-        raise ConfigError(
-            f"{name}: not in {cache}; python -c \"import tiktoken; tiktoken.get_encoding('{name}')\" fetches it"
-        )
-    return str(path)
 
 
 def find_cached_snapshot(name: str) -> str | None:
