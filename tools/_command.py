@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """A formatter that wraps a docstring, and lists choices in the help of their option."""
+    """A formatter that wraps a docstring."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
@@ -162,16 +162,6 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         blocks = re.split(r"\n\s*\n", text.strip("\n"))
         return "\n\n".join(wrap_block(block, width) for block in blocks)
-
-    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
-        if action.option_strings and action.choices and not action.metavar:
-            action.metavar = action.dest.upper()
-        return super()._metavar_formatter(action, default_metavar)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.option_strings and action.choices:
-            return f"{action.help or 'one of'}: {', '.join(map(str, action.choices))}"
-        return action.help
 
 
 def wrap_block(block: str, width: int) -> str:

@@ -29,7 +29,8 @@ def add_tokenizer(group: Any) -> None:
     """Add the options that `parse_tokenizer` reads, and the option of the engine."""
     tokenizer = "tokenizer.json, its folder, .model, vocab.txt"
     group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
-    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
+    kinds = f"Megatron's name; checked against the file: {', '.join(MEGATRON_TYPES)}"
+    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, metavar="TYPE", help=kinds)
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument(
         "--merge-file", dest="merges", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json"
