@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import shutil
 import subprocess
 import uuid
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from binidx.storage.open import SEGMENTS, open_object, read_whole
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.writing.publish import delete_object
+from binidx.testing import ended_well, forked
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [Document(RNG.zipf(1.3, length).astype(np.uint16), [length], []) for length in (5, 0, 70_000, 1, 40_000)]
@@ -138,12 +137,8 @@ def test_a_forked_child_that_closes_its_copy_leaves_its_parents_builder_alone(ho
     end = how.pop("end")
     with IndexedDatasetBuilder(f"{tmp_path}/en.{end}", np.uint16, **how) as builder:
         builder.add_document(tokens, [len(tokens)])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, as this process has threads
-            child = multiprocessing.get_context("fork").Process(target=builder.close)
-            child.start()
-        child.join()
-        assert child.exitcode == 0
+        child = forked(builder.close)
+        assert ended_well(child)
         builder.add_document(tokens, [len(tokens)])
         builder.finalize(f"{tmp_path}/en.idx")
     assert [(each == tokens).all() for each in IndexedDataset(f"{tmp_path}/en")] == [True, True]
