@@ -61,7 +61,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
         options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
-        options.add_argument("--json", action="store_true", help="print one JSON object")
         options.set_defaults(body=body)
         return options
 

@@ -31,7 +31,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("directories", nargs="+", metavar="DIR", help="a directory of this machine")
     options.add_argument("--remove", action="store_true", help="remove those that no process writes")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def clean(arguments: argparse.Namespace) -> None:

@@ -39,7 +39,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def plan(arguments: argparse.Namespace) -> int:

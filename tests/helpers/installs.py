@@ -24,7 +24,6 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 COMMANDS: list[tuple[str, str]] = [
     ("--help", ""),
     ("--version", ""),
-    ("--print-completion zsh", "completion"),
     ("inspect {plain}", ""),
     ("inspect {known} --text 2 --tokenizer {tokenizer}", "tokenizers"),
     ("verify {known} --vocab-size 256", ""),
@@ -48,7 +47,6 @@ COMMANDS: list[tuple[str, str]] = [
     ("where {run} --document 3 --source {known}", ""),
     ("where {run} --document id=id-1-", "parquet"),
     ("account {run}", ""),
-    ("account {run} --to {out}/account.parquet", "parquet"),
     ("order {run} --to {out}/order", "parquet"),
     ("bake {run} {out}/baked", ""),
     ("clean {out}", ""),
