@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -170,8 +169,10 @@ def codec_of(uri: str, end: str = ".bin") -> str:
     Args:
         end: end of the name of a plain object; "" for any.
     """
-    match = re.search(rf"{re.escape(end)}(\.[a-z0-9]+)$", uri)
-    return _name_of(match[1]) if match and (match[1] in CODECS.known or match[1] in CODECS.names()) else "raw"
+    plain, dot, suffix = uri.rpartition(".")
+    suffix = dot + suffix
+    is_codec = plain.endswith(end) and (suffix in CODECS.known or suffix in CODECS.names())
+    return _name_of(suffix) if is_codec else "raw"
 
 
 def _name_of(suffix: str) -> str:

@@ -136,7 +136,7 @@ def local_path(uri: str) -> str | None:
 def check_file_name(path: str) -> str:
     """Return the path of a local file; raise ObjectNotFoundError if no file can have this name."""
     try:
-        if b"\0" not in os.fsencode(path):
+        if "\0" not in path and (path.isascii() or os.fsencode(path)):
             return path
         problem = "found a NUL"
     except UnicodeEncodeError as error:
