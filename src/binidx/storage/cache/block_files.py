@@ -48,7 +48,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -385,21 +385,6 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
             raise FileNotFoundError(errno.ENOENT, "block was replaced", path)
         _write(descriptor, view, content.table_bytes(block.number) + place * size)
         _write(descriptor, memoryview(entries), place * ENTRY_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> None:
-    """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again.
-
-    Args:
-        path: of the file of the block.
-        chunks: their numbers in the object.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        for chunk in chunks:
-            _write(descriptor, memoryview(ABSENT), content.place_of(chunk)[1] * ENTRY_BYTES)
     finally:
         os.close(descriptor)
 

@@ -19,7 +19,6 @@ import contextlib
 import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
@@ -111,7 +110,7 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 COPY_TRIES = 5
-"""Tries for a part that the store does not copy in time; parts in flight are halved each time, from 16 to 1."""
+"""Tries for a part that the store does not copy in time."""
 
 
 class Join(Protocol):
@@ -172,7 +171,6 @@ class _CopiedParts:
 
     def __init__(self, location: Location, plan: Sequence[Part]) -> None:
         self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
-        self._limit = CopyLimit(IN_FLIGHT)
         self._upload = PartUpload(location)
 
     def fill(self, advance: Callable[[int], object]) -> None:
@@ -206,44 +204,16 @@ class _CopiedParts:
         return self._upload.write(number, (0, len(data)), data)
 
     def _copy(self, number: int, piece: SourcePiece) -> str:
-        where = piece.start, piece.stop
-        for tries in itertools.count(1):
-            with self._limit.slot() as allowed:
-                if tries > 1 and (arrived := self._upload.find_part(number, where)) is not None:
+        where, tries = (piece.start, piece.stop), 1
+        while True:
+            try:
+                return self._upload.copy(number, _info(piece.reader), where)
+            except SlowCopyError as error:
+                if (arrived := self._upload.find_part(number, where)) is not None:
                     return arrived
-                try:
-                    return self._upload.copy(number, _info(piece.reader), where)
-                except SlowCopyError as error:
-                    self._limit.halve(allowed)
-                    if tries == COPY_TRIES:
-                        raise SlowCopyError(f"{error} ({tries} tries, the last with {allowed} in flight)") from error
-        raise AssertionError
-
-
-class CopyLimit:
-    """Number of copies that a store makes at once: halved when one of them is not done in time."""
-
-    def __init__(self, allowed: int) -> None:
-        self._allowed, self._running, self._changed = allowed, 0, threading.Condition()
-
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[int]:
-        """Wait until a copy may begin; yield how many may run at once."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running < self._allowed)
-            self._running += 1
-            allowed = self._allowed
-        try:
-            yield allowed
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def halve(self, allowed: int) -> None:
-        """Allow half of `allowed`: all copies that began together halve the number once."""
-        with self._changed:
-            self._allowed = min(self._allowed, max(1, allowed // 2))
+                if tries == COPY_TRIES:
+                    raise SlowCopyError(f"{error} ({tries} tries)") from error
+            tries += 1
 
 
 class _Composed:
