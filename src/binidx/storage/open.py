@@ -347,13 +347,13 @@ ROUND_BYTES = 64 << 20
 """Bytes of a streamed object that are read at once, over several connections, and held in memory."""
 
 
-def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of an object in order, up to `stop`, in views of up to 8 MiB; 64 MiB are read at once.
+def stream(reader: RangeReader, stop: int | None = None, *, start: int = 0) -> Iterator[memoryview]:
+    """Yield the bytes [start, stop) of an object in order, in views of up to 8 MiB; 64 MiB are read at once.
 
     Args:
-        stop: bytes to read; None: all.
+        stop: None: the end of the object.
     """
-    for around in cut((0, reader.size if stop is None else stop), ROUND_BYTES):
+    for around in cut((start, reader.size if stop is None else stop), ROUND_BYTES):
         yield from reader.read(cut(around, MAX_REQUEST))
 
 

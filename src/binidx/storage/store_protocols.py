@@ -1,7 +1,7 @@
 """Protocols of stores: one class per provider, with all that is known of it; `binidx.testing` checks implementations.
 
     ReadableStore      head and fetch by coroutines              all drivers with an event loop
-    BlockingStore      the same for threads                      other drivers, chains of filesystems
+    BlockingStore      the same for threads                      other drivers
     ListableStore      lists of objects with their versions      S3, GCS
     SearchableStore    find by a glob pattern                    all over fsspec
     WritableStore      put and delete                            all but web servers

@@ -89,14 +89,6 @@ def test_views_stay_valid_when_their_chunk_is_thrown_out() -> None:
     assert bytes(view) == DATA[10:20]
 
 
-def test_a_range_over_an_eighth_of_the_budget_is_read_exactly_and_not_kept() -> None:
-    reader, below = cached(budget=800)
-    found = reader.read([(50, 60), (33, 999), (70, 80), (0, 0)])
-    assert [bytes(view) for view in found] == [DATA[50:60], DATA[33:999], DATA[70:80], b""]
-    assert below.asked == [[(0, 100), (33, 999)]]
-    assert reader.store.bytes == 100
-
-
 def test_memory_is_bounded_by_the_budget_whatever_was_read() -> None:
     below = MemoryObject(bytes(64 << 20))
     reader = ChunkCache(below, chunk_bytes=4096, store=ChunkStore(1 << 20))

@@ -31,8 +31,6 @@ def test_a_content_without_a_mark_is_not_cached(tmp_path: Path) -> None:
     unmarked = MemoryObject(DATA)
     with pytest.raises(ConfigError, match="memory-object: not cached, the store gives neither ETag"):
         DiskCache(unmarked, tmp_path)
-    with pytest.raises(ConfigError, match="a chain reads a copy of its own"):
-        DiskCache(MarkedObject(DATA, "simplecache::s3://b/k"), tmp_path)
 
 
 @pytest.mark.parametrize(("sizes", "found"), [((0, None), "chunks of 0"), ((1000, 1500), "blocks of 1500")])

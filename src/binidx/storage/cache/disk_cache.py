@@ -281,5 +281,3 @@ def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) ->
         raise ConfigError(f"{reader.uri}: a cache of {limit} bytes, needed 0 or more")
     if not any(reader.identity.get(mark) for mark in MARKS):
         raise UncacheableError(f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it")
-    if "::" in reader.uri:
-        raise UncacheableError(f"{reader.uri}: not cached, a chain reads a copy of its own that may be older")

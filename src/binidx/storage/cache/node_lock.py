@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from binidx.storage.cache.block_files import try_lock
+from binidx.storage.stores.local import boot_id
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
 """Shortest and longest pause between two attempts at the lock, in seconds. A pause is a 32nd of the time waited, so
@@ -134,13 +135,8 @@ def _read(descriptor: int) -> bytes:
 
 def _node_name(descriptor: int) -> str:
     """Return a name for this file and this boot of the machine; empty if there is no boot ID."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-    except OSError:
-        return ""
     status = os.fstat(descriptor)
-    return f"{boot}:{status.st_dev}:{status.st_ino}"
+    return f"{boot_id().strip()}:{status.st_dev}:{status.st_ino}" if boot_id() else ""
 
 
 def _close_in_child() -> None:

@@ -207,11 +207,16 @@ def staging_path(path: str) -> str:
 @functools.cache
 def node_id() -> str:
     """Return 8 hex digits that are the same for the processes of one kernel, between which all flocks hold."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        boot = uuid.uuid4().hex  # of this process only: MAC addresses and host names repeat in containers
+    boot = boot_id() or uuid.uuid4().hex  # of this process only: MAC addresses and host names repeat in containers
     return hashlib.blake2b(boot.encode(), digest_size=4).hexdigest()
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the boot ID of the kernel; empty if there is none, as on macOS."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
 
 
 def sync_directory(path: str) -> None:

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from binidx.errors import redacted
@@ -114,10 +114,6 @@ class PartUpload:
     def write(self, part: int, where: Range, data: Bytes) -> str:
         """Write one part, whose number counts from 1; return the tag that the store gave it."""
         return self._retried(lambda: self._upload.write(part, cut_views(data)))
-
-    def write_pieces(self, part: int, data: Sequence[memoryview]) -> str:
-        """Write one part, given in pieces; return its tag."""
-        return self._retried(lambda: self._upload.write(part, data))
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         """Let the store copy one part out of another object of this version; return its tag.

@@ -205,9 +205,9 @@ def new_buffer(num_bytes: int) -> mapping.mmap:
     return mapping.mmap(-1, max(num_bytes, 1), mapping.MAP_PRIVATE | mapping.MAP_ANONYMOUS)
 
 
-def written_pieces(buffer: mapping.mmap) -> list[memoryview]:
-    """Return views of the bytes written to a buffer."""
-    return cut_views(memoryview(buffer)[: buffer.tell()])
+def written(buffer: mapping.mmap) -> memoryview:
+    """Return a view of the bytes written to a buffer."""
+    return memoryview(buffer)[: buffer.tell()]
 
 
 BLOCK_BYTES = 50 << 20
@@ -252,8 +252,8 @@ class PartStream:
     def _send(self) -> None:
         if self._sent:
             self._sent[-1].result()
-        data, self._buffer = written_pieces(self._buffer), new_buffer(self._part_bytes)
-        self._sent.append(self._thread.submit(self._parts.write_pieces, len(self._sent) + 1, data))
+        data, self._buffer = written(self._buffer), new_buffer(self._part_bytes)
+        self._sent.append(self._thread.submit(self._parts.write, len(self._sent) + 1, (0, len(data)), data))
 
 
 class SpoolStream:
@@ -309,7 +309,7 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            self.store.put(self.uri, written_pieces(self.start))
+            self.store.put(self.uri, cut_views(written(self.start)))
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
@@ -326,8 +326,7 @@ class StagingUpload:
             file = self.store.open_stream(self.temporary or self.uri)
         else:
             file = SpoolStream(self.store, self.uri)
-        for piece in written_pieces(self.start):
-            file.write(piece)
+        file.write(written(self.start))
         return file
 
     def abandon(self) -> None:
