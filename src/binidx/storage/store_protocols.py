@@ -352,13 +352,12 @@ class MultipartStore(WritableStore, Protocol):
     """A store with uploads that can be continued.
 
     Attributes:
-        min_part, max_part: bytes of a part; only the last one may be smaller.
+        min_part: least bytes of a part; only the last one may be smaller.
         max_parts: parts of one object.
         copied_part: bytes that the store copies in one request, where `max_parts` of them suffice.
     """
 
     min_part: int
-    max_part: int
     max_parts: int
     copied_part: int
 

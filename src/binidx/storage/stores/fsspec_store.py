@@ -157,6 +157,11 @@ class FsspecWrites(FsspecStore):
             raise
         return str(answer.get("ETag", "")) if isinstance(answer, Mapping) else ""
 
+    def split(self, uri: str) -> tuple[str, str]:
+        """Split the name of an object in a bucket, whose driver has `split_path`, into bucket and key."""
+        bucket, key, _ = self.fs.split_path(self.path(uri))
+        return bucket, key
+
     def delete(self, uri: str) -> None:
         path = self.path(uri)
         self.send(lambda fs: fs.rm_file(path))

@@ -96,10 +96,6 @@ class S3Store(FsspecWrites, DirectStore):
     def prepare(fs: Any) -> None:
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, as its options are
 
-    def split(self, uri: str) -> tuple[str, str]:
-        bucket, key, _ = self.fs.split_path(self.path(uri))
-        return bucket, key
-
     def _object(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
         bucket, key, version = self.fs.split_path(self.path(uri))
