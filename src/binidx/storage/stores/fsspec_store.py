@@ -19,7 +19,7 @@ from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 from binidx.storage.stores.identity import changed, check_length, check_unchanged, is_rewritten, object_info
-from binidx.storage.stores.local import node_view
+from binidx.storage.stores.local import FILE_PRICES, node_view
 from binidx.storage.stores.registry import local_path, scheme_of, store_class
 
 CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
@@ -229,7 +229,7 @@ class BlockingFsspecStore(FsspecWrites):
 class FileStore(BlockingFsspecStore):
     """Store of the files of this machine, read by ranges."""
 
-    list_prices = Prices("file")
+    list_prices = FILE_PRICES
 
 
 class AsyncFsspecStore(FsspecStore):

@@ -34,6 +34,7 @@ from binidx.storage.stores.registry import check_file_name, local_path
 READ_AT_ONCE = 256 << 10
 
 
+FILE_PRICES = Prices("file")
 OPENED = ("_found", "_map", "_view", "_content")
 """Attributes that opening the file sets."""
 
@@ -70,7 +71,7 @@ class LocalFile:
         self.uri = check_file_name(os.fspath(path))
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
         self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
-        self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
+        self.stats, self._ask_ahead = ObjectStats(FILE_PRICES), AskAhead()
         self.identity, self.mark = identity or {}, mark
         if identity is None:
             self._open()
