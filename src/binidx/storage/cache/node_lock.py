@@ -66,9 +66,9 @@ def acquire_node_lock(
         check: called while this process waits; its exception ends the wait.
         wait: with False, do not wait.
     """
-    descriptor, locked = _try_path(path)
+    descriptor, locked = _try_path(path) if path else (None, None)
     try:
-        if path is None or descriptor is None or locked is None:
+        if descriptor is None or locked is None:
             yield NodeLock(True)
         elif not locked:
             if wait:
@@ -79,14 +79,14 @@ def acquire_node_lock(
             os.ftruncate(descriptor, 0)
             yield NodeLock(True, _node_name(descriptor), left, descriptor)
     finally:
-        if path is not None and locked and descriptor in _descriptors:
+        if path and locked and descriptor in _descriptors:
             # While it is locked: a process that has opened it meanwhile finds it removed, and makes another.
             with contextlib.suppress(OSError):
                 os.unlink(path)
         _close(descriptor)
 
 
-def _try_path(path: str | None) -> tuple[int | None, bool | None]:
+def _try_path(path: str) -> tuple[int | None, bool | None]:
     """Open and lock a file; return its descriptor and what `try_lock` returned; (None, None) if it cannot be opened."""
     while (descriptor := _open(path)) is not None:
         locked = try_lock(descriptor, fcntl.LOCK_EX)
@@ -96,9 +96,7 @@ def _try_path(path: str | None) -> tuple[int | None, bool | None]:
     return None, None
 
 
-def _open(path: str | None) -> int | None:
-    if path is None:
-        return None
+def _open(path: str) -> int | None:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -69,9 +69,9 @@ class PartUpload:
     staged = None
 
     def __init__(self, location: Location, token: str = "") -> None:
-        self._location, self._locked = location, contextlib.ExitStack()
-        lock = self._locked.enter_context(acquire_node_lock(lock_path(location), wait=False))
-        try:
+        self._location = location
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(acquire_node_lock(lock_path(location), wait=False))
             other, _, pid = lock.message.decode(errors="replace").partition(" ")
             if not lock.first:
                 held = "%s: process %s of this node is uploading it, too (upload %s); the object published last stays"
@@ -81,9 +81,7 @@ class PartUpload:
             self._upload: MultipartUpload = self._retried(
                 lambda: location.store.upload(location.uri, token), opening=True
             )
-        except BaseException:
-            self._locked.close()
-            raise
+            self._locked = stack.pop_all()
         self.token = self._upload.token
         lock.leave_message(f"{self.token} {os.getpid()}".encode())
 
