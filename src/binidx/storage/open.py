@@ -261,19 +261,18 @@ def layered(
         end: last bytes of the object, if they are known.
     """
     reader = codec_named(codec).open(stored if sums is None else CheckedObject(stored, sums), end)
-    if codec != "raw" and as_block_reader(reader) is None:
+    blocks = None if codec == "raw" else as_block_reader(reader)
+    if codec != "raw" and blocks is None:
         raise ConfigError(
             f"codec {codec}: its {type(reader).__name__} is no BlockReader (needs block_bytes, num_blocks, "
             "stored_bytes, codec and digest)"
         )
-    local = location.local_path is not None
-    if cache is not False and not local:
+    if cache is not False and location.local_path is None:
         on_disk = add_disk_cache(reader, location.settings, whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
-    if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
-        return ChunkCache(reader)
-    blocks = None if codec == "raw" else as_block_reader(reader)
+        if cache is True or (cache is None and reader.size <= STORE.largest):
+            return ChunkCache(reader)
     if cache in (None, True) and blocks:
         # Chunks of one segment, but no larger than the store caches: frames of other writers may have 1 GiB.
         return ChunkCache(reader, chunk_bytes=max(1, min(blocks.block_bytes, SEGMENTS.largest)), store=SEGMENTS)

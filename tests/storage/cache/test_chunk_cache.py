@@ -16,7 +16,7 @@ from helpers.faulty_object import FaultyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.errors import CancelledReadError, ConfigError
+from binidx.errors import CancelledReadError
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore, chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
@@ -282,11 +282,6 @@ def test_a_pickled_cache_finds_the_store_of_its_process_and_others_their_size() 
     assert shared.store is STORE
     own = pickle.loads(pickle.dumps(cached(chunk_bytes=7, budget=777)[0]))
     assert (own.store.budget, own.store.bytes, own.chunk_bytes) == (777, 0, 7)
-
-
-def test_chunks_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"memory-object: chunks of 0 bytes"):
-        ChunkCache(MemoryObject(DATA), chunk_bytes=0)
 
 
 def test_chunks_and_runs_by_hand() -> None:

@@ -28,7 +28,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from binidx.errors import ConfigError
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges
 from binidx.storage.requests.cancellation import current_scope
@@ -171,8 +170,6 @@ class ChunkCache:
     """
 
     def __init__(self, reader: RangeReader, *, chunk_bytes: int = CHUNK_BYTES, store: ChunkStore | None = None) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
         self.reader = reader
         self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
         self.chunk_bytes = chunk_bytes
