@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -134,7 +134,7 @@ def read_many(reads: Reads) -> list[list[memoryview]]:
     if any(as_composite(reader) for reader, _ in reads):
         return _read_composites(reads)
     with ExitStack() as begun:
-        pending: dict[int, PendingRead | Future[list[memoryview]]] = {}
+        pending: dict[int, PendingRead] = {}
         blocking = []
         for number, (reader, ranges) in enumerate(reads):
             mapped = as_mapped(reader)
@@ -146,14 +146,13 @@ def read_many(reads: Reads) -> list[list[memoryview]]:
                 blocking.append(number)
             else:
                 pending[number] = begun.enter_context(read)
-        outcomes = [read.outcome for read in pending.values() if not isinstance(read, Future)]
         for number in blocking[1:]:
-            pending[number] = future = READS.submit(functools.partial(reads[number][0].read, reads[number][1]))
-            outcomes.append(future)
+            future = READS.submit(functools.partial(reads[number][0].read, reads[number][1]))
+            pending[number] = PendingRead(future, future.result)
         try:
             here = {number: read[0].read(read[1]) for number, read in enumerate(reads) if number not in pending}
         finally:
-            wait(outcomes)
+            wait([read.outcome for read in pending.values()])
         return [pending[number].result() if number in pending else here[number] for number in range(len(reads))]
 
 
