@@ -191,7 +191,7 @@ def new_buffer(num_bytes: int) -> mapping.mmap:
     return mapping.mmap(-1, max(num_bytes, 1), mapping.MAP_PRIVATE | mapping.MAP_ANONYMOUS)
 
 
-def written(buffer: mapping.mmap) -> memoryview:
+def written_view(buffer: mapping.mmap) -> memoryview:
     """Return a view of the bytes written to a buffer."""
     return memoryview(buffer)[: buffer.tell()]
 
@@ -238,7 +238,7 @@ class PartStream:
     def _send(self) -> None:
         if self._sent:
             self._sent[-1].result()
-        data, self._buffer = written(self._buffer), new_buffer(self._part_bytes)
+        data, self._buffer = written_view(self._buffer), new_buffer(self._part_bytes)
         self._sent.append(self._thread.submit(self._parts.write, len(self._sent) + 1, (0, len(data)), data))
 
 
@@ -295,7 +295,7 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            self.store.put(self.uri, cut_views(written(self.start)))
+            self.store.put(self.uri, cut_views(written_view(self.start)))
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
@@ -312,7 +312,7 @@ class StagingUpload:
             file = self.store.open_stream(self.temporary or self.uri)
         else:
             file = SpoolStream(self.store, self.uri)
-        file.write(written(self.start))
+        file.write(written_view(self.start))
         return file
 
     def abandon(self) -> None:
