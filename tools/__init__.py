@@ -13,9 +13,8 @@ from importlib import import_module
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
     "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
-    "cache": ("cache", "fill, list, check and prune the disk cache of remote data"),
+    "cache": ("cache", "fill, list and prune the disk cache of remote data"),
     "check-node": ("check_node", "stores, disks, clock and caches of this node, before a run"),
-    "clean": ("clean", "staging files that killed processes left on disks"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
     "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),

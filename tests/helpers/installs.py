@@ -49,7 +49,6 @@ COMMANDS: list[tuple[str, str]] = [
     ("account {run}", ""),
     ("order {run} --to {out}/order", "parquet"),
     ("bake {run} {out}/baked", ""),
-    ("clean {out}", ""),
     ("cache list --help", ""),
     ("estimate {text} --tokenizer {tokenizer}", "tokenizers"),
     ("estimate {table} --tokenizer {tokenizer}", "tokenizers parquet"),

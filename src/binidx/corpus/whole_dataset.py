@@ -36,7 +36,7 @@ from binidx.storage.open import CODECS, codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.compare import ComparedJoin, ComparingWriter
+from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import write_object
@@ -360,12 +360,8 @@ class DatasetTarget:
             check, remove_existing: called right before the tokens become visible.
         """
         # The codec that is left to do for the pieces: none if they are moved as they are stored.
-        codec = "raw" if codec_named(self.codec).joining else None
-        join: Join
-        if self.existing:
-            join = ComparedJoin(pieces, ComparingWriter(self.bin, self.refusal, codec=codec))
-        else:
-            join = open_join(self.bin, pieces, source_options, codec or self.codec)
+        codec = "raw" if codec_named(self.codec).joining else self.codec
+        join = open_join(self.bin, pieces, source_options, codec, refusal=self.refusal if self.existing else "")
         try:
             watch.begin("tokens", sum(piece.num_bytes for piece in pieces), 0)
             join.fill(watch.advance)
