@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import binidx
-import binidx.order
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,12 +43,6 @@ def test_every_public_name_stands_in_the_page_of_names() -> None:
     page = (ROOT / "docs/reference/names.md").read_text()
     rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
     assert sorted(re.findall(r"`(\w+)`", rows)) == binidx.__all__
-
-
-def test_names_of_the_order_of_a_run_have_moved_with_a_warning() -> None:
-    for name in binidx.order.MOVED:
-        with pytest.warns(DeprecationWarning, match=f"binidx.order.{name} is binidx.{name} now"):
-            assert getattr(binidx.order, name) is getattr(binidx, name)
 
 
 def test_no_link_of_a_page_outside_the_site_leads_nowhere() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations, signature
-from itertools import chain
 from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
@@ -89,7 +88,6 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: returns whether this process needs the datasets; called only under torch.distributed.
         config: options of the run.
         splits: the splits to build; the others are None.
-        opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
         other_prefixes: other prefixes of the run, which lists of documents may name.
 
     Raises:
@@ -100,7 +98,7 @@ class BlendedMegatronDatasetBuilder:
         ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
         >>> train, valid, test = builder.build()
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` and `opened` are ours.
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` is ours.
     """
 
     blended_class: type[BlendedDataset] = BlendedDataset
@@ -114,7 +112,6 @@ class BlendedMegatronDatasetBuilder:
         config: BlendedMegatronDatasetConfig,
         *,
         splits: Collection[Split] = tuple(Split),
-        opened: Mapping[str, Any] | None = None,
         other_prefixes: Collection[str] = (),
     ) -> None:
         self.cls = cls
@@ -125,7 +122,7 @@ class BlendedMegatronDatasetBuilder:
         check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self.opened, self.other_prefixes = {} if opened is None else opened, other_prefixes
+        self.other_prefixes = other_prefixes
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -158,10 +155,14 @@ class BlendedMegatronDatasetBuilder:
             option.check_sources(self._list_sources(), self.config.storage_options)
         with agree_on_outcome() as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
-            for dataset in chain.from_iterable(entry if isinstance(entry, list) else [entry] for entry in built):
-                if dataset is not None:
-                    dataset.apply_order_option(is_whole=True)
-            datasets = {split.name: entry for split, entry in zip(Split, built, strict=True) if entry is not None}
+            datasets: dict[str, TopLevelDataset] = {}
+            for split, entry in zip(Split, built, strict=True):
+                if isinstance(entry, list):
+                    datasets |= {f"{split.name}[{number}]": dataset for number, dataset in enumerate(entry)}
+                elif entry is not None:
+                    datasets[split.name] = entry
+            for dataset in datasets.values():
+                dataset.apply_order_option(is_whole=True)
             compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
@@ -229,9 +230,9 @@ class BlendedMegatronDatasetBuilder:
         works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
-        with list_pairs_with_bundle(closed, idx_bundle(self.config)) as listed:
-            indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
+        locations = [Location(prefix, self.config.storage_options) for prefix in prefixes]
+        with list_pairs_with_bundle(locations, idx_bundle(self.config)) as listed:
+            indexed = {prefix for prefix, pair in listed.items() if pair.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
@@ -246,9 +247,8 @@ class BlendedMegatronDatasetBuilder:
         context: BuildContext,
         listed: ListedPair | None = None,
     ) -> list[MegatronDataset | None]:
-        if (low_level := self.opened.get(prefix or "")) is None:
-            build = self.cls.build_low_level_dataset
-            low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
+        build = self.cls.build_low_level_dataset
+        low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
         kind = next(base for base in self.cls.__mro__ if "__init__" in vars(base))
@@ -272,13 +272,24 @@ class BlendedMegatronDatasetBuilder:
         if not datasets:
             return None
         context = context.with_check(check)
-        if weights is not None and size is not None:
-            shares = normalize(list(weights))
-            total = sum(ceil(size * share) for share in shares)
-            return self.blended_class(datasets, shares, total, self.config, context=context)
-        lengths = [*map(len, datasets)]
-        most = None if size is None else min(size, sum(lengths))
-        return self.blended_class(datasets, lengths, most, self.config, context=context)
+        measured = measure_blend(weights, size, [*map(len, datasets)])
+        return self.blended_class(datasets, *measured, self.config, context=context)
+
+
+def measure_blend(
+    weights: Sequence[float] | None, size: int | None, lengths: Sequence[int]
+) -> tuple[Sequence[float], int | None]:
+    """Return the weights and the size with which a blend is built.
+
+    Args:
+        weights: one per dataset; None: in proportion to their lengths.
+        size: number of samples requested; None is all samples.
+        lengths: number of samples of each dataset; they count only without weights or a size.
+    """
+    if weights is not None and size is not None:
+        shares = normalize(list(weights))
+        return shares, sum(ceil(size * share) for share in shares)
+    return lengths, None if size is None else min(size, sum(lengths))
 
 
 def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:
@@ -290,28 +301,6 @@ def context_argument(function: Callable[..., Any], context: BuildContext) -> dic
 def takes_context(function: Callable[..., Any]) -> bool:
     """Return whether a constructor or function has an argument `context`."""
     return "context" in signature(function).parameters
-
-
-def open_low_level_datasets(
-    cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
-) -> dict[str, Any]:
-    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset.
-
-    Args:
-        cls: kind of dataset, whose `build_low_level_dataset` opens them.
-        config: options of the run.
-        prefixes: paths or URIs; one that repeats is opened once.
-    """
-    distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
-    with list_pairs_with_bundle(
-        [Location(prefix, config.storage_options) for prefix in distinct], idx_bundle(config)
-    ) as listed:
-
-        def open_one(prefix: str) -> Any:
-            context = BuildContext(listed=listed.get(prefix))
-            return build(prefix, config, **context_argument(build, context))
-
-        return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
 
 
 def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:

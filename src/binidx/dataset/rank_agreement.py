@@ -302,7 +302,7 @@ def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields
         subject: the caller, as the error message names it.
         name: name of this comparison in the store, equal on all ranks.
         fields: further JSON values to compare, by name.
-        datasets: datasets by name; a value may be a list of them.
+        datasets: datasets by name.
 
     Raises:
         PeerError: fields differ; names both ranks, the fields, and the values of both.
@@ -363,13 +363,11 @@ def identify(dataset: Any) -> Any:
     """Return all values that samples and their order depend on, without the place of the data, in JSON values.
 
     Args:
-        dataset: a dataset, or a list of datasets; a user's own is identified by its class and number of samples.
+        dataset: a dataset; a user's own is identified by its class and number of samples.
     """
-    if isinstance(dataset, list):
-        return [identify(part) for part in dataset]
     size = {"num_samples": len(dataset)}
     if isinstance(dataset, BlendedDataset):
-        return {**dataset.order_identity, **size, "datasets": identify(dataset.datasets)}
+        return {**dataset.order_identity, **size, "datasets": [*map(identify, dataset.datasets)]}
     if not isinstance(dataset, MegatronDataset):
         return {"class": recorded_name(type(dataset)), **size}
     order = dataset.order_identity
@@ -403,12 +401,10 @@ def _describe_object(thing: Any) -> Any:
 
 
 def identify_arrays(dataset: Any) -> Any:
-    """Return the XXH3 of each array of the index of a dataset, or of a list of datasets, by name.
+    """Return the XXH3 of each array of the index of a dataset, by name.
 
     A loaded or published array has been hashed; one that is only in memory is hashed here, once.
     """
-    if isinstance(dataset, list):
-        return [identify_arrays(part) for part in dataset]
     digests: dict[str, Any] = {}
     if isinstance(dataset, OrderedDataset):
         for name in dataset.index_names:
@@ -416,17 +412,13 @@ def identify_arrays(dataset: Any) -> Any:
                 dataset.index_digests[name] = hash_npy(getattr(dataset, name))
             digests[name] = dataset.index_digests.get(name)
     if isinstance(dataset, BlendedDataset):
-        digests["datasets"] = identify_arrays(dataset.datasets)
+        digests["datasets"] = [*map(identify_arrays, dataset.datasets)]
     return digests
 
 
-def _list_parts(datasets: Sequence[Any]) -> Iterator[MegatronDataset]:
-    """Yield the datasets of which some datasets, lists of datasets and blends are made."""
-    for dataset in datasets:
-        if isinstance(dataset, list):
-            yield from _list_parts(dataset)
-        elif isinstance(dataset, OrderedDataset):
-            yield from dataset.parts
+def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
+    """Return the datasets of which some datasets and blends are made."""
+    return [part for dataset in datasets if isinstance(dataset, OrderedDataset) for part in dataset.parts]
 
 
 def identify_data(datasets: list[Any]) -> dict[str, Any]:

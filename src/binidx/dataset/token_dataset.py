@@ -152,7 +152,8 @@ class TokenDataset:
         batch: list[Sample] = [{}] * num_rows
         read = self._read([self._resolve(part) for part in parts])
         if not self.is_composed:
-            return self.assembles[0](read[0])
+            samples: Sequence[Sample] = self.assembles[0](read[0])
+            return samples
         for tokens in read:
             for row, sample in zip(tokens.of.rows, self.assembles[tokens.of.source](tokens), strict=True):
                 batch[row] = sample

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.order.blended_order import spans_of_members
-from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
+from binidx.order.blended_order import MembersOrder
+from binidx.order.order_protocols import Numbers
 from binidx.order.sequences import SequenceOrder
 
 
-class BakedOrder:
+class BakedOrder(MembersOrder):
     """Order of a bake: position i of the run is a sequence of a part.
 
     Args:
@@ -33,14 +33,6 @@ class BakedOrder:
     def identity(self) -> Any:
         return {"class": "BakedOrder", "fingerprint": self.fingerprint}
 
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [member.source for member in self.members]
-
-    @property
-    def num_epochs(self) -> int:
-        return 1
-
     def __len__(self) -> int:
         return self.positions.stop
 
@@ -55,11 +47,5 @@ class BakedOrder:
         part, number = np.divmod(samples - self.positions.start, self.samples_per_part)
         return part, number
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return spans_of_members(self, samples)
-
     def find(self, source: int, sequences: Numbers) -> Numbers:
         return self.positions.start + source * self.samples_per_part + sequences
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return np.zeros_like(samples)

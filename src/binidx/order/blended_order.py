@@ -5,6 +5,7 @@ sample   0  1  2  3  4          source  0  1  0  0  1          number in the sou
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +24,50 @@ Columns = tuple[Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]
 """Columns with a value for each sample; bounds of the spans of each sample; columns with a value for each span."""
 
 
-class BlendedOrder:
+class MembersOrder(ABC):
+    """Base of composed orders: what follows from `locate` and the order of each source.
+
+    Attributes:
+        members: the order of each source.
+    """
+
+    members: Sequence[Order]
+
+    @property
+    @abstractmethod
+    def identity(self) -> Any: ...
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [source for member in self.members for source in member.sources]
+
+    @property
+    def num_epochs(self) -> int:
+        return max(member.num_epochs for member in self.members)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]: ...
+
+    @abstractmethod
+    def find(self, source: int, sequences: Numbers) -> Numbers: ...
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        def read(source: int, numbers: Numbers) -> Columns:
+            spans, bounds = self.members[source].spans(numbers)
+            spans[:, 0] = source
+            return [], bounds, list(spans.T)
+
+        _, _, _, bounds, columns = gather_columns(self, samples, read)
+        return np.stack(columns, axis=1) if columns else np.empty((0, 4), np.int64), bounds
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return gather_columns(self, samples, partial(read_epochs, self))[2][0]
+
+
+class BlendedOrder(MembersOrder):
     """Samples of several orders, by two arrays.
 
     Args:
@@ -71,14 +115,6 @@ class BlendedOrder:
             return {**self.fields, "windows": self.windows.identity}
         return {**self.fields, "datasets": [part.identity for part in self.parts]}
 
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [source for member in self.members for source in member.sources]
-
-    @property
-    def num_epochs(self) -> int:
-        return max(member.num_epochs for member in self.members)
-
     def __len__(self) -> int:
         return len(self.dataset_index)
 
@@ -94,9 +130,6 @@ class BlendedOrder:
                 number[rows] = self.parts[dataset_id].locate(number[rows])[1]
         return source, number
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return spans_of_members(self, samples)
-
     def find(self, source: int, sequences: Numbers) -> Numbers:
         served = self.parts[source].find(0, sequences)
         both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
@@ -106,40 +139,10 @@ class BlendedOrder:
             samples.append(first + rows[np.isin(numbers[rows], served)])
         return np.concatenate(samples)
 
-    def epochs(self, samples: Numbers) -> Numbers:
-        return epochs_of_members(self, samples)
-
 
 def list_members(order: Order) -> Sequence[Order]:
     """Return the order of each source: the members of a composed order, or the order itself."""
     return order.members if isinstance(order, ComposedOrder) else [order]
-
-
-def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
-    """Return the spans of samples of a composed order; see `Order.spans`.
-
-    Args:
-        order: the composed order.
-        samples: numbers of samples, shape (B,).
-    """
-
-    def read(source: int, numbers: Numbers) -> Columns:
-        spans, bounds = list_members(order)[source].spans(numbers)
-        spans[:, 0] = source
-        return [], bounds, list(spans.T)
-
-    _, _, _, bounds, columns = gather_columns(order, samples, read)
-    return np.stack(columns, axis=1) if columns else np.empty((0, 4), np.int64), bounds
-
-
-def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
-    """Return the epoch of each sample of a composed order; see `Order.epochs`.
-
-    Args:
-        order: the composed order.
-        samples: numbers of samples, shape (B,).
-    """
-    return gather_columns(order, samples, partial(read_epochs, order))[2][0]
 
 
 def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:
