@@ -5,7 +5,9 @@ Names are loaded when they are first used, so `import binidx` is quick and bring
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,62 +78,10 @@ if TYPE_CHECKING:
     from binidx.storage.stats import report as report
     from binidx.storage.stores.registry import register_store as register_store
 
-NAMES = {
-    "dataset.assemble.bert_sentences": ["BERTMaskedWordPieceDatasetConfig"],
-    "dataset.assemble.t5_sentences": ["T5MaskedWordPieceDatasetConfig"],
-    "dataset.assemble.fill_in_middle": ["GPTFIMDatasetConfig"],
-    "dataset.assemble.masking": ["MaskedWordPieceDatasetConfig"],
-    "dataset.assemble.text_and_images": ["MultimodalDatasetConfig", "image_bytes"],
-    "dataset.assemble.chat_rows": ["SFTDatasetConfig"],
-    "dataset.baked": ["BakedDataset"],
-    "dataset.megatron.blended": ["BlendedDataset"],
-    "dataset.builder": ["BlendedMegatronDatasetBuilder"],
-    "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "SpecialTokens", "Split"],
-    "dataset.megatron.gpt": ["GPTDataset"],
-    "dataset.megatron.bert": ["BERTMaskedWordPieceDataset"],
-    "dataset.megatron.best_fit_gpt": ["BestFitGPTDataset"],
-    "dataset.assemble.chat": ["ChatTokenizer"],
-    "dataset.megatron.fim": ["GPTFIMDataset"],
-    "dataset.megatron.masked_sentences": ["MaskedWordPieceDataset"],
-    "dataset.megatron.mock": ["MockGPTDataset"],
-    "dataset.megatron.multimodal": ["MockMultimodalDataset", "MultimodalDataset"],
-    "dataset.megatron.sft": ["SFTDataset", "VarlenDataset"],
-    "dataset.megatron.t5": ["T5MaskedWordPieceDataset"],
-    "dataset.megatron.varlen": ["VarlenGPTDataset"],
-    "dataset.megatron.megatron_dataset": ["MegatronDataset"],
-    "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
-    "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],
-    "dataset.torch_bridge": ["find_topology"],
-    "format.idx": ["DType"],
-    "format.indexed_dataset": ["IndexedDataset"],
-    "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],
-    "loader.samplers": [
-        "HybridCPMegatronPretrainingSampler",
-        "MegatronFullValidationSampler",
-        "MegatronPretrainingRandomSampler",
-        "MegatronPretrainingSampler",
-        "RandomSeedDataset",
-    ],
-    "loader.torch_loader": ["build_pretraining_data_loader"],
-    "order.order_options": ["OrderOption", "register_order"],
-    "order.view": ["View"],
-    "packed.packed_files": ["PackedDataset", "PackedDatasetBuilder", "PackedFiles"],
-    "packed.packed_run": ["Nesting", "PackedRunOrder", "load_packed_run"],
-    "prepare.preprocess.job": ["Job"],
-    "prepare.preprocess.preprocess": ["preprocess"],
-    "prepare.tokenizers.describe": ["describe_tokenizer"],
-    "run.load": ["load_dataset"],
-    "run.provenance.accounts": ["account"],
-    "run.provenance.baking": ["bake", "plan_bake"],
-    "run.provenance.run_order": ["RunOrder"],
-    "run.run_file": ["Run"],
-    "storage.open": ["open_object", "register_codec"],
-    "storage.stats": ["report"],
-    "storage.stores.registry": ["register_store"],
-}
-"""Public names by the module that defines them."""
+IMPORT = re.compile(r"^    from (binidx[.\w]*) import \(?\s*(\w+) as", re.MULTILINE)
+HOMES = {name: module for module, name in IMPORT.findall((get_data(__name__, "__init__.py") or b"").decode())}
+"""Public names, and the modules that define them, as the imports above say, which only type checkers run."""
 
-HOMES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(HOMES)
 __version__ = "0.1.0"
 
@@ -139,7 +89,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'binidx' has no attribute {name!r}")
-    value = getattr(import_module(f"binidx.{HOMES[name]}"), name)
+    value = getattr(import_module(HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -39,7 +39,7 @@ class Baked:
     """Contents of `baked.json`.
 
     Attributes:
-        fingerprint: identity of the order that was baked.
+        fingerprint: identity of the order that was baked; the states of loaders contain it.
         first, stop: positions of the run that are stored.
         samples_per_part: number of samples in each part (pair of files) but the last.
         sequence_length: number of tokens fed per sample, S.
@@ -166,11 +166,6 @@ class BakedDataset:
             One reader for each part.
         """
         return [part.bin_reader for part in self.parts]
-
-    @property
-    def order_fingerprint(self) -> str:
-        """Identity of the order that was baked: the states of loaders contain it."""
-        return self.baked.fingerprint
 
     def _check_config(self, uri: str) -> None:
         check_bakeable(self.config)

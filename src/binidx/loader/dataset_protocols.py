@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
+from binidx.dataset.baked import BakedDataset
+from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -40,27 +41,11 @@ class BatchedDataset(Protocol):
 
 
 @runtime_checkable
-class ConfiguredDataset(Protocol):
-    """A dataset with a config of any class."""
-
-    config: Any
-
-
-@runtime_checkable
 class StoredSamples(Protocol):
     """A dataset that names the readers of the bytes of its samples, so that loaders read remote ones ahead."""
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers; none if the samples are computed."""
-
-
-@runtime_checkable
-class StoredOrder(Protocol):
-    """A dataset that is stored in the order of a run."""
-
-    @property
-    def order_fingerprint(self) -> str:
-        """Identity of that order."""
 
 
 @runtime_checkable
@@ -111,10 +96,8 @@ def batch_bytes(samples: Any) -> int:
 
 
 def get_sequence_length(dataset: Any) -> int:
-    """Return the number of tokens of a sample; 0 for a dataset without a config of this library."""
-    if isinstance(dataset, ConfiguredDataset) and isinstance(dataset.config, BlendedMegatronDatasetConfig):
-        return dataset.config.sequence_length
-    return 0
+    """Return the number of tokens of a sample; 0 for a user's own dataset."""
+    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | BakedDataset) else 0
 
 
 def get_split(dataset: Any) -> Split | None:
@@ -144,7 +127,7 @@ def find_megatron_samples(dataset: Any) -> str | None:
 
 def get_stored_order(dataset: Any) -> str | None:
     """Return the identity of the order in which a dataset is stored; None if its order is its own."""
-    return dataset.order_fingerprint if isinstance(dataset, StoredOrder) else None
+    return dataset.baked.fingerprint if isinstance(dataset, BakedDataset) else None
 
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:

@@ -387,7 +387,7 @@ class BatchGroup:
         self._changed = threading.Event()
         self.is_read = False
         self._samples: Any = None
-        self._error: BaseException | None = None
+        self._has_failed = False
 
     @property
     def next_batch(self) -> Batch | None:
@@ -395,14 +395,14 @@ class BatchGroup:
         return self._left[0] if self._left else None
 
     def read(self, read: ReadBatch) -> None:
-        """Read the samples, or store the error. Runs in a thread; raises nothing."""
+        """Read the samples, or note that it failed. Runs in a thread; raises nothing."""
         self._hurried.wait(self._pause)
         try:
             with cancellable(self._scope):
                 self._scope.check()
                 self._samples = read(self._all)
-        except BaseException as error:
-            self._error = error
+        except BaseException:
+            self._has_failed = True
         finally:
             self.is_read = True
             self._changed.set()
@@ -437,14 +437,8 @@ class BatchGroup:
             Exception: the error of reading this batch. In a failed group each batch is read again on its own.
         """
         batch = self._left.popleft()
-        if self._error is not None and self.num_batches > 1:
+        if self._has_failed:
             return read(batch)
-        if self._error is not None:
-            error, self._error = self._error, None
-            try:
-                raise error  # with the frames of the thread
-            finally:
-                del error  # a cycle with its traceback would keep the samples in memory
         if self.num_batches == 1:
             return self._samples
         stop = len(self._all) - sum(map(len, self._left))

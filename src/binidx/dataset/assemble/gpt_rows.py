@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,28 +23,16 @@ class GPTAssemble:
     """Function that makes GPT samples; C fills their rows. Implements `RowAssemble`.
 
     Args:
-        sequence_length: S.
-        pad: id that fills short samples; -1 if there is none.
-        eod: end-of-document id; 0 if no option needs it.
-        mask_eod: whether an EOD has no loss.
-        starts: where positions restart.
-        add_extra_token: whether a full sample has S + 1 tokens.
+        rules: arguments of `Recipe`, by name.
         has_mask: whether samples have an attention mask.
         resets_mask: whether attention stays within documents.
         resets_positions: whether positions restart after each EOD.
-        masks_ends: whether the last token of each piece has no loss, as its label is of another document.
     """
 
-    sequence_length: int
-    pad: int
-    eod: int
-    mask_eod: bool
-    starts: Starts
-    add_extra_token: bool
+    rules: Mapping[str, Any]
     has_mask: bool
     resets_mask: bool
     resets_positions: bool
-    masks_ends: bool = False
 
     @classmethod
     def of(cls, config: GPTDatasetConfig, pad: int, *, masks_ends: bool = False) -> GPTAssemble:
@@ -53,7 +41,7 @@ class GPTAssemble:
         Args:
             config: options of the samples, and the tokenizer.
             pad: id that fills short samples; -1 if there is none.
-            masks_ends: whether the last token of each piece has no loss.
+            masks_ends: whether the last token of each piece has no loss, as its label is of another document.
 
         Raises:
             ConfigError: the tokenizer has no EOD, and an option of the config needs it.
@@ -69,36 +57,27 @@ class GPTAssemble:
                 f"{type(config.tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and "
                 "reset_attention_mask need; describe_tokenizer takes it as eod="
             )
-        return cls(
-            config.sequence_length,
-            pad,
-            eod,
-            bool(config.eod_mask_loss),
-            starts,
-            config.add_extra_token_to_sequence,
-            config.create_attention_mask and not config.inter_document_masking,
-            resets_mask,
-            bool(config.reset_position_ids),
-            masks_ends,
-        )
+        rules = {
+            "sequence_length": config.sequence_length,
+            "pad": pad,
+            "eod": eod,
+            "mask_eod": bool(config.eod_mask_loss),
+            "starts": starts,
+            "add_extra_token": config.add_extra_token_to_sequence,
+            "mask_ends": masks_ends,
+        }
+        has_mask = config.create_attention_mask and not config.inter_document_masking
+        return cls(rules, has_mask, resets_mask, bool(config.reset_position_ids))
 
     @cached_property
     def recipe(self) -> Recipe:
         """Rules by which the C extension turns stored tokens into rows of a batch."""
-        return Recipe(
-            self.sequence_length,
-            pad=self.pad,
-            eod=self.eod,
-            mask_eod=self.mask_eod,
-            starts=self.starts,
-            add_extra_token=self.add_extra_token,
-            mask_ends=self.masks_ends,
-        )
+        return Recipe(**self.rules)
 
     @cached_property
     def shared_mask(self) -> Tensor:
         """Causal mask, shape (1, S, S), shared by all samples as in Megatron: it is too large to write anew."""
-        return as_tensor(build_attention_mask(np.arange(self.sequence_length)))
+        return as_tensor(build_attention_mask(np.arange(self.recipe.sequence_length)))
 
     def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
         numbers = tokens.of.numbers
@@ -136,9 +115,9 @@ class GPTAssemble:
                 as_tensor(build_attention_mask(rows.positions)) if self.resets_mask else self.shared_mask
             )
             if self.resets_mask and not self.resets_positions:
-                rows.positions[:] = np.arange(self.sequence_length)
+                rows.positions[:] = np.arange(self.recipe.sequence_length)
         columns["loss_mask"], columns["position_ids"] = as_tensor(rows.loss_mask), as_tensor(rows.positions)
-        if self.starts is Starts.EACH_PIECE:
+        if self.recipe.starts is Starts.EACH_PIECE:
             columns["cu_seqlens"], columns["max_seqlen"] = as_tensor(rows.cu_seqlens), as_tensor(rows.max_seqlen)
         return columns
 
