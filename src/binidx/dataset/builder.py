@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -88,6 +88,7 @@ class BlendedMegatronDatasetBuilder:
         is_built_on_rank: returns whether this process needs the datasets; called only under torch.distributed.
         config: options of the run.
         splits: the splits to build; the others are None.
+        opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
         other_prefixes: other prefixes of the run, which lists of documents may name.
 
     Raises:
@@ -98,7 +99,7 @@ class BlendedMegatronDatasetBuilder:
         ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
         >>> train, valid, test = builder.build()
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` is ours.
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` and `opened` are ours.
     """
 
     blended_class: type[BlendedDataset] = BlendedDataset
@@ -112,6 +113,7 @@ class BlendedMegatronDatasetBuilder:
         config: BlendedMegatronDatasetConfig,
         *,
         splits: Collection[Split] = tuple(Split),
+        opened: Mapping[str, Any] | None = None,
         other_prefixes: Collection[str] = (),
     ) -> None:
         self.cls = cls
@@ -122,7 +124,7 @@ class BlendedMegatronDatasetBuilder:
         check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self.other_prefixes = other_prefixes
+        self.opened, self.other_prefixes = {} if opened is None else opened, other_prefixes
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -230,9 +232,9 @@ class BlendedMegatronDatasetBuilder:
         works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
-        locations = [Location(prefix, self.config.storage_options) for prefix in prefixes]
-        with list_pairs_with_bundle(locations, idx_bundle(self.config)) as listed:
-            indexed = {prefix for prefix, pair in listed.items() if pair.index is not None}
+        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
+        with list_pairs_with_bundle(closed, idx_bundle(self.config)) as listed:
+            indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
@@ -247,8 +249,9 @@ class BlendedMegatronDatasetBuilder:
         context: BuildContext,
         listed: ListedPair | None = None,
     ) -> list[MegatronDataset | None]:
-        build = self.cls.build_low_level_dataset
-        low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
+        if (low_level := self.opened.get(prefix or "")) is None:
+            build = self.cls.build_low_level_dataset
+            low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
         kind = next(base for base in self.cls.__mro__ if "__init__" in vars(base))
@@ -301,6 +304,28 @@ def context_argument(function: Callable[..., Any], context: BuildContext) -> dic
 def takes_context(function: Callable[..., Any]) -> bool:
     """Return whether a constructor or function has an argument `context`."""
     return "context" in signature(function).parameters
+
+
+def open_low_level_datasets(
+    cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
+) -> dict[str, Any]:
+    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset.
+
+    Args:
+        cls: kind of dataset, whose `build_low_level_dataset` opens them.
+        config: options of the run.
+        prefixes: paths or URIs; one that repeats is opened once.
+    """
+    distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
+    with list_pairs_with_bundle(
+        [Location(prefix, config.storage_options) for prefix in distinct], idx_bundle(config)
+    ) as listed:
+
+        def open_one(prefix: str) -> Any:
+            context = BuildContext(listed=listed.get(prefix))
+            return build(prefix, config, **context_argument(build, context))
+
+        return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
 
 
 def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:

@@ -173,26 +173,20 @@ def gather_columns(
         each sample; the bounds of its spans, shape (B + 1,); the columns with a value for each span.
     """
     source, number = order.locate(samples)
-    sources = np.unique(source).tolist() or [0]
-    if len(sources) == 1:
-        return source, number, *read(sources[0], number)
-    positions_of = {source_id: np.flatnonzero(source == source_id) for source_id in sources}
-    parts = map_sources(order, sources, lambda source_id: read(source_id, number[positions_of[source_id]]))
-    counts = np.zeros(len(samples), np.int64)
-    for positions, (_, bounds, _) in zip(positions_of.values(), parts, strict=True):
-        counts[positions] = np.diff(bounds)
-    whole = np.concatenate([[0], np.cumsum(counts)])
-    rows, spans = (
-        [np.empty(length, np.int64) for _ in columns]
-        for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
-    )
-    for positions, (own_rows, bounds, own_spans) in zip(positions_of.values(), parts, strict=True):
-        target = join_ranges(whole[positions], whole[positions] + np.diff(bounds))
-        for column, own in zip(rows, own_rows, strict=True):
-            column[positions] = own
-        for column, own in zip(spans, own_spans, strict=True):
-            column[target] = own
-    return source, number, rows, whole, spans
+    sources, sizes = np.unique(source, return_counts=True)
+    if len(sources) < 2:
+        return source, number, *read(int(source[0]) if len(source) else 0, number)
+    grouped = np.argsort(source, kind="stable")
+    numbers_of = dict(zip(sources.tolist(), np.split(number[grouped], np.cumsum(sizes[:-1])), strict=True))
+    parts = map_sources(order, [*numbers_of], lambda source_id: read(source_id, numbers_of[source_id]))
+    place = np.empty_like(grouped)  # of each sample among the grouped ones
+    place[grouped] = np.arange(len(grouped))
+    counts = np.concatenate([np.diff(bounds) for _, bounds, _ in parts])
+    stops = np.cumsum(counts)
+    spans = join_ranges((stops - counts)[place], stops[place])
+    of_samples = [np.concatenate(columns)[place] for columns in zip(*(own for own, _, _ in parts), strict=True)]
+    of_spans = [np.concatenate(columns)[spans] for columns in zip(*(own for _, _, own in parts), strict=True)]
+    return source, number, of_samples, np.concatenate([[0], np.cumsum(counts[place])]), of_spans
 
 
 def map_sources(order: Order, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:

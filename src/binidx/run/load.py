@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import parse_blend
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
-from binidx.format.summary import read_summary
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.document_sample import count_tokens
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.storage.location import Location
-from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -106,10 +105,14 @@ class LoadedDataset(DatasetView):
     def __init__(self, config: GPTDatasetConfig, split: Split, num_samples: int | None, tokenizer: Any) -> None:
         self.config, self.split, self._tokenizer = config, split, tokenizer
         prefixes, weights = config.blend or ([], None)
+        opened: dict[str, IndexedDataset] = {}
         if num_samples is None and weights is not None:
-            num_samples = samples_of_epoch(prefixes, config, split)
+            opened = open_low_level_datasets(GPTDataset, config, prefixes)
+            num_samples = samples_of_epoch([opened[prefix] for prefix in prefixes], config, split)
         self.sizes = [num_samples if other is split else 0 for other in Split]
-        builder = BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, config, splits=[split])
+        builder = BlendedMegatronDatasetBuilder(
+            GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
+        )
         built: Any = builder.build()[split.value]
         super().__init__(built)
 
@@ -172,20 +175,14 @@ class LoadedDataset(DatasetView):
         return named
 
 
-def samples_of_epoch(prefixes: Sequence[str], config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all prefixes of a blend.
+def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
+    """Return the number of samples that the tokens of a split fill, over all datasets of a blend.
 
     Args:
-        prefixes: prefixes of the blend.
+        datasets: the stored sequences of each prefix.
         config: options of the run.
         split: the split.
     """
     shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-
-    def count_tokens(prefix: str) -> int:
-        summary = read_summary(Location(prefix, config.storage_options))
-        own = split_range(shares, len(summary.index))
-        first, stop = summary.tokens_before([own.start, own.stop])
-        return stop - first
-
-    return max(1, sum(OPENS.map(count_tokens, prefixes)) // config.sequence_length)
+    counts = [count_tokens(dataset.sequence_lengths, split_range(shares, len(dataset))) for dataset in datasets]
+    return max(1, sum(counts) // config.sequence_length)

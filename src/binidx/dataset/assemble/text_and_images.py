@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.dataset.torch_bridge import as_tensor
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Numbers
 
@@ -64,9 +64,7 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("image_h", "image_w"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}: must be given for a multimodal dataset")
+        check_given(self, "a multimodal dataset", "image_h", "image_w")
 
 
 @dataclass(frozen=True)
