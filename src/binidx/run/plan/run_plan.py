@@ -1,4 +1,4 @@
-"""Plan of a run: its inventory, costs, start-up time and warnings, computed before it starts."""
+"""Plan of a run: its inventory, costs and warnings, computed before it starts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from binidx.run.plan.forecast import (
     Costs,
     Link,
     ReadCost,
-    StartPhase,
     blend_bytes,
     build_memory_bytes,
     build_seconds,
     gpt_index_bytes,
     measure_link,
     source_costs,
-    start_phases,
     total_costs,
 )
 from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
+from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
 from binidx.storage.store_protocols import Prices
@@ -92,11 +91,6 @@ class RunPlan:
         return self.order.num_steps() if self.order else 0
 
     @property
-    def waits(self) -> Sequence[StartPhase]:
-        """Phases of a start."""
-        return start_phases(self.inventory, self.costs)
-
-    @property
     def same_order_up_to(self) -> int | None:
         """Largest number of train samples that keeps the order of all sources; None if unknown."""
         run, indices = self.inventory.run, self.inventory.indices
@@ -146,21 +140,20 @@ class RunPlan:
 
     @property
     def start_bytes(self) -> float:
-        """Bytes that all nodes together fetch to start, if each node shares what its processes fetch."""
-        return self.nodes * sum(phase.num_bytes for phase in self.waits)
+        """Bytes of `.idx` files and cached indices that all nodes together fetch, if a node fetches each once."""
+        inventory, directory = self.inventory, self.inventory.run.config.path_to_cache
+        remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
+        num_bytes = sum(summary.idx_bytes for summary in remote)
+        if remote if directory is None else Location(directory).local_path is None:
+            caches = [*(index.cache for index in inventory.indices), *(blend.cache for blend in inventory.blends)]
+            manifests = [cache.manifest for cache in caches if cache.manifest]
+            num_bytes += sum(array.bytes for manifest in manifests for array in manifest.arrays.values())
+        return self.nodes * num_bytes
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of a node's disk cache for the node's part of one epoch of all remote sources."""
         return sum(cost.epoch_bytes for cost in self.costs)
-
-    @property
-    def start_seconds(self) -> float:
-        """The time of a whole start; without a link, that of its computation alone."""
-        link = self.link
-        return sum(
-            phase.seconds + (link.seconds(phase.round_trips, phase.num_bytes) if link else 0) for phase in self.waits
-        )
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
@@ -185,11 +178,7 @@ class RunPlan:
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
-            "start": {
-                "seconds": self.start_seconds,
-                "waits": [vars(phase) for phase in self.waits],
-                "bytes_of_all_nodes": self.start_bytes,
-            },
+            "start": {"bytes_of_all_nodes": self.start_bytes},
             "request_rates": [
                 {
                     "place": rate.place,
