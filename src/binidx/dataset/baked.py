@@ -24,7 +24,7 @@ from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.order.baked_order import BakedOrder
+from binidx.order.blended_order import BakedOrder
 from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import StoredSource
 from binidx.storage.interfaces import RangeReader

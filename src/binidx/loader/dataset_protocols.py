@@ -6,6 +6,7 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
 from binidx.dataset.baked import BakedDataset
@@ -27,9 +28,8 @@ Batch = list[int]
 ReadBatch = Callable[[Batch], Any]
 """Function from the sample numbers of a batch to its samples."""
 
-SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble")
-COMPAT_SAMPLE_METHOD = "_query_document_sample_shuffle_indices"
-"""Method of `compat.megatron` that users override."""
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble", "_query_document_sample_shuffle_indices")
+"""Methods that make samples; the last is one of `compat.megatron` that users override."""
 
 
 @runtime_checkable
@@ -139,8 +139,8 @@ def digest_tokens(dataset: Any) -> list[dict[str, str]]:
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
     kinds = {type(part) for part in (dataset, *_parts(dataset)) if isinstance(part, StoredSamples)}
-    methods = [method for kind in kinds for method in _sample_methods(kind).values()]
-    return bool(methods) and all(method.__module__.startswith("binidx.") for method in methods)
+    methods = [getattr_static(kind, name, None) for kind in kinds for name in SAMPLE_METHODS]
+    return any(methods) and all(method.__module__.startswith("binidx.") for method in methods if method)
 
 
 def reads_remotely(dataset: Any) -> bool:
@@ -152,12 +152,6 @@ def reads_remotely(dataset: Any) -> bool:
 def _components(reader: RangeReader) -> Sequence[RangeReader]:
     composite = as_composite(reader)
     return composite.component_readers() if composite else [reader]
-
-
-def _sample_methods(kind: type) -> dict[str, Any]:
-    """Return the methods of a class that make samples, as its method resolution order finds them."""
-    names = (*SAMPLE_METHODS, COMPAT_SAMPLE_METHOD)
-    return {name: vars(base)[name] for base in reversed(kind.__mro__) for name in names if name in vars(base)}
 
 
 def _parts(dataset: Any) -> Sequence[MegatronDataset]:

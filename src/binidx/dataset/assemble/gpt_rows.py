@@ -1,4 +1,8 @@
-"""GPT samples: tokens, labels, loss mask and positions of S tokens, as tensors."""
+"""GPT samples: tokens, labels, loss mask and positions of S tokens, as tensors; and with padded documents.
+
+a GPT sample         A A A B B B B B C C
+padded to 4          A A A p B B B B B p p p C C p p          2 tokens for each of 2 context parallel ranks
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.token_dataset import SourceTokens, fill_from_tokens
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import ConfigError
-from binidx.format.idx import DType
 from binidx.native.gpt_samples import GPTRows, Recipe, Starts
 
 
@@ -89,20 +92,6 @@ class GPTAssemble:
             rows.loss_mask.reshape(len(numbers), -1)[padding] = 0.0
         return [self.finish_one(rows)] if len(numbers) == 1 else self.finish(rows)
 
-    def assemble_one(self, text: NDArray[Any], *, is_padding: bool = False) -> Sample:
-        """Return one sample of tokens in memory.
-
-        Args:
-            text: its tokens, one piece.
-            is_padding: whether the sample has no loss.
-        """
-        rows, bounds = GPTRows(self.recipe, None), np.array([0, 1], np.int64)
-        code = DType.code_from_dtype(text.dtype)
-        rows.fill([text], bounds, [0], dtype_code=code, item_bytes=text.itemsize)
-        if is_padding:
-            rows.loss_mask[:] = 0.0
-        return self.finish_one(rows)
-
     def finish(self, rows: GPTRows) -> Sequence[Sample]:
         columns: Any = self.finish_one(rows)
         return Samples(rows.num_rows, columns, () if self.resets_mask else ("attention_mask",))
@@ -134,3 +123,55 @@ def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
     future = ~np.tri(positions.shape[-1], dtype=np.bool_)
     elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
     return np.asarray(future | elsewhere)
+
+
+TOKEN_KEYS = ("tokens", "labels", "loss_mask")
+
+
+@dataclass(frozen=True)
+class PaddedAssemble:
+    """Function that makes GPT samples and pads their documents. Implements `RowAssemble`.
+
+    Args:
+        rows: makes the GPT samples.
+        multiple: multiple of tokens.
+    """
+
+    rows: GPTAssemble
+    multiple: int
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.rows.recipe
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows(tokens)]
+
+    def finish(self, rows: GPTRows) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows.finish(rows)]
+
+    def finish_one(self, rows: GPTRows) -> Sample:
+        return pad_documents(self.rows.finish_one(rows), self.multiple)
+
+
+def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
+    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths.
+
+    Args:
+        sample: with `cu_seqlens`, the bounds of its documents.
+        multiple: number of tokens of which each padded length is a multiple.
+    """
+    bounds = np.unique(np.asarray(sample["cu_seqlens"]))
+    original = np.diff(bounds)
+    padded = -(-original // multiple) * multiple
+    starts = np.cumsum(padded) - padded
+    positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], original)
+    padded_sample: Sample = {}
+    for name in TOKEN_KEYS:
+        values = np.asarray(sample[name])
+        spread = np.zeros(padded.sum(), values.dtype)
+        spread[positions] = values
+        padded_sample[name] = as_tensor(spread)
+    padded_sample["position_ids"] = as_tensor(np.arange(padded.sum()) - np.repeat(starts, padded))
+    lengths = {"original_seq_len": original, "padded_seq_len": padded}
+    return padded_sample | {name: as_tensor(counts.astype(np.int32)) for name, counts in lengths.items()}
