@@ -207,4 +207,3 @@ def test_requests_in_flight_over_latency() -> None:
     link = Link(latency_seconds=0.05, bytes_per_second=1e9, requests_in_flight=100)
     assert link.most_samples_per_second(4, 1000) == pytest.approx(100 / 0.05 / 4)
     assert link.most_samples_per_second(4, 1e8) == pytest.approx(10)
-    assert link.seconds(3, 5e8) == pytest.approx(0.65)
