@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from binidx.dataset.config import SpecialTokens as SpecialTokens
     from binidx.dataset.config import Split as Split
     from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
-    from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset as BestFitGPTDataset
     from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
-    from binidx.dataset.megatron.gpt_variants import GPTFIMDataset as GPTFIMDataset
     from binidx.dataset.megatron.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset as BestFitGPTDataset
+    from binidx.dataset.megatron.gpt_variants import GPTFIMDataset as GPTFIMDataset
+    from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
     from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
     from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
     from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
-    from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
     from binidx.dataset.staged.staged_blend import Stage as Stage

@@ -34,6 +34,7 @@ from binidx.storage.interfaces import (
     Piece,
     Range,
     RangeReader,
+    SealableReader,
     VersionMark,
 )
 from binidx.storage.threads import READS
@@ -207,6 +208,11 @@ def as_block_reader(reader: RangeReader) -> BlockReader | None:
         The reader if it is a `BlockReader`, else None.
     """
     return cast("BlockReader", reader) if _provides(reader, BlockReader) else None
+
+
+def as_sealable(reader: RangeReader) -> SealableReader | None:
+    """Return the reader if it is a `SealableReader`, else None."""
+    return cast("SealableReader", reader) if _provides(reader, SealableReader) else None
 
 
 def stored_reader(reader: RangeReader) -> RangeReader:
