@@ -216,9 +216,8 @@ def merge_virtually(
         for dataset, _ in zip(datasets, checked, strict=True):
             dataset.check_size()
             watch.advance(dataset.index.size)
-    listed = format_parts(
-        datasets[0].index.dtype.__name__, [_list_part(file.absolute, dataset) for dataset in datasets]
-    )
+    parts = [_list_part(file.absolute, dataset) for dataset in datasets]
+    listed = format_parts(datasets[0].index.dtype.__name__, parts)
     existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
         watch.say(f"{file}: lists these datasets already")

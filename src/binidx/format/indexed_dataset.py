@@ -122,13 +122,10 @@ class IndexedDataset:
             try:
                 pair = open_pair(prefix, self.multimodal, self.mmap, listed=listed)
             except ObjectNotFoundError as error:
+                advice = did_you_mean(prefix)
                 if prefix.uri.endswith((".bin", ".idx")):
-                    raise ObjectNotFoundError(
-                        f"{error}; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
-                    ) from error
-                if advice := did_you_mean(prefix):
-                    raise ObjectNotFoundError(f"{error}{advice}") from error
-                raise
+                    advice = f"; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
+                raise ObjectNotFoundError(f"{error}{advice}") from error
             index, opened, marks = pair.index, pair.identities, pair.marks
             made: dict[str, Any] = {"bin_reader": pair.bin_reader}
         else:
@@ -241,11 +238,9 @@ class IndexedDataset:
             return reader
         prefix = self.location
         reader = open_bin(prefix, mmap=self.mmap)
-        now = object_identity(prefix + ".idx")
-        if not same_identity(self._opened["idx"], now):
-            raise ObjectChangedError(
-                f"{prefix}.idx: {now}, was {self._opened['idx']} when it was opened; open it again"
-            )
+        was, now = self._opened["idx"], object_identity(prefix + ".idx")
+        if not same_identity(was, now):
+            raise ObjectChangedError(f"{prefix}.idx: {now}, was {was} when it was opened; open it again")
         check_opened(prefix, reader, self.index)
         self._check_marks(version_marks(reader))
         return reader

@@ -210,10 +210,7 @@ class PairSource(_CheckedSource):
         if joining is None:
             return [SourcePiece(self.open_plain(), 0, plain_bytes)] if plain_bytes else []
         if self.plain.size != plain_bytes:
-            raise FormatError(
-                f"{self.bin}: holds bytes past its last token, needed none to be moved compressed; "
-                "binidx convert --plain first"
-            )
+            raise FormatError(f"{self.bin}: has bytes after its last token, needed none; binidx convert --plain first")
         reader = self.open_stored()
         return [SourcePiece(reader, *where) for where in joining.pieces(self.plain)]
 
@@ -310,10 +307,9 @@ class VirtualSource(_CheckedSource):
     def open_plain(self, *, mmap: bool = True) -> RangeReader:
         """Open the tokens as plain bytes; a part is opened when it is read; `mmap` as in `PairSource.open_stored`."""
         self.plain_bytes()
-        late = [
-            LazyReader(pair.bin.uri, pair.plain_bytes(), functools.partial(pair.open_plain, mmap=mmap))
-            for pair in self.pairs
-        ]
+        opens = [functools.partial(pair.open_plain, mmap=mmap) for pair in self.pairs]
+        parts = zip(self.pairs, opens, strict=True)
+        late = [LazyReader(pair.bin.uri, pair.plain_bytes(), open_part) for pair, open_part in parts]
         return JoinedReader(self.bin.uri, late, self._num_bytes)
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
@@ -375,10 +371,8 @@ class ShiftedReader:
         whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
         stored = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
         values = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in stored]
-        return [
-            data[first - low : stop - low].data
-            for data, (first, stop), (low, _) in zip(values, ranges, whole, strict=True)
-        ]
+        wanted = [slice(first % 8, first % 8 + stop - first) for first, stop in ranges]
+        return [data[part].data for data, part in zip(values, wanted, strict=True)]
 
 
 def is_multimodal(parts: Sequence[IndexStream]) -> bool:

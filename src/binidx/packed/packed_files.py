@@ -85,9 +85,7 @@ def find_code(dtype: DTypeLike) -> int:
     for code, stored in DTYPES.items():
         if np.dtype(stored) == wanted:
             return code
-    raise ConfigError(
-        f"packed file: dtype {np.dtype(dtype)}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}"
-    )
+    raise ConfigError(f"packed file: dtype {wanted.name}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}")
 
 
 class PackedFiles:
@@ -336,9 +334,7 @@ class PackedDatasetBuilder:
         limits = np.iinfo(self.dtype)
         least, most = int(tokens.min()), int(tokens.max())
         if least < limits.min or most > limits.max:
-            raise ConfigError(
-                f"{self.outdir}: tokens from {least} to {most}, {self.dtype} holds {limits.min} to {limits.max}"
-            )
+            raise ConfigError(f"{self.outdir}: tokens from {least} to {most}, needs {limits.min} to {limits.max}")
 
 
 def _auto_dtype(vocab_size: int | None) -> DTypeLike:

@@ -131,9 +131,7 @@ class WorkerOrder:
             IndexError: positions below 0, or after the end of the stream, if it ends.
         """
         if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
-            raise IndexError(
-                f"packed order: positions {first}-{stop} of worker {self.shard}, it has {self.pass_blocks}"
-            )
+            raise IndexError(f"packed order: positions {first}-{stop}, worker {self.shard} has {self.pass_blocks}")
         size = self.group_blocks
         parts = [self._group(group) for group in range(first // size, -(-stop // size))]
         rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
@@ -202,11 +200,9 @@ class PackedRun:
     @cached_property
     def orders(self) -> list[list[WorkerOrder]]:
         """Order of the blocks of each set for each worker, as [worker][set]."""
-        count = self._count
-        return [
-            [WorkerOrder(packed_set, self.rank * count + worker, self.num_ranks * count) for packed_set in self.sets]
-            for worker in range(count)
-        ]
+        count, first = self.num_ranks * self._count, self.rank * self._count
+        shards = range(first, first + self._count)
+        return [[WorkerOrder(packed_set, shard, count) for packed_set in self.sets] for shard in shards]
 
     @property
     def _count(self) -> int:

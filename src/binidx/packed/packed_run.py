@@ -162,10 +162,8 @@ class PackedRunOrder:
         size = self.blocks_per_step
         of_ranks = [self.run_of(number).blocks(steps.start * size, steps.stop * size) for number in ranks]
         blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
-        step, rank_of, slot = (
-            grid.reshape(-1)
-            for grid in np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
-        )
+        grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
+        step, rank_of, slot = (grid.reshape(-1) for grid in grids)
         num_blocks = np.array([packed_set.num_blocks for packed_set in self.sets])
         sample = blocks[:, 1] * num_blocks[blocks[:, 0]] + blocks[:, 2]
         position = (step * self.num_ranks + rank_of) * size + slot
