@@ -83,7 +83,8 @@ def documents_with_id(prefix: Location, wanted: str) -> list[int]:
     """
     numbers = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
     if not numbers and not _has_ids(lineage := prefix + LINEAGE):
-        raise ObjectNotFoundError(f"{lineage}: has no ids (binidx preprocess --id-key); name the document by FILE:ROW")
+        problem = "has no ids, which binidx preprocess stores with --id-key"
+        raise ObjectNotFoundError(f"{lineage}: {problem}; name the document by FILE:ROW")
     return numbers
 
 

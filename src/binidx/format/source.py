@@ -19,8 +19,7 @@ The joined `.idx` is computed while it is read:
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -46,17 +45,14 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
 
-class _CheckedSource(ABC):
+class _CheckedSource:
     """Checks of a source against its `.idx`."""
 
     prefix: Location
     bin: Location
+    plain_bytes: Callable[[], int]
     listed_sidecars: frozenset[str] | None = None
     """Suffixes of the sidecars in a listing of the folder; None if it was not listed."""
-
-    @abstractmethod
-    def plain_bytes(self) -> int:
-        """Return the number of uncompressed bytes of the tokens."""
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
         """Return the parts of a virtual merge with the counts of their `.idx` files."""

@@ -217,11 +217,11 @@ def plan_epochs(
     Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices. It asserts that the last epoch serves at
     least 0 and at most samples-per-epoch + 1, which follows from num_epochs being the smallest.
     """
-    asked = f"{num_samples} samples of {tokens_per_epoch} tokens an epoch"
     if tokens_per_epoch < 0 or (num_samples or 0) < 0:
-        raise IndexBuildError(f"epochs: found {asked}, need 0 or more of both")
+        asked = f"{num_samples} samples of {tokens_per_epoch} tokens an epoch"
+        raise IndexBuildError(f"epochs: found {asked}, need 0 or more")
     if num_samples and tokens_per_epoch == 0:
-        raise IndexBuildError(f"epochs: found {asked}, need some tokens; check the split and the data")
+        raise IndexBuildError(f"epochs: found 0 tokens an epoch, {num_samples} samples need some; check the split")
 
     def count(epochs: int, drop: bool = True) -> int:
         tokens = epochs * tokens_per_epoch

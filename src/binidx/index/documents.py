@@ -68,7 +68,8 @@ def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: 
         return new_array("index", shape, dtype)
     needed = shape if isinstance(shape, tuple) else (shape,)
     if out.shape != needed or out.dtype != dtype or not out.flags.c_contiguous:
-        raise IndexBuildError(f"out: found {out.dtype} of shape {out.shape}, need contiguous {np.dtype(dtype)} of {needed}")
+        found = f"shape {out.shape} of {out.dtype}"
+        raise IndexBuildError(f"out: found {found}, need contiguous {needed} of {np.dtype(dtype)}")
     return out
 
 

@@ -141,8 +141,8 @@ class PackedFiles:
         """Return the byte range of a block within its file."""
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
-        start = HEADER.size + block * self.block_size * self.header.dtype.itemsize
-        return start, start + self.block_size * self.header.dtype.itemsize
+        block_bytes = self.block_size * self.header.dtype.itemsize
+        return HEADER.size + block * block_bytes, HEADER.size + (block + 1) * block_bytes
 
     def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
         """Return block `blocks[i]` of file `files[i]` for each i, by one vectored read.

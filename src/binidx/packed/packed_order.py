@@ -131,7 +131,7 @@ class WorkerOrder:
             IndexError: positions below 0, or after the end of the stream, if it ends.
         """
         if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
-            raise IndexError(f"packed order: positions {first}-{stop}, worker {self.shard} has {self.pass_blocks}")
+            raise IndexError(f"packed order: {first}-{stop} of worker {self.shard}, it has {self.pass_blocks} blocks")
         size = self.group_blocks
         parts = [self._group(group) for group in range(first // size, -(-stop // size))]
         rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)

@@ -286,28 +286,20 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
     for packed_set in described.sets:
         check_named([packed_set.files] if isinstance(packed_set.files, str) else packed_set.files, file)
     try:
-        return open_packed_run(described, storage_options)
+        return _open_described(described, storage_options)
     except ConfigError as error:
         raise ConfigError(f"{uri}: {error}") from error
 
 
-def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """Return the order of a parsed description, with its packed files opened and checked.
-
-    Args:
-        described: the parsed description.
-        storage_options: options of the stores of the packed files.
-    """
+def _open_described(described: PackedDescription, options: Mapping[str, Any] | None) -> PackedRunOrder:
+    """Return the order of a parsed description; `options` are those of the stores of the packed files."""
     fork, seed = FORKS[described.fork], described.seed
     files = []
     for packed_set in described.sets:
-        listed = (
-            _read_names(Location(packed_set.files, storage_options))
-            if isinstance(packed_set.files, str)
-            else list(packed_set.files)
-        )
-        uris = order_files(listed, seed) if fork.shuffles_files else listed
-        files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
+        listed = packed_set.files
+        names = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
+        uris = order_files(names, seed) if fork.shuffles_files else names
+        files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
     return PackedRunOrder(
         [
