@@ -16,7 +16,7 @@ Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -257,6 +257,9 @@ class PackedDatasetBuilder:
         dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
         storage_options: options of the store.
 
+    Attributes:
+        create: opens the writer of a file; the default replaces an existing file, as in lit-gpt.
+
     A document may continue in the next file; a file that is exactly full is written by the next `add_array`.
 
     Raises:
@@ -288,6 +291,7 @@ class PackedDatasetBuilder:
         self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
         self.header = PackedHeader(np.dtype(DTYPES[find_code(self.dtype)]), chunk_size)
         self.filenames: list[str] = []
+        self.create: Callable[[Location], AbstractContextManager[Writer]] = create_object
         self._check_fit(np.asarray([sep_token]))
         self._tokens = np.full(chunk_size, sep_token, self.header.dtype)
         self._filled = 0
@@ -314,10 +318,6 @@ class PackedDatasetBuilder:
     def next_file(self) -> Location:
         """Location of the next file."""
         return Location(self.outdir, self.storage_options) / f"{self.prefix}_{len(self.filenames):010d}.bin"
-
-    def create(self, file: Location) -> AbstractContextManager[Writer]:
-        """Return the writer of a file; it replaces an existing one, as in lit-gpt."""
-        return create_object(file)
 
     def write_reminder(self) -> None:
         """Write a file of the remaining tokens, filled up with `sep_token`; as in lit-gpt, also if none remain."""
