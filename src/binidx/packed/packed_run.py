@@ -297,25 +297,16 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
     files = []
     for packed_set in described.sets:
         listed = packed_set.files
-        names = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
-        uris = order_files(names, seed) if fork.shuffles_files else names
+        uris = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
+        uris = order_files(uris, seed) if fork.shuffles_files else uris
         files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
-    return PackedRunOrder(
-        [
-            PackedSet(len(packed.uris), packed.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
-            for packed in files
-        ],
-        [packed_set.name for packed_set in described.sets],
-        [packed_set.weight / total for packed_set in described.sets],
-        seed,
-        described.num_ranks,
-        described.num_workers,
-        described.micro_batch_size,
-        described.accumulation,
-        mixed_by_rank=fork.mixed_by_rank,
-        files=files,
-    )
+    weights = [packed_set.weight / total for packed_set in described.sets]
+    rules = described.n_chunks, seed, described.shuffle, fork.at_end
+    sets = [PackedSet(len(packed.uris), packed.num_blocks, *rules) for packed in files]
+    names = [packed_set.name for packed_set in described.sets]
+    topology = described.num_ranks, described.num_workers, described.micro_batch_size, described.accumulation
+    return PackedRunOrder(sets, names, weights, seed, *topology, fork.mixed_by_rank, files)
 
 
 def _read_names(file: Location) -> list[str]:
