@@ -277,10 +277,8 @@ class _Pool:
             raise errors.UnreachableError(f"engine: {problem}; give the same command when it is back")
         elif now - self._last_seen > NO_WORKER_SECONDS:
             tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
-            raise errors.WorkerError(
-                f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
-                "start workers and give the same command again"
-            )
+            problem = f"no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}"
+            raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
 
 
 def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:

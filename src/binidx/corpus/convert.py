@@ -291,10 +291,8 @@ class _Convert:
         self.dataset = WholeDataset(source, distrust_sums=distrust_sums)
         self.source = self.dataset.source
         if self.source.num_parts and target.absolute in self.source.uris:
-            raise ConfigError(
-                f"{target}: is the virtual merge {self.source.bin} or a part of it, needed another place to "
-                "write it to; compression and checksums in place are for each part alone"
-            )
+            need = f"is the virtual merge {self.source.bin} or a part of it, needed another place to write it to"
+            raise ConfigError(f"{target}: {need}; compression and checksums in place are for each part alone")
         self.codec = way.codec or self.source.codec
         self.target = DatasetTarget(target, self.codec)
         if self.in_place and (self.codec != self.source.codec or way.level is not None):

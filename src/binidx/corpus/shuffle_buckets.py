@@ -176,10 +176,9 @@ class ScratchFile:
             raise self._error(error) from error
 
     def _error(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"{self._directory}: {error.strerror}, with {int(self.sizes.sum()):,} bytes of a shuffle there; needed "
-            "room for all that is shuffled; --scratch names another directory"
-        )
+        problem = f"{error.strerror}, with {int(self.sizes.sum()):,} bytes of a shuffle there"
+        way = "needed room for all that is shuffled; --scratch names another directory"
+        return StorageError(f"{self._directory}: {problem}; {way}")
 
 
 @dataclass(frozen=True)

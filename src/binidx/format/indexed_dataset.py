@@ -89,9 +89,7 @@ class IndexedDataset:
     is_stored: ClassVar[bool] = True
     """False if the tokens are computed, so that no cache can be proven to belong to them."""
 
-    _pickled: ClassVar[tuple[str, ...]] = (
-        "path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened",
-    )  # fmt: skip
+    _pickled: ClassVar[Sequence[str]] = ("path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened")
 
     def __init__(
         self,
@@ -156,11 +154,9 @@ class IndexedDataset:
         for uri, now in marks.items():
             if is_rewritten(was := self._marks.get(uri), now):
                 kept, way = ("size", DATES_OFF) if isinstance(now, int) else ("size and mtime", "")
-                found, needed = describe_mark(now), describe_mark(was)
-                raise ObjectChangedError(
-                    f"{uri}: was rewritten under its old {kept} (found {found}, need {needed}, as in the process that "
-                    f"pickled it); start again from the new data{way}"
-                )
+                need = f"found {describe_mark(now)}, need {describe_mark(was)}, as in the process that pickled it"
+                problem = f"was rewritten under its old {kept} ({need})"
+                raise ObjectChangedError(f"{uri}: {problem}; start again from the new data{way}")
         self._marks = {**self._marks, **marks}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -446,10 +442,8 @@ def check_pickled(uri: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> N
         was, now: identity when the dataset was pickled, and after it was opened again.
     """
     if not same_identity(was, now):
-        raise ObjectChangedError(
-            f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; start again from the new data, or "
-            "keep times when copying (cp -p, rsync -t)"
-        )
+        way = "start again from the new data, or keep times when copying (cp -p, rsync -t)"
+        raise ObjectChangedError(f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; {way}")
 
 
 def read_spans(

@@ -243,16 +243,13 @@ class IndexedDatasetBuilder:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise ValueError(
-                f"{self.bin_path}: the builder is closed since it failed ({self._failure}); build the dataset again"
-            )
+            problem = f"the builder is closed since it failed ({self._failure})"
+            raise ValueError(f"{self.bin_path}: {problem}; build the dataset again")
         if not self._release.alive:
             raise ValueError(f"{self.bin_path}: the builder is closed")
         if os.getpid() != self._pid:
-            raise ValueError(
-                f"{self.bin_path}: the builder belongs to process {self._pid}, a fork cannot add to it; "
-                f"build one dataset in each and merge them with add_index()"
-            )
+            problem = f"the builder belongs to process {self._pid}, a fork cannot add to it"
+            raise ValueError(f"{self.bin_path}: {problem}; build one dataset in each and merge them with add_index()")
 
     def _check_modes(self, lengths: Sequence[int], modes: Sequence[int]) -> None:
         if len(modes) != len(lengths):

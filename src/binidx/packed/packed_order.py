@@ -97,10 +97,8 @@ class WorkerOrder:
         if not 0 <= self.shard < self.num_shards:
             raise ConfigError(f"packed order: shard {self.shard}, needs 0 to {self.num_shards - 1}")
         if not self.num_groups:
-            raise ConfigError(
-                f"packed order: {self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}, "
-                f"needs {self.of.n_chunks} at least (n_chunks)"
-            )
+            found = f"{self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}"
+            raise ConfigError(f"packed order: {found}, needs {self.of.n_chunks} at least (n_chunks)")
 
     @property
     def num_mine(self) -> int:
