@@ -334,7 +334,8 @@ class PackedDatasetBuilder:
         limits = np.iinfo(self.dtype)
         least, most = int(tokens.min()), int(tokens.max())
         if least < limits.min or most > limits.max:
-            raise ConfigError(f"{self.outdir}: tokens from {least} to {most}, needs {limits.min} to {limits.max}")
+            holds = f"{self.dtype} holds {limits.min} to {limits.max}"
+            raise ConfigError(f"{self.outdir}: tokens from {least} to {most}, {holds}")
 
 
 def _auto_dtype(vocab_size: int | None) -> DTypeLike:
