@@ -221,7 +221,8 @@ def plan_epochs(
         asked = f"{num_samples} samples of {tokens_per_epoch} tokens an epoch"
         raise IndexBuildError(f"epochs: found {asked}, need 0 or more")
     if num_samples and tokens_per_epoch == 0:
-        raise IndexBuildError(f"epochs: found 0 tokens an epoch, {num_samples} samples need some; check the split")
+        problem = f"found 0 tokens an epoch, {num_samples} samples need some"
+        raise IndexBuildError(f"epochs: {problem}; check the split and the data")
 
     def count(epochs: int, drop: bool = True) -> int:
         tokens = epochs * tokens_per_epoch
