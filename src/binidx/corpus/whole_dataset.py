@@ -185,10 +185,9 @@ class SourceDatasets:
                 found, needed = dataset.index.dtype.__name__, first.index.dtype.__name__
                 raise FormatError(f"{dataset.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
             if dataset.source.codec != first.source.codec and not mixed:
-                raise ConfigError(
-                    f"{dataset.source.bin}: stored otherwise than {first.source.bin}, needed all compressed or "
-                    "none; binidx convert --plain or --compress brings them together"
-                )
+                need = f"stored otherwise than {first.source.bin}, needed all compressed or none"
+                way = "binidx convert --plain or --compress brings them together"
+                raise ConfigError(f"{dataset.source.bin}: {need}; {way}")
         return first.source.codec, is_multimodal([dataset.index for dataset in self.datasets])
 
     def check_tokenizers(self) -> None:
@@ -199,11 +198,9 @@ class SourceDatasets:
         for prefix, (uri, digest) in known[1:]:
             first, (first_uri, first_digest) = known[0]
             if digest != first_digest:
-                raise FormatError(
-                    f"{prefix}{MANIFEST}: made by the tokenizer {uri} ({digest[:12]}), needed that of {first}, "
-                    f"{first_uri} ({first_digest[:12]}): ids of two mean different text; where they do not, move the "
-                    "manifest away"
-                )
+                found, needed = f"{uri} ({digest[:12]})", f"that of {first}, {first_uri} ({first_digest[:12]})"
+                why = "ids of two mean different text; where they do not, move the manifest away"
+                raise FormatError(f"{prefix}{MANIFEST}: made by the tokenizer {found}, needed {needed}: {why}")
 
 
 def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
