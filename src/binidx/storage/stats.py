@@ -135,6 +135,7 @@ NAMES = [
     "layers added",
     "caches added",
     *("samples", "samples_ahead", "tokens", "seconds", "wait_seconds"),
+    *("throttled_seconds", "throttled_allowed", "throttled_served", "throttled_alone"),
 ]
 """Counters of a process. "dollars": list price of the requests. "layers added": bytes that layers moved beyond those
 asked of them; "caches added": those of caches, which keep them. The last ones are of loaders: samples served, samples
