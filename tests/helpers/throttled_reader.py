@@ -2,7 +2,7 @@
 
     python -m helpers.throttled_reader URI STEP_SECONDS SECONDS SEED        standard input: a line starts it
 
-Each line but the last is {"step": seconds waited}; the last one has the sums.
+It prints "ready", waits for the line, and prints at the end its steps, the longest wait, and its counters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ranges:
     """Sample i: one batch of `RANGES` random ranges."""
 
     def __init__(self, uri: str, seed: int) -> None:
-        self.object, self.seed = open_object(uri, cache="none"), seed
+        self.object, self.seed = open_object(uri, cache=False), seed
 
     def __len__(self) -> int:
         return 1_000_000
@@ -46,16 +46,19 @@ def main(uri: str, step_seconds: float, seconds: float, seed: int) -> None:
     batches = ReadAheadDataset(data, sampler, num_batches=4)
     print("ready", flush=True)
     sys.stdin.readline()
-    began, waits = time.monotonic(), []
+    began, waits, late = time.monotonic(), [], [0.0]
     for batch in sampler:
         asked = time.monotonic()
         batches.__getitems__(batch)
         waits.append(time.monotonic() - asked)
+        if asked > began + 5:
+            late.append(waits[-1])
         if time.monotonic() > began + seconds:
             break
         time.sleep(step_seconds)
     counts = {name: count for name, count in usage().items() if count}
-    print(json.dumps({"steps": len(waits), "longest": max(waits), "usage": counts, "report": binidx.report()}), flush=True)
+    ends = {"steps": len(waits), "longest": max(waits), "late": max(late)}
+    print(json.dumps({**ends, "usage": counts, "report": binidx.report()}), flush=True)
 
 
 if __name__ == "__main__":

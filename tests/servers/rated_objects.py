@@ -5,8 +5,8 @@
         server.counts()                   # partition -> granted, refused, and its rate now
         server.become(rate=30)            # the same file; all buckets are full again, and the counts zero
 
-Any path is the file. Only ranges are rated; HEADs are answered. The first byte of any answer leaves `delay_ms` after its
-request came. A process of its own: python -m servers.rated_objects PATH ARGUMENTS; what is granted, `grants` says.
+Any path is the file. Only ranges are rated; HEADs are answered. The first byte of any answer leaves `delay_ms` after
+its request came. A process of its own: python -m servers.rated_objects PATH ARGUMENTS; what is granted, `grants` says.
 """
 
 from __future__ import annotations

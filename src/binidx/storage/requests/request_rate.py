@@ -53,15 +53,16 @@ MANY, UNUSUAL, SOME = 8, 2.5, 0.5
 """Refusals in the averaged time that begin a test, if their share is so many times the one that growth explains; and
 responses without which an unlimited rate stays so: a store that refuses all is out, at whatever rate."""
 
-SETTLE_SECONDS, TEST_REFUSALS = 0.25, 12.0
+SETTLE_SECONDS, TEST_REFUSALS = 0.5, 12.0
 """Of a test: time until the outcomes of earlier requests have come, and refusals that are then expected if they do not
 depend on the rate."""
 
 MOST_COUNT = 0.6
 """Outcomes that decide a test at most, in those of the averaged time: more fade before they are counted."""
 
-MAX_INDIFFERENT, INDIFFERENT_SECONDS = 0.6, 60.0
-"""Largest share of refusals that can be found not to depend on the rate, and the time for which this is assumed."""
+MAX_INDIFFERENT, INDIFFERENT_SECONDS, SAME_MARGIN = 0.6, 60.0, 0.05
+"""Largest share of refusals that can be found not to depend on the rate, the time for which this is assumed, and the
+excess of the share that ends it before: if they do depend on it, the share grows with the rate."""
 
 
 @dataclass
@@ -138,8 +139,8 @@ class RequestRate:
             self.refused_at = now
         if self.test_from < math.inf:
             self._test(now)
-        elif refused and now < self.indifferent_until and self.refused_share <= self.indifferent_share:
-            pass
+        elif now < self.indifferent_until and self.refused_share <= self.indifferent_share:
+            self._adapt(now, seconds, -FREE_SHARE * (served + refused))
         elif refused and self._is_unusual():
             self._begin_test(now)
         elif self.is_limited:
@@ -181,7 +182,7 @@ class RequestRate:
             if is_same and self.tested_share <= MAX_INDIFFERENT:
                 self.limit = max(self.limit, 1.2 * self.tested_limit)
                 self.indifferent_until = now + INDIFFERENT_SECONDS
-                self.indifferent_share = FREE_SHARE + 1.2 * self.tested_share
+                self.indifferent_share = self.tested_share + SAME_MARGIN
 
     def _adapt(self, now: float, seconds: float, excess: float) -> None:
         if self.waited_at > now - 1.0:
