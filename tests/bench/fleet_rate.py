@@ -29,6 +29,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "no limit": {},
 }
 
+HEADER = "| grants | sent/served | used | steps | longest | after 5 s | died | |\n" + "|---" * 8 + "|"
+
 
 def run(endpoint: str, seconds: float) -> list[dict[str, Any]]:
     """Run the processes to their end; return what each printed, {"died": ...} of those that failed."""
@@ -71,9 +73,7 @@ def main(seconds: float, names: list[str]) -> None:
         path = Path(directory) / "tokens.bin"
         path.write_bytes(os.urandom(64 << 20))
         with rated_objects(path) as server:
-            print(
-                "| grants | sent/served | used | steps | longest | after 5 s | died | |\n|---|---|---|---|---|---|---|---|"
-            )
+            print(HEADER)
             for name in names:
                 print(measure(server, name, seconds), flush=True)
 

@@ -2,9 +2,9 @@
 
     /dev/shm/binidx-UID/request-rates-HOST      SLOTS records: key of the partition, fields of `RequestRate`
 
-A change locks the file, for some 10 us; the kernel unlocks it when a process dies. A record that is not of this boot,
-or that nobody changed for `FORGET_SECONDS`, is a new rate. Without the file, or if its lock is not free for
-`STUCK_SECONDS` (its holder was stopped), each process has its own rates.
+A change locks the file, for some 10 us; the kernel unlocks it when a process dies. A record of an earlier boot, or one
+without a change for `FORGET_SECONDS`, is a new rate. Without the file, or if its lock is not free for `STUCK_SECONDS`
+(its holder was stopped), each process has its own rates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NodeRates:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes of the node may use the same rates."""
+        """True if other processes of the node may use the same rates."""
         return self._file is not None
 
     def change(

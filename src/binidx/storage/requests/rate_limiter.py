@@ -115,7 +115,7 @@ class RateLimiter:
 
     @property
     def is_throttling(self) -> bool:
-        """Whether requests wait in the line because the rate is limited."""
+        """True while requests wait in the line because the rate is limited."""
         return self.is_limited and bool(self._line)
 
     def holds(self, read: WaitingRead) -> bool:

@@ -161,12 +161,13 @@ class ReadRequests:
         if not is_outage(error):
             return seconds
         if is_throttled(error):
-            self.refusals_began, self.outage_began = min(self.refusals_began, now), math.inf
+            began = self.refusals_began = min(self.refusals_began, now)
+            self.outage_began = math.inf  # it answers
             if self.limiter.is_limited:  # it waits for its ticket
                 seconds = pause(len(history.failures) - TRIES_BY_RATE) if len(history.failures) > TRIES_BY_RATE else 0.0
         else:
-            self.outage_began = min(self.outage_began, now)
-        end = end_of_patience(self.store, history, min(self.outage_began, self.refusals_began), self.settings)
+            began = self.outage_began = min(self.outage_began, now)
+        end = end_of_patience(self.store, history, began, self.settings)
         if (left := end - now) <= 0:
             return None
         warn_of_outage(self.store, error, end - self.settings.patience_seconds, self.settings.patience_seconds)
