@@ -30,7 +30,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_run(options, "RUN and data")
     options.add_argument("--nodes", type=int, default=1, metavar="N", help="that share the ranks of the run (1)")
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def check(arguments: argparse.Namespace) -> int:
