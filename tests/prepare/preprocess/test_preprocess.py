@@ -171,10 +171,11 @@ def test_s3_to_s3_is_the_same_dataset(s3: Bucket, tmp_path: Path) -> None:
 def test_a_finished_job_is_left_alone_and_another_is_not_written_over(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in")
     first = run(job_of(inputs, tmp_path / "en"))
-    before = (tmp_path / "en_text_document.bin").stat()
+    before = (tmp_path / "en_text_document.bin").stat()  # a read may change the atime alone
     again = run(job_of(inputs, tmp_path / "en"))
     assert (again.parts_made, again.manifests) == (0, first.manifests)
-    assert (tmp_path / "en_text_document.bin").stat() == before
+    now = (tmp_path / "en_text_document.bin").stat()
+    assert (now.st_ino, now.st_size, now.st_ctime_ns) == (before.st_ino, before.st_size, before.st_ctime_ns)
     with pytest.raises(ObjectExistsError, match=r"en_text_document: holds \.bin, \.idx"):
         run(job_of(inputs, tmp_path / "en", append_eod=False))
     run(job_of(inputs, tmp_path / "en", append_eod=False), overwrite=True)
