@@ -132,7 +132,7 @@ class _Opening:
 
             index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
             pair = _join(index, bin_reader, dict(idx_reader.identity))
-            seal = find_seal(reader, prefix.settings, DIGEST)
+            seal = find_seal(reader, idx, DIGEST)
             return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
 
         try:
@@ -160,7 +160,7 @@ class _Opening:
             data = read_whole(reader) if reader else data
             bin_reader = open_bin(prefix, listed=listed, cache=self.cache)
             pair = _join(self._parse_index(data, reader, idx), bin_reader, listed.identity)
-            seal = find_seal(reader, idx.settings, DIGEST)
+            seal = find_seal(reader, idx, DIGEST)
             pair = replace(pair, marks=version_marks(bin_reader), digest_seal=seal)
         except (FormatError, StorageError):
             listed.index = None
@@ -175,7 +175,7 @@ class _Opening:
             data: its bytes.
             reader: reader of them; None for bytes of a bundle.
         """
-        seal = find_seal(reader, idx.settings, f"idx {self.multimodal}")  # of what is mapped now
+        seal = find_seal(reader, idx, f"idx {self.multimodal}")  # of what is mapped now
         checked = seal.read()
         num_tokens = None if checked is None else int(checked)
         index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)

@@ -222,13 +222,16 @@ class GPTOrder(SourceOrder):
         return numbers
 
 
-def count_epochs(parameters: GPTParameters, source: Source, options: IndexOptions | None = None) -> EpochPlan:
+def count_epochs(
+    parameters: GPTParameters, source: Source, context: BuildContext = DEFAULT_CONTEXT, threads: int = 1
+) -> EpochPlan:
     """Return the epochs that a source needs for the samples.
 
     Args:
         parameters: options of the order.
         source: the sequences.
-        options: threads and context of the build; None: one thread.
+        context: options of the build.
+        threads: number of threads, if the context does not limit them.
 
     Raises:
         IndexBuildError: no number of epochs holds the samples.
@@ -236,7 +239,6 @@ def count_epochs(parameters: GPTParameters, source: Source, options: IndexOption
     run, index = source.sequences, source.dataset.index
     if isinstance(run, range) and run.step == 1 and 0 <= run.start <= run.stop <= len(index):
         return parameters.plan(index.tokens_of(run))
-    context, threads = (options.context, options.threads) if options else (DEFAULT_CONTEXT, 1)
     with context.threads(threads) as num_threads:
         tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, run, threads=num_threads)
     return parameters.plan(tokens_per_epoch)
@@ -324,7 +326,7 @@ class GPTRequest:
             return GPTOrder(self.parameters, opened[-1], arrays)
         dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=self.options.name.files.directory.options)
         source = StoredSource(self.name, dataset, self.split_documents(len(dataset)))
-        plan = count_epochs(self.parameters, source, self.options)
+        plan = count_epochs(self.parameters, source, self.options.context, self.options.threads)
         arrays = load_or_build_gpt_index(self.parameters, source, plan, self.options)
         return GPTOrder(self.parameters, source, arrays, plan)
 

@@ -19,7 +19,6 @@ from binidx.storage.cache import cached_object
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.settings import ReadSettings
 from binidx.storage.stores import local
 from binidx.storage.stores.local import LocalFile
 
@@ -38,7 +37,7 @@ def seals(tmp_path: Path) -> dict[Path, str]:
 
 
 def seal_of(path: Path, check: str = "check") -> Seal:
-    return find_seal(LocalFile(path), ReadSettings.of(None), check)
+    return find_seal(LocalFile(path), Location(str(path)), check)
 
 
 def write_dataset(prefix: Path) -> None:

@@ -129,7 +129,8 @@ class GPTDataset(MegatronDataset):
     def _plan(self) -> EpochPlan:
         """The epochs of the index."""
         try:
-            return count_epochs(self._parameters, self._source, self._index_options)
+            threads = self.config.num_dataset_builder_threads
+            return count_epochs(self._parameters, self._source, self.build_context, threads)
         except IndexBuildError as error:
             raise IndexBuildError(
                 f"{self.dataset_path}, {self.index_split.name} split of {len(self.own_sequences)} sequences: {error}"

@@ -140,9 +140,10 @@ class IndexFiles:
             name: of the array.
             found: the object to read, if it is known; that saves a HEAD.
         """
-        reader = open_object(self.array_file(name), cache="disk", found=found)
+        file = self.array_file(name)
+        reader = open_object(file, cache="disk", found=found)
         content = read_whole(reader)
-        seal = find_seal(reader, self.directory.settings, "xxh3_64")  # of what is mapped now
+        seal = find_seal(reader, file, "xxh3_64")  # of what is mapped now
         return content, seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
 
     def read_small(self, suffix: str) -> bytes | None:

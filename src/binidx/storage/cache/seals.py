@@ -23,8 +23,8 @@ import xxhash
 
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.location import Location
 from binidx.storage.ranges import as_sealable
-from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import node_id, staging_path
 
 KEPT_SECONDS = 86_400.0
@@ -71,16 +71,17 @@ class Seal:
             _remove_old(directory, os.stat(self.path).st_mtime - KEPT_SECONDS)
 
 
-def find_seal(reader: RangeReader | None, settings: ReadSettings, check: str) -> Seal:
+def find_seal(reader: RangeReader | None, location: Location, check: str) -> Seal:
     """Return the seal of a check of the file that a reader maps.
 
     Args:
         reader: of the whole file; None: its bytes are in memory.
-        settings: of the location, with the directory of index files.
+        location: of the file.
         check: name of the check; another result has another name.
     """
-    sealable, directory = reader and as_sealable(reader), directory_of_index(settings)
-    version = sealable.version_key() if sealable and directory else None
+    sealable = reader and as_sealable(reader)
+    version = sealable.version_key() if sealable else None
+    directory = directory_of_index(location.settings) if version else None
     return make_seal(directory, version, check) if directory else Seal()
 
 
