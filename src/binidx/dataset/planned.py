@@ -54,6 +54,7 @@ class PlannedDataset:
         FormatError: the description is invalid. On read: rows are damaged.
         ObjectNotFoundError: the description is missing: the plan is not finished.
         ObjectChangedError: on read, a file with tokens is another one than that of which the plan was made.
+            ObjectNotFoundError: it is missing.
 
     Example:
         >>> dataset = binidx.PlannedDataset("s3://corpus/plan", config)
@@ -120,9 +121,9 @@ class PlannedDataset:
             reads.append((self.readers[source], _ranges(pieces, own, dtype.itemsize)))
         try:
             views = read_many(reads)
-        except ObjectChangedError as error:
+        except (ObjectChangedError, ObjectNotFoundError) as error:
             again = "is of the data as it was; bring that back, or write the plan again with binidx read-plan"
-            raise ObjectChangedError(f"{error}; the read plan {self.directory} {again}") from error
+            raise type(error)(f"{error}; the read plan {self.directory} {again}") from error
         for (dtype, bounds, own_rows), own_views in zip(parts, views, strict=True):
             code = DType.code_from_dtype(dtype)
             rows.fill(own_views, bounds, own_rows, dtype_code=code, item_bytes=dtype.itemsize)

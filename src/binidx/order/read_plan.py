@@ -223,10 +223,12 @@ class PlannedRows:
         """
         part, in_part = np.divmod(positions - self.plan.first, self.plan.samples_per_part)
         in_part, row = np.divmod(in_part, BLOCK_SAMPLES)
-        blocks, place = np.unique(np.stack([part, in_part], axis=1), axis=0, return_inverse=True)
+        blocks_per_part = -(-self.plan.samples_per_part // BLOCK_SAMPLES)
+        blocks, place = np.unique(part * blocks_per_part + in_part, return_inverse=True)
+        of_part, blocks = np.divmod(blocks, blocks_per_part)
         decoded = []
-        for number in np.unique(blocks[:, 0]).tolist():
-            decoded += self._read_blocks(number, blocks[blocks[:, 0] == number, 1])
+        for number in np.unique(of_part).tolist():
+            decoded += self._read_blocks(number, blocks[of_part == number])
         samples, pieces = (np.concatenate(columns) for columns in zip(*decoded, strict=True))
         before = np.cumsum([0, *(len(own) for own, _ in decoded)])
         row += before[place.reshape(-1)]
