@@ -51,6 +51,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("account {run} --to {out}/account.parquet", "parquet"),
     ("order {run} --to {out}/order", "parquet"),
     ("bake {run} {out}/baked", ""),
+    ("read-plan {run} {out}/plan", ""),
     ("clean {out}", ""),
     ("cache list --help", ""),
     ("estimate {text} --tokenizer {tokenizer}", "tokenizers"),
