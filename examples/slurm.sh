@@ -25,6 +25,9 @@ export BINIDX_INDEX_DIR=/local/scratch/$USER/binidx
 run=s3://corpus/run.json
 save=$HOME/checkpoints
 
+# Stores, disks and caches, on each node: a node that fails ends the job before it takes GPUs for nothing.
+srun binidx check-node "$run" --nodes 2
+
 # Builds the missing indices, on one node, before 16 processes start.
 srun --nodes=1 --ntasks=1 binidx prepare-cache "$run"
 

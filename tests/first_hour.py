@@ -201,12 +201,10 @@ def mistakes(user: Newcomer) -> None:
         output = user.types(f"python -c 'from binidx import *; import binidx; binidx.{call}' 2>&1 | tail -n 1", says)
         if "binidx.errors." not in output and "AttributeError" not in output:
             user.surprises.append(f"{call}: no error of binidx: {output}")
-    user.title("Errors as JSON, completion")
+    user.title("Errors as JSON")
     user.types("binidx verify nowhere --json 2> /dev/null", '"kind": "ObjectNotFoundError"', status=2)
     user.types("binidx trace run.json --json 2> /dev/null", '"exit_status": 2', "--step", status=2)
     user.types("binidx shuffle data/en_text_document --to data/mixed --seed 1 --memory 2", "--memory", status=2)
-    user.types("binidx --print-completion nosh", "found nosh, needs bash, zsh", status=2)
-    user.types("binidx --print-completion bash > completion.bash && bash -n completion.bash && echo fine", "fine")
     user.types("binidx demo --steps 8", "resume", "s3://")
 
 

@@ -186,5 +186,6 @@ def test_the_kubernetes_job_names_what_it_defines() -> None:
     assert f"--rdzv-endpoint={name}-0.{pod['subdomain']}:29500" in launcher
     for container in (*pod["initContainers"], *pod["containers"]):
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
-    [prepare] = pod["initContainers"]
+    check, prepare = pod["initContainers"]
+    assert check["command"] == ["binidx", "check-node", options[0], "--nodes", str(job["spec"]["completions"])]
     assert prepare["command"] == ["binidx", "prepare-cache", options[0]]

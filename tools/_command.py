@@ -57,6 +57,7 @@ def command(
     def main(argv: Sequence[str]) -> int:
         options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.formatwarning
         add_options(options)
+        add_output(options)
         try:
             arguments = options.parse_args(argv)
             warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
@@ -95,6 +96,18 @@ def print_error(error: BaseException, message: str, status: int, as_json: bool) 
     return status
 
 
+def add_output(options: argparse.ArgumentParser) -> None:
+    """Add `--json` to a command, or to each of its subcommands."""
+    for each in subcommands(options).values() or [options]:
+        each.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def subcommands(options: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the subcommands of a command, by name."""
+    groups = [action.choices for action in options._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(groups[0]) if groups else {}
+
+
 def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str, str]:
     """Return name -> what the user types, for all arguments: `--flag`, or the metavar of a positional one.
 
@@ -104,15 +117,9 @@ def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str
         options: parser of the command.
         typed: arguments of the command line.
     """
-    flags, words = dict[str, str](), {word.partition("=")[0] for word in typed}
-    for action in options._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            flags |= flags_of(next(parser for name, parser in action.choices.items() if name in typed), typed)
-            continue
-        names = sorted(action.option_strings, key=lambda flag: (flag not in words, not flag.startswith("--")))
-        if words.intersection(names) or action.dest not in flags:
-            flags[action.dest] = names[0] if names else str(action.metavar or action.dest.upper())
-    return flags
+    parsers = [options, *(each for name, each in subcommands(options).items() if name in typed)]
+    actions = [action for each in parsers for action in each._actions]
+    return {action.dest: (action.option_strings or [str(action.metavar)])[0] for action in reversed(actions)}
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:
@@ -147,7 +154,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """A formatter that wraps a docstring, and lists choices in the help of their option."""
+    """A formatter that wraps a docstring."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
@@ -155,16 +162,6 @@ class HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         blocks = re.split(r"\n\s*\n", text.strip("\n"))
         return "\n\n".join(wrap_block(block, width) for block in blocks)
-
-    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
-        if action.option_strings and action.choices and not action.metavar:
-            action.metavar = action.dest.upper()
-        return super()._metavar_formatter(action, default_metavar)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.option_strings and action.choices:
-            return f"{action.help or 'one of'}: {', '.join(map(str, action.choices))}"
-        return action.help
 
 
 def wrap_block(block: str, width: int) -> str:
@@ -261,7 +258,6 @@ def add_writing(options: argparse.ArgumentParser) -> None:
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
     add_json(options, "--source-options", "fsspec's options for the sources")
     add_json(options, "--target-options", "the same for the target")
-    options.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -18,7 +18,6 @@ MEGATRON_TYPES = {
     "SentencePieceTokenizer": "sentencepiece",
     "GPTSentencePieceTokenizer": "sentencepiece",
     "Llama2Tokenizer": "sentencepiece",
-    "TikTokenizer": "tiktoken",
     "GPT2BPETokenizer": "json",
     "BertWordPieceCase": "wordpiece",
     "BertWordPieceLowerCase": "wordpiece",
@@ -28,12 +27,10 @@ MEGATRON_TYPES = {
 
 def add_tokenizer(group: Any) -> None:
     """Add the options that `parse_tokenizer` reads, and the option of the engine."""
-    tokenizer = "tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt"
+    tokenizer = "tokenizer.json, its folder, .model, vocab.txt"
     group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
-    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
-    group.add_argument(
-        "--tiktoken-pattern", dest="pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex"
-    )
+    kinds = f"Megatron's name; checked against the file: {', '.join(MEGATRON_TYPES)}"
+    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, metavar="TYPE", help=kinds)
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument(
         "--merge-file", dest="merges", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json"
@@ -58,10 +55,8 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
         post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
         lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
         storage_options=arguments.source_options,
-        **chosen(arguments, "specials", "merges", "pattern"),
+        **chosen(arguments, "specials", "merges"),
     )
-    if arguments.pattern and spec.kind != "tiktoken":
-        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
     if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
     return spec

@@ -8,7 +8,7 @@ source continues, and the proof that none of its samples was skipped or repeated
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx account run.json --before-step 41200 --to sources.parquet
+  binidx account run.json --before-step 41200 --json
   binidx account run.json --consumed-samples 21094400 --repeats
 """
 
@@ -20,8 +20,6 @@ from dataclasses import asdict
 
 from binidx.order.blended_order import BlendedOrder
 from binidx.run.provenance.accounts import SourceAccount, account
-from binidx.storage.location import Location
-from binidx.storage.writing.publish import write_object
 
 from ._command import command, print_result
 from ._display import table as columns
@@ -39,8 +37,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--consumed-samples", type=int, metavar="C", help="count up to a checkpoint with C samples consumed"
     )
     options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
-    options.add_argument("--to", metavar="URI", help="write the rows as parquet")
-    options.add_argument("--json", action="store_true", help="print one JSON list")
 
 
 def account_run(arguments: argparse.Namespace) -> None:
@@ -49,8 +45,6 @@ def account_run(arguments: argparse.Namespace) -> None:
     asked = arguments.consumed_samples
     stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
     accounts = account(order, stop, repeats=arguments.repeats)
-    if arguments.to:
-        write_parquet(accounts, arguments.to, arguments.storage_options)
     text = table(accounts)
     if isinstance(order.order, BlendedOrder) and order.order.proof:
         text += f"\n{order.order.proof}"
@@ -71,21 +65,6 @@ def table(accounts: Sequence[SourceAccount]) -> str:
             seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
             lines.append(f"{source.source} seen {seen}")
     return "\n".join(lines)
-
-
-def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
-    """Write a Parquet file with one row per source.
-
-    Args:
-        accounts: one for each source.
-        uri: object to write.
-        options: fsspec's options of its store.
-    """
-    from binidx.format.arrow import pa, parquet
-
-    sink = pa.BufferOutputStream()
-    parquet.write_table(pa.Table.from_pylist([asdict(source) for source in accounts]), sink)
-    write_object(Location(uri, options), [memoryview(sink.getvalue())])
 
 
 main = command("account", __doc__, add_options, account_run)

@@ -29,7 +29,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
     options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def bake_run(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Fill, list, check and prune a disk cache of remote objects, on a node's disk or a cluster's file system.
+"""Fill, list and prune a disk cache of remote objects, on a node's disk or a cluster's file system.
 
 Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}; these commands
 use the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or cache_bytes there, is its limit; without
@@ -8,14 +8,13 @@ one it leaves a tenth of its file system free. A full cache evicts the least rec
   warm --run FILE     the bytes that the next --steps steps of a run read (in whole chunks of 64 KiB); FILE is a file
                       of binidx.Run.save. A step is one micro-batch of each rank
   list                per object: its size, its cached bytes, and the time of its last use
-  verify              compare everything with its checksums; damaged chunks are dropped, and fetched again when needed
   prune               remove by size, age or URI, and files of killed processes; never blocks in use
 
-Without a cache directory, list, verify and prune use the directory of index files (BINIDX_INDEX_DIR).
+Without a cache directory, list and prune use the directory of index files (BINIDX_INDEX_DIR).
 
 An interrupted warm resumes. Several nodes that share a directory each fetch a part.
 
-exit status: 0 done, 1 something is damaged or found no room, 2 the call is wrong
+exit status: 0 done, 1 something found no room, 2 the call is wrong
 
 example:
   binidx cache warm s3://corpus/en --dir /nvme/binidx
@@ -28,7 +27,6 @@ import argparse
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -42,7 +40,7 @@ from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
+from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, wanted_bytes, warm
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
@@ -55,13 +53,12 @@ from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the four subcommands and their options."""
+    """Add the three subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
         options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
-        options.add_argument("--json", action="store_true", help="print one JSON object")
         options.set_defaults(body=body)
         return options
 
@@ -76,7 +73,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
     add_json(filled, "--storage-options", "fsspec's own")
     add("list", run_list, "list the cached objects")
-    add("verify", run_verify, "compare everything with its checksums")
     pruned = add("prune", run_prune, "remove blocks that are not in use")
     pruned.add_argument("--bytes", metavar="N", type=num_bytes, help="the least recently used, down to N, as 500GB")
     pruned.add_argument("--older-than", metavar="AGE", type=age, help="blocks unused for this time: 30m, 12h, 7d")
@@ -263,25 +259,7 @@ def run_list(arguments: argparse.Namespace) -> None:
     print_result({"objects": rows, "disk_bytes": disk_bytes}, "\n".join(lines), arguments)
 
 
-# verify and prune
-
-
-def run_verify(arguments: argparse.Namespace) -> int:
-    """Compare all cached data with its checksums, and print the damaged objects."""
-    contents = cached_contents(cache_directory(arguments))
-    total, num_chunks, damaged = sum(kept.disk_bytes for kept in contents), 0, Counter[str]()
-    with Bar("cache") as bar:
-        bar.begin("verify", total, 0)
-        for kept in contents:
-            checked = verify(kept, bar.advance)
-            num_chunks += checked.num_chunks
-            if checked.num_bad and kept.content:
-                damaged[redacted(kept.content.uri)] += checked.num_bad
-    values = {"num_chunks": num_chunks, "num_damaged": damaged.total(), "damaged": damaged}
-    lines = [f"{uri}: {count} chunks were damaged, and are dropped" for uri, count in damaged.items()]
-    lines.append(f"{num_chunks:,} chunks compared, {damaged.total()} were damaged")
-    print_result(values, "\n".join(lines), arguments)
-    return 1 if damaged else 0
+# prune
 
 
 def run_prune(arguments: argparse.Namespace) -> None:

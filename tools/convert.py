@@ -53,7 +53,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--verify", choices=["checksum", "size"], default="checksum", help=verify)
     add_json(options, "--source-options", "fsspec's options for the source")
     add_json(options, "--target-options", "the same for the target")
-    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
 def convert(arguments: argparse.Namespace) -> None:

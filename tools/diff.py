@@ -32,7 +32,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     add_json(options, "--left-options", "fsspec's options for A")
     add_json(options, "--right-options", "the same for B")
-    options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 
 def diff(arguments: argparse.Namespace) -> int:

@@ -46,7 +46,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--sample", type=num_bytes, default=sample, metavar="SIZE", help=f"text to read ({sample})")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     add_json(options, "--source-options", "fsspec's options for the text")
-    options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 
 def estimate(arguments: argparse.Namespace) -> int:

@@ -54,7 +54,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents, with:")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     add_json(options, "--storage-options", "fsspec's own, for this URI")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def inspect(arguments: argparse.Namespace) -> None:
@@ -192,10 +191,8 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
     """
     if not len(lengths):
         return {}
-    ranks = [max(0, -(-percent * len(lengths) // 100) - 1) for percent in PERCENTILES]
-    ordered = np.partition(lengths, ranks)
-    values = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
-    return {**values, "max": int(lengths.max())}
+    values = np.percentile(lengths, PERCENTILES, method="inverted_cdf").tolist()
+    return {**dict(zip(map(str, PERCENTILES), values, strict=True)), "max": int(lengths.max())}
 
 
 def describe(report: dict[str, Any]) -> str:

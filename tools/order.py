@@ -42,9 +42,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
-    options.add_argument(
-        "--json", action="store_true", help="print one JSON object; a list of them for --check-nesting"
-    )
 
 
 def export_order(arguments: argparse.Namespace) -> None:

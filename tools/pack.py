@@ -36,7 +36,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
     add_json(options, "--storage-options", "fsspec's own")
 
 

@@ -1,4 +1,4 @@
-"""Plan a run before it starts: steps, epochs, indices, requests, bytes, time to the first batch, cost.
+"""Plan a run before it starts: steps, epochs, indices, requests, bytes, cost.
 
 Nothing is built and nothing written. Of each dataset some dozens of bytes are read (its header, and where its splits
 begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large the data is. For
@@ -22,7 +22,6 @@ from collections.abc import Sequence
 
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
-from binidx.storage.stats import counted
 
 from ._command import command, print_result
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
@@ -39,7 +38,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -59,8 +57,9 @@ def describe(planned: RunPlan) -> str:
         table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(planned), width),
         table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(planned), width),
         _pairs(_costs(planned), width),
-        *([_pairs(_start(planned), width)] if planned.waits else []),
     ]
+    if start := _start(planned):
+        parts.append(_pairs(start, width))
     if planned.cautions:
         parts.append(_pairs([("!", caution) for caution in planned.cautions], width, gap=1))
     return "\n\n".join(parts)
@@ -159,15 +158,9 @@ def _start(planned: RunPlan) -> list[tuple[str, str]]:
         speed = f"{human_bytes(link.bytes_per_second)}/s"
         way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
         rows.append(("link", f"{way} (measured)"))
-    for wait in planned.waits:
-        trips = counted(wait.round_trips, "round trip", "round trips") if wait.round_trips else ""
-        size = human_bytes(wait.num_bytes) if wait.num_bytes else ""
-        parts = filter(None, [trips, size, _seconds(wait.seconds) if wait.seconds else ""])
-        rows.append(("", f"{wait.what}: {', '.join(parts) or 'mapped'}"))
     if planned.nodes > 1 and planned.start_bytes:
         rows.append(("all nodes", f"{human_bytes(planned.start_bytes)} to start"))
-    seconds = f"about {planned.start_seconds:.2f} s after the imports, and what Python takes"
-    return [("first batch", seconds), *rows]
+    return rows
 
 
 main = command("plan", __doc__, add_options, plan)

@@ -50,7 +50,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_sizes(options)
     options.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
     options.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def prepare(arguments: argparse.Namespace) -> int:

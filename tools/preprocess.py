@@ -109,7 +109,6 @@ def _add_work(group: Any) -> None:
     group.add_argument("--log-interval", type=int, metavar="N", help="Megatron's; there is a bar on a terminal")
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
-    group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
 def make(arguments: argparse.Namespace) -> int | None:

@@ -28,7 +28,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
     options.add_argument("--tokenizer", metavar="URI", help="to show the text; any that preprocess takes")
     options.add_argument("--no-lineage", action="store_true", help="do not look where the documents came from")
-    options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
 def trace(arguments: argparse.Namespace) -> None:

@@ -31,7 +31,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
     add_json(options, "--storage-options", "fsspec's own, for this URI")
-    options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 
 def verify(arguments: argparse.Namespace) -> None:

@@ -48,7 +48,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
     )
-    options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
 def find(arguments: argparse.Namespace) -> None:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from binidx.dataset.config import SpecialTokens as SpecialTokens
     from binidx.dataset.config import Split as Split
     from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
-    from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset as BestFitGPTDataset
     from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
-    from binidx.dataset.megatron.fim import GPTFIMDataset as GPTFIMDataset
     from binidx.dataset.megatron.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset as BestFitGPTDataset
+    from binidx.dataset.megatron.gpt_variants import GPTFIMDataset as GPTFIMDataset
+    from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
     from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
     from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
     from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
-    from binidx.dataset.megatron.varlen import VarlenGPTDataset as VarlenGPTDataset
     from binidx.dataset.planned import PlannedDataset as PlannedDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
@@ -92,15 +92,13 @@ NAMES = {
     "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "SpecialTokens", "Split"],
     "dataset.megatron.gpt": ["GPTDataset"],
     "dataset.megatron.bert": ["BERTMaskedWordPieceDataset"],
-    "dataset.megatron.best_fit_gpt": ["BestFitGPTDataset"],
     "dataset.assemble.chat": ["ChatTokenizer"],
-    "dataset.megatron.fim": ["GPTFIMDataset"],
+    "dataset.megatron.gpt_variants": ["BestFitGPTDataset", "GPTFIMDataset", "VarlenGPTDataset"],
     "dataset.megatron.masked_sentences": ["MaskedWordPieceDataset"],
     "dataset.megatron.mock": ["MockGPTDataset"],
     "dataset.megatron.multimodal": ["MockMultimodalDataset", "MultimodalDataset"],
     "dataset.megatron.sft": ["SFTDataset", "VarlenDataset"],
     "dataset.megatron.t5": ["T5MaskedWordPieceDataset"],
-    "dataset.megatron.varlen": ["VarlenGPTDataset"],
     "dataset.megatron.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
     "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],

@@ -273,15 +273,12 @@ class _Pool:
         if progress:
             self._last_seen = now
         elif self._answer is not None and now - max(self._asked, self._last_seen) > LOST_SECONDS:
-            raise errors.UnreachableError(
-                f"engine: no answer of the cluster for {LOST_SECONDS:.0f} s; give the same command when it is back"
-            )
+            problem = f"no answer of the cluster for {LOST_SECONDS:.0f} s"
+            raise errors.UnreachableError(f"engine: {problem}; give the same command when it is back")
         elif now - self._last_seen > NO_WORKER_SECONDS:
             tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
-            raise errors.WorkerError(
-                f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
-                "start workers and give the same command again"
-            )
+            problem = f"no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}"
+            raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
 
 
 def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
@@ -382,9 +379,8 @@ class DaskExecutor(Executor):
 
     def __init__(self, address: str) -> None:
         distributed = _import("distributed", "dask")
-        self._lost = errors.UnreachableError(
-            f"dask={address}: the scheduler is gone; start one and give the same command again"
-        )
+        way = "start one and give the same command again"
+        self._lost = errors.UnreachableError(f"dask={address}: the scheduler is gone; {way}")
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # tracebacks of a lost scheduler
         try:
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)

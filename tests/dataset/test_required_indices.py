@@ -68,11 +68,12 @@ def test_names_and_order_are_those_of_what_is_built(
     assert [f"{each.split.name} {each.prefix}" for each in wanted.indices] == [*lengths]
     names = {each.name(config).files.name for each in wanted.indices}
     for blend in wanted.blends:
-        files = blend.files(config, [lengths[f"{each.split.name} {each.prefix}"] for each in blend.members])
+        of_members = [lengths[f"{each.split.name} {each.prefix}"] for each in blend.members]
+        files = blend.files(config, of_members)
         assert files is not None
         names.add(files.name)
         dataset: Any = built[blend.split.value]
-        assert blend.num_samples in (None, len(dataset))
+        assert blend.num_samples(of_members) == len(dataset)
     assert names == {outcome.files.name for outcome in heard}
     assert all((tmp_path / f"{name}-binidx.json").exists() for name in names)
 

@@ -15,7 +15,7 @@ from helpers.pages import DOCS, python_blocks, read_page
 
 import binidx
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import UsageError, json_object, parser
+from binidx.tools._command import UsageError, add_output, json_object, parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -85,6 +85,7 @@ def problem_of(arguments: list[str]) -> str | None:
     module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
     options = parser(name, module.__doc__)
     module.add_options(options)
+    add_output(options)
     options.register("type", json_object, str)  # no file is read
     try:
         options.parse_args([each for each in rest if each not in ("[...]", "…")])

@@ -86,7 +86,6 @@ def test_a_document_goes_on_until_it_is_ended(tmp_path: Path) -> None:
         np.array([1, 2, 3], ">u2"),
         np.array([9, 1, 9, 2, 9, 3], np.uint16)[1::2],
         np.array([1.0, 2.0, 3.0]),
-        ["1", "2", "3"],
         torch.tensor([1, 2, 3]),
         torch.tensor([[9, 1], [9, 2], [9, 3]])[:, 1],
         memoryview(b"\1\2\3"),
@@ -119,11 +118,7 @@ UNFIT = [
     (np.float32, [2**24 + 1], "token 16777217 at position 0, float32 holds -16777216 to 16777216"),
     (np.float64, [2**53 + 1], "token 9007199254740993 at position 0, float64 holds"),
     (np.int32, [2**70], "tokens of type object, needed numbers of at most 64 bits"),
-    (np.int32, ["1", "a"], "tokens as text, needed numbers of type int32 .*'a'"),
-    (np.int32, ["1.5"], "tokens as text, needed numbers of type int32 .*'1.5'"),
-    (np.uint16, ["1", "70000"], "token 70000 at position 1, uint16 holds"),
-    (np.int64, ["1" * 30], "tokens as text, needed numbers of type int64"),
-    (np.float32, ["1e39"], r"token 1e\+39 at position 0, float32 holds"),
+    (np.int32, ["1", "a"], "tokens of type <U1, needed numbers of at most 64 bits"),
     (np.int32, [1j], "tokens of type complex128, needed numbers"),
 ]
 

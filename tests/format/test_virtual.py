@@ -237,7 +237,7 @@ def test_a_list_of_a_server_opens_no_local_file(tmp_path: Path, web: Server, mon
         ("simplecache::s3://bucket/a", "simplecache::s3://bucket"),
         ("simplecache::file:///etc/x", "simplecache::file://"),
         ("abfs://box@account/a::/etc/x", "abfs://box@account"),
-        ("sftp://box@account/a::/etc/x", "sftp://box@account::/etc/x"),
+        ("sftp://box@account/a::/etc/x", "sftp://box@account"),
         ("s3://bucket/a::/etc/x", "s3://bucket"),
     ],
 )

@@ -455,8 +455,6 @@ def tokenizer(kind: str, suffix: str) -> Callable[[Path], Kind]:
         path = folder / f"tokenizer{suffix}"
         if suffix == ".model":
             trained_tokenizers.train_sentencepiece(path, model_type="bpe", byte_fallback=True)
-        elif suffix == ".tiktoken":
-            trained_tokenizers.save_ranks(kind, path)
         elif suffix == ".txt":
             path.write_text("[UNK]\n[CLS]\nthe\nsea\n##s\n漢\n" * 3)
         else:
@@ -467,7 +465,7 @@ def tokenizer(kind: str, suffix: str) -> Callable[[Path], Kind]:
 
         def read(data: bytes) -> object:
             path.write_bytes(data)
-            spec = describe_tokenizer(str(path), pattern="gpt2" if suffix == ".tiktoken" else None)
+            spec = describe_tokenizer(str(path))
             return choose_engine(spec).encode(*texts), reference_engine(spec).encode(*texts)
 
         return Kind(small, read, text=suffix == ".json")
@@ -581,7 +579,6 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "tokenizer.json, sentencepiece": tokenizer("sentencepiece-like", ".json"),
     "tokenizer.model": tokenizer("", ".model"),
     "vocab.txt": tokenizer("", ".txt"),
-    "ranks": tokenizer("gpt2", ".tiktoken"),
     "tokenizer_config.json": tokenizer_config,
     "jsonl": text("a.jsonl"),
     "jsonl.gz": text("a.jsonl.gz"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import io
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from binidx.prepare.tokenizers.engine import CL100K, O200K, QWEN2, Encoded
+from binidx.prepare.tokenizers.describe import QWEN2
+from binidx.prepare.tokenizers.engine import Encoded
 from binidx.tools.demo.corpus import build_corpus
 
 EOT = "<|endoftext|>"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDING}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Patterns of encodings of tiktoken, and of the tokenizers of many models after them."""
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -131,21 +140,6 @@ def save(kind: str, folder: Path) -> str:
     path = folder / "tokenizer.json"
     path.write_text(json_of(kind))
     return str(path)
-
-
-def save_ranks(kind: str, path: Path) -> str:
-    """The entries of a byte-level tokenizer.json as a file of ranks."""
-    entries = json.loads(json_of(kind))["model"]["vocab"].items()
-    rows = [(bytes(BYTE_OF[letter] for letter in entry), rank) for entry, rank in entries if entry != EOT]
-    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(entry), rank) for entry, rank in rows))
-    return str(path)
-
-
-PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
-}
-"""GPT-2's letters for bytes."""
 
 
 @functools.cache

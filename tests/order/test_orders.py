@@ -12,7 +12,7 @@ import pytest
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
-from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import BlendError, ConfigError, IndexBuildError
 from binidx.native.mappings import first_fit
 from binidx.order.sequences import SequenceOrder

@@ -100,11 +100,6 @@ def test_every_reader_of_the_package_is_checked_here(tmp_path: Path) -> None:
     }
 
 
-def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    shelf, options = Shelf(STORES["s3"], request, tmp_path), {"simplecache": {"cache_storage": str(tmp_path)}}
-    check_range_reader(lambda data: open_object(f"simplecache::{shelf.put(data)}", storage_options=options))
-
-
 def test_a_path_without_a_protocol_is_a_mapped_file(tmp_path: Path) -> None:
     def make(data: bytes) -> RangeReader:
         path = tmp_path / str(len(data))

@@ -96,7 +96,6 @@ def test_index_files_are_listed_and_pruned_where_there_is_no_other_cache(
     monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
     assert ended_well(forked(lambda: len(IndexedDataset(prefix))))
     assert [each["uri"] for each in call_json(capsys, "list")["objects"]] == [f"{prefix}.idx"]
-    assert call_json(capsys, "verify")["num_damaged"] == 0
     assert call_json(capsys, "prune", "--bytes", 0)["num_bytes"] > 0
     assert sum(each["cached_bytes"] for each in call_json(capsys, "list")["objects"]) == 0
 
@@ -130,7 +129,6 @@ def test_what_finds_no_room_is_said(prefix: str, tmp_path: Path, capsys) -> None
         (["warm", "{local}"], "lies on this machine, needs no cache"),
         (["warm", "{prefix}-none"], "en-none.bin: no such object"),
         (["list"], "no cache of binidx"),
-        (["verify"], "no cache of binidx"),
         (["prune"], "no cache of binidx"),
     ],
 )
@@ -222,19 +220,6 @@ def test_list_says_what_is_there_and_when_it_was_used(prefix: str, tmp_path: Pat
     text = call(capsys, "list", "--dir", tmp_path)
     assert re.search(rf"{re.escape(prefix)}\.bin\n  192\.0 KiB of 781\.2 KiB, used \d+\.\d s ago\n", text)
     assert re.search(r"^2 objects, \d+\.\d KiB on the disk$", text, re.MULTILINE)
-
-
-def test_verify_finds_damage_once_and_ends_with_1(prefix: str, tmp_path: Path, capsys) -> None:
-    call(capsys, "warm", prefix, "--dir", tmp_path)
-    assert call_json(capsys, "verify", "--dir", tmp_path)["num_damaged"] == 0
-    block = max(tmp_path.glob("objects/*/*.block"), key=lambda path: path.stat().st_size)
-    with block.open("r+b") as file:
-        file.seek(4096 + 70_000)
-        file.write(b"\0damage\0")
-    found = call_json(capsys, "verify", "--dir", tmp_path, status=1)
-    assert (found["num_chunks"], found["damaged"]) == (14, {f"{prefix}.bin": 1})
-    assert "13 chunks compared, 0 were damaged" in call(capsys, "verify", "--dir", tmp_path)
-    assert call_json(capsys, "warm", prefix, "--dir", tmp_path)["fetched_bytes"] == 65536
 
 
 def test_prune_by_prefix_and_size(prefix: str, tmp_path: Path, capsys) -> None:

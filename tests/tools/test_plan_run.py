@@ -132,7 +132,6 @@ def test_it_reads_neither_an_idx_nor_an_array(
     assert found["link"]["latency_seconds"] < 3
     assert found["link"]["latency_seconds"] >= 0.01
     assert found["dollars"]["s3"] == pytest.approx(found["requests"] * 0.4e-6)
-    assert 0 < found["start"]["seconds"] < 100
 
 
 def test_a_stale_cache_is_told(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +269,6 @@ def test_a_person_sees_all_of_it(
     assert re.search(r"30\.0%,? (documents )?8,820,? .*[\d.]+ [KM]iB zstd", text)
     assert re.search(r"an hour [\d,]+ requests, .*iB at 50,000 tokens/s", text)
     assert re.search(r"the run [\d,]+ requests, [\d.]+ [KM]iB, \$0\.0\d at list price", text)
-    assert re.search(r"first batch about \d\.\d\d s", text)
     assert all(len(line) <= columns for line in out.splitlines()), max(out.splitlines(), key=len)
 
 

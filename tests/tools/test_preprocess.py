@@ -7,11 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
@@ -62,9 +60,9 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
         "found none, need at least one": (2, [*target, *CALL]),
         "--tokenizer, --vocab-file: found both": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
-        "is of kind json, --tokenizer-type says TikTokenizer": (
+        "is of kind json, --tokenizer-type says SentencePieceTokenizer": (
             2,
-            [bad, *target, *CALL, "--tokenizer-type", "TikTokenizer"],
+            [bad, *target, *CALL, "--tokenizer-type", "SentencePieceTokenizer"],
         ),
         "--id-key: ids are stored in the lineage": (2, [bad, *target, *CALL, "--id-key", "id", "--no-lineage"]),
     }
@@ -112,21 +110,6 @@ def test_gpt2_comes_as_a_vocabulary_and_merges(tmp_path: Path) -> None:
     assert main([*call, "--to", f"{tmp_path}/two", "--tokenizer-type", "GPT2BPETokenizer", *files]) == 0
     assert main([*call, "--to", f"{tmp_path}/one", "--tokenizer", tokenizer_path()]) == 0
     assert files_of(f"{tmp_path}/two_text_document") == files_of(f"{tmp_path}/one_text_document")
-
-
-def test_a_file_of_ranks_of_no_known_name_takes_a_pattern(tmp_path: Path, capsys: Any) -> None:
-    ranks = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" s"]
-    lines = (f"{b64encode(entry).decode()} {rank}\n" for rank, entry in enumerate(ranks))
-    (tmp_path / "mine.tiktoken").write_text("".join(lines))
-    call = ["preprocess", write_lines(tmp_path / "a.jsonl", [{"text": "the sea"}]), "--workers", "1"]
-    call += ["--tokenizer", f"{tmp_path}/mine.tiktoken", "--to", f"{tmp_path}/en"]
-    assert main(call) == 2
-    assert "give it (--tiktoken-pattern)" in capsys.readouterr().err
-    assert main([*call, "--tiktoken-pattern", "gpt2"]) == 0
-    assert np.fromfile(tmp_path / "en_text_document.bin", np.uint16).tolist() == [257, 258, ord("e"), ord("a")]
-    other = ["--tokenizer", tokenizer_path(), "--to", f"{tmp_path}/two", "--tiktoken-pattern", "gpt2"]
-    assert main([*call, *other]) == 2
-    assert "is of kind json, --tiktoken-pattern is for files of ranks" in capsys.readouterr().err
 
 
 def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

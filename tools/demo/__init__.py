@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
 import json
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,7 +34,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--steps", type=int, default=200, metavar="N", help="training steps of the whole run (200)")
     options.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
     options.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
-    options.add_argument("--json", action="store_true", help="print all figures as one object, and nothing else")
 
 
 def check(options: argparse.Namespace) -> None:
@@ -49,23 +50,22 @@ def check(options: argparse.Namespace) -> None:
 def demonstrate(options: argparse.Namespace) -> None:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .stages import ENVIRONMENT, Screen, run_demo, show_access, show_figures
+    from .stages import ENVIRONMENT, run_demo, show_access, show_figures
 
-    screen = Screen(quiet=options.json)
     with contextlib.ExitStack() as stack:
         directory = options.directory
         if directory is None:
             temporary = tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True)
             directory = Path(stack.enter_context(temporary))
         directory.mkdir(parents=True, exist_ok=True)
-        server, figures = stack.enter_context(run_demo(options.steps, directory, screen))
+        with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stdout):
+            server, figures = stack.enter_context(run_demo(options.steps, directory))
+            show_figures(figures)
         environment = {name: server.environment[name] for name in ENVIRONMENT}
-        show_figures(figures, screen)
-        if options.keep:
-            show_access(figures["corpus"], environment, screen)
         if options.json:
-            more = {"environment": environment} if options.keep else {}
-            print(json.dumps({**figures, **more}, indent=1), flush=True)
+            print(json.dumps({**figures, "environment": environment}, indent=1), flush=True)
+        elif options.keep:
+            show_access(environment)
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()

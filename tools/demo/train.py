@@ -13,9 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,15 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import binidx
-from binidx.storage.stats import total
 
 from .corpus import EOD, VOCAB_SIZE
 
-SPLIT = "98,2,0"
+SPLIT = "100,0,0"
 BATCH_SIZE, SEQUENCE_LENGTH = 16, 128
-VALID_BATCHES = 2
-PEAK_LEARNING_RATE = 6e-3
-WARMUP_STEPS = 10
+LEARNING_RATE = 2e-3
 
 Batch = dict[str, Tensor]
 
@@ -84,7 +79,7 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the run, and the reads of its process so far.
+    """One step of the run.
 
     Args:
         number: steps of the run done after this one, counted over all processes.
@@ -92,11 +87,6 @@ class Step:
         loss: loss of the step, in nats per token, before its update.
         wait_seconds: time from the request for the batch to its arrival.
         seconds: time of the whole step, waiting included.
-        open_seconds: time that this process needed to open the datasets.
-        requests: requests to the store by this process since its start; the next two are counted likewise.
-        bytes_asked: bytes that the reads requested.
-        bytes_moved: bytes that were transferred for them.
-        valid_loss: loss on the valid split, after the last step of the run.
     """
 
     number: int
@@ -104,11 +94,6 @@ class Step:
     loss: float
     wait_seconds: float
     seconds: float
-    open_seconds: float
-    requests: int
-    bytes_asked: int
-    bytes_moved: int
-    valid_loss: float | None = None
 
 
 def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps: int) -> binidx.Run:
@@ -131,7 +116,7 @@ def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps
         reset_attention_mask=False,
         eod_mask_loss=False,
     )
-    return binidx.Run(config, [num_steps * BATCH_SIZE, VALID_BATCHES * BATCH_SIZE, 0], BATCH_SIZE)
+    return binidx.Run(config, [num_steps * BATCH_SIZE, 0, 0], BATCH_SIZE)
 
 
 def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
@@ -158,15 +143,12 @@ def train(path: Path, *, resume: bool) -> Iterator[Step]:
         path: the saved run; the checkpoint lies beside it.
         resume: continue from the checkpoint.
     """
-    start = time.perf_counter()
     run = binidx.Run.load(str(path))
-    dataset, valid, _ = run.build()
-    open_seconds = time.perf_counter() - start
+    dataset = run.build()[0]
     torch.manual_seed(run.config.random_seed)
     model = GPT(VOCAB_SIZE, SEQUENCE_LENGTH)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    checkpoint, num_steps = path.with_suffix(".pt"), (run.sizes[0] or 0) // BATCH_SIZE
-    consumed_samples = 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
+    checkpoint, num_steps, consumed_samples = path.with_suffix(".pt"), (run.sizes[0] or 0) // BATCH_SIZE, 0
     if resume:
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
@@ -176,51 +158,18 @@ def train(path: Path, *, resume: bool) -> Iterator[Step]:
     for number in range(consumed_samples // BATCH_SIZE + 1, num_steps + 1):
         start = time.perf_counter()
         batch = next(loader)
-        arrived = time.perf_counter()
-        loss = train_step(model, optimizer, batch, learning_rate(number, num_steps))
-        seconds = time.perf_counter() - start
+        wait_seconds = time.perf_counter() - start
+        loss = model.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield Step(number, batch_hash(batch), loss.item(), wait_seconds, time.perf_counter() - start)
         if number == num_steps // 2:
             consumed = {"consumed_samples": number * BATCH_SIZE}
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **consumed}
             torch.save(state, path.with_suffix(".part"))
             path.with_suffix(".part").replace(checkpoint)  # a killed process leaves a complete checkpoint or none
-        valid_loss = None
-        if number == num_steps:
-            with torch.no_grad():
-                valid_loss = fmean(model.loss(batch).item() for batch in islice(batches(valid), VALID_BATCHES))
-        reads = total()
-        counters = (reads.requests, reads.bytes_asked, reads.bytes_moved)
-        yield Step(number, batch_hash(batch), loss, arrived - start, seconds, open_seconds, *counters, valid_loss)
-
-
-def learning_rate(number: int, num_steps: int) -> float:
-    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth.
-
-    Args:
-        number: step, counted from 1.
-        num_steps: steps of the run.
-    """
-    warm = min(1.0, number / WARMUP_STEPS)
-    return PEAK_LEARNING_RATE * warm * (1 - 0.9 * (number - 1) / num_steps)
-
-
-def train_step(model: GPT, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
-    """Train on one batch; return the loss before the update.
-
-    Args:
-        model: the model.
-        optimizer: its optimizer.
-        batch: one batch of a GPTDataset.
-        rate: learning rate of this step.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    loss = model.loss(batch)
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
 
 
 if __name__ == "__main__":

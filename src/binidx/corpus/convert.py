@@ -291,10 +291,8 @@ class _Convert:
         self.dataset = WholeDataset(source, distrust_sums=distrust_sums)
         self.source = self.dataset.source
         if self.source.num_parts and target.absolute in self.source.uris:
-            raise ConfigError(
-                f"{target}: is the virtual merge {self.source.bin} or a part of it, needed another place to "
-                "write it to; compression and checksums in place are for each part alone"
-            )
+            need = f"is the virtual merge {self.source.bin} or a part of it, needed another place to write it to"
+            raise ConfigError(f"{target}: {need}; compression and checksums in place are for each part alone")
         self.codec = way.codec or self.source.codec
         self.target = DatasetTarget(target, self.codec)
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
@@ -306,20 +304,16 @@ class _Convert:
         self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)})
 
     def run(self, part_bytes: int, save_seconds: float) -> ConvertResult:
-        if self.in_place or self._holds_source():
-            with self._lock() as lock:
+        with self._lock() as lock:
+            if lock.first:
+                lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
+            if self.in_place or self._holds_source():
                 if lock.first:
                     self._forget_killed_run()
-            return self._complete_existing()
-        with self._lock() as lock:
+                return self._complete_existing()
             if not lock.first:
                 holder = lock.message.decode() or "another process"
                 raise ObjectExistsError(f"{self.target.prefix}: {holder} converts to it; wait for its end, or end it")
-            lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
-            # Another run may have ended since.
-            if not self.overwrite and self._holds_source():
-                self._forget_killed_run()
-                return self._complete_existing()
             return self._run_locked(part_bytes, save_seconds)
 
     def _lock(self) -> AbstractContextManager[NodeLock]:

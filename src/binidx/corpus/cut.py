@@ -119,9 +119,8 @@ def split_dataset(
     if len(targets) != len(fractions) or not targets:
         raise ConfigError(f"targets, fractions: found {len(targets)} and {len(fractions)}, need as many of both")
     if not all(0 <= fraction <= 1 for fraction in fractions) or math.fsum(fractions) > 1 + 1e-9:
-        raise ConfigError(
-            f"fractions: found {', '.join(map(str, fractions))}, need shares of 0 to 1, together at most 1"
-        )
+        found = ", ".join(map(str, fractions))
+        raise ConfigError(f"fractions: found {found}, need shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("targets: two are equal, need another one for each fraction")
     assign = partial(assign_by_hash, seed, np.cumsum(fractions))
@@ -175,10 +174,9 @@ def _cut(
     is_range = assign is None and stored.codec == "raw" and not stored.mixed
     dataset.check_index(watch)
     with contextlib.ExitStack() as stack:
-        outputs = [
-            stack.enter_context(contextlib.closing(DatasetOutput(target, index.dtype, index.multimodal)))
-            for target in opened
-        ]
+        outputs = [DatasetOutput(target, index.dtype, index.multimodal) for target in opened]
+        for output in outputs:
+            stack.callback(output.close)
         tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
         lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
         stack.callback(lineages.close)
@@ -192,10 +190,9 @@ def _cut(
             else:
                 output.publish(check, replace)
             output.target.say_complete(watch)
-        shares = [
-            CutOutput(output.target.prefix.uri, output.columns.num_documents, len(output.columns.lengths), num_tokens)
-            for output, num_tokens in zip(outputs, tokens, strict=True)
-        ]
+        counts = [(output.columns.num_documents, len(output.columns.lengths)) for output in outputs]
+        written = zip(opened, counts, tokens, strict=True)
+        shares = [CutOutput(target.prefix.uri, *sizes, num_tokens) for target, sizes, num_tokens in written]
     return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
 

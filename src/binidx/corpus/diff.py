@@ -89,21 +89,14 @@ def diff_datasets(
     numbers, distinct = match_documents(*hashes)
     matched, added = numbers >= 0, np.ones(len(hashes[1]), bool)
     added[numbers[matched]] = False
-    breaks, num_common = find_order_breaks(numbers), int(np.count_nonzero(matched))
-    return Difference(
-        (datasets[0].prefix, datasets[1].prefix),
-        (len(hashes[0]), len(hashes[1])),
-        (datasets[0].index.num_tokens, datasets[1].index.num_tokens),
-        num_common,
-        len(hashes[0]) - num_common,
-        len(hashes[1]) - num_common,
-        (len(hashes[0]) - distinct[0], len(hashes[1]) - distinct[1]),
-        len(breaks),
-        np.flatnonzero(~matched)[:few].tolist(),
-        np.flatnonzero(added)[:few].tolist(),
-        breaks[:few].tolist(),
-        time.monotonic() - began,
-    )
+    removed, new, breaks = np.flatnonzero(~matched), np.flatnonzero(added), find_order_breaks(numbers)
+    prefixes = datasets[0].prefix, datasets[1].prefix
+    counts = len(hashes[0]), len(hashes[1])
+    tokens = datasets[0].index.num_tokens, datasets[1].index.num_tokens
+    copies = counts[0] - distinct[0], counts[1] - distinct[1]
+    sizes = counts[0] - len(removed), len(removed), len(new), copies, len(breaks)
+    named = removed[:few].tolist(), new[:few].tolist(), breaks[:few].tolist()
+    return Difference(prefixes, counts, tokens, *sizes, *named, time.monotonic() - began)
 
 
 def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:

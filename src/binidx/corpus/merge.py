@@ -95,10 +95,8 @@ def merge_datasets(
     opened = SourceDatasets([Location.of(source, source_options) for source in sources])
     for dataset in opened.datasets:
         if dataset.source.mixed:
-            raise ConfigError(
-                f"{dataset.source.bin}: some parts are compressed and others not, needed all compressed or none; "
-                f"binidx convert {dataset.prefix} TARGET --plain makes one dataset of them"
-            )
+            problem = f"{dataset.source.bin}: some parts are compressed and others not, needed all compressed or none"
+            raise ConfigError(f"{problem}; binidx convert {dataset.prefix} TARGET --plain makes one dataset of them")
     codec, multimodal = opened.check_compatible()
     output = DatasetTarget.open(Location.of(target, target_options), codec, opened.datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()
@@ -216,9 +214,8 @@ def merge_virtually(
         for dataset, _ in zip(datasets, checked, strict=True):
             dataset.check_size()
             watch.advance(dataset.index.size)
-    listed = format_parts(
-        datasets[0].index.dtype.__name__, [_list_part(file.absolute, dataset) for dataset in datasets]
-    )
+    parts = [_list_part(file.absolute, dataset) for dataset in datasets]
+    listed = format_parts(datasets[0].index.dtype.__name__, parts)
     existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
         watch.say(f"{file}: lists these datasets already")

@@ -83,9 +83,8 @@ def documents_with_id(prefix: Location, wanted: str) -> list[int]:
     """
     numbers = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
     if not numbers and not _has_ids(lineage := prefix + LINEAGE):
-        raise ObjectNotFoundError(
-            f"{lineage}: has no ids, which binidx preprocess stores with --id-key; name the document by FILE:ROW"
-        )
+        problem = "has no ids, which binidx preprocess stores with --id-key"
+        raise ObjectNotFoundError(f"{lineage}: {problem}; name the document by FILE:ROW")
     return numbers
 
 
@@ -94,9 +93,7 @@ def _has_ids(file: Location) -> bool:
     with _opened_lineage(file) as (opened, schema):
         groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
         ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
-        return any(
-            not (statistics and statistics.has_null_count) or statistics.null_count < rows for statistics, rows in ids
-        )
+        return any(not (known and known.has_null_count) or known.null_count < rows for known, rows in ids)
 
 
 def documents_at(prefix: Location, file: str, row: int) -> list[int]:
@@ -331,7 +328,5 @@ def _row_columns(table: Any, sources: dict[str, int]) -> list[Column]:
         rows[name] = table.column(name).fill_null(0).to_numpy()
     _, offsets, text = ids.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(ids) + 1, ids.offset * 4).astype(np.int64)
-    return [
-        (rows.view(np.uint8), np.arange(len(rows) + 1) * ROW.itemsize),
-        (np.frombuffer(text or b"", np.uint8), bounds),
-    ]
+    records = rows.view(np.uint8), np.arange(len(rows) + 1) * ROW.itemsize
+    return [records, (np.frombuffer(text or b"", np.uint8), bounds)]

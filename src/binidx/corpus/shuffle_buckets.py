@@ -121,9 +121,8 @@ class ScratchFile:
         try:
             self._file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise ConfigError(
-                f"scratch: found {self._directory} ({error.strerror}), need a folder to write to"
-            ) from error
+            problem = f"found {self._directory} ({error.strerror}), need a folder to write to"
+            raise ConfigError(f"scratch: {problem}") from error
         except OSError as error:
             raise self._error(error) from error
         self._extents: list[list[int]] = [[] for _ in range(num_streams)]
@@ -177,10 +176,9 @@ class ScratchFile:
             raise self._error(error) from error
 
     def _error(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"{self._directory}: {error.strerror}, with {int(self.sizes.sum()):,} bytes of a shuffle there; needed "
-            "room for all that is shuffled; --scratch names another directory"
-        )
+        problem = f"{error.strerror}, with {int(self.sizes.sum()):,} bytes of a shuffle there"
+        way = "needed room for all that is shuffled; --scratch names another directory"
+        return StorageError(f"{self._directory}: {problem}; {way}")
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,8 @@ def verify_dataset(
     dataset = WholeDataset(Location.of(prefix, storage_options))
     index = dataset.index
     if quick and (lineage or vocab_size is not None):
-        raise ConfigError(
-            f"{'lineage' if lineage else 'vocab_size'}, quick: found both, need one; quick reads no tokens"
-        )
+        other = "lineage" if lineage else "vocab_size"
+        raise ConfigError(f"{other}, quick: found both, need one; quick reads no tokens")
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
     plain = dataset.source.open_plain()

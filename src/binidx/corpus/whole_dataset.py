@@ -36,7 +36,7 @@ from binidx.storage.open import CODECS, codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.compare import ComparedJoin, ComparingWriter
+from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import write_object
@@ -185,10 +185,9 @@ class SourceDatasets:
                 found, needed = dataset.index.dtype.__name__, first.index.dtype.__name__
                 raise FormatError(f"{dataset.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
             if dataset.source.codec != first.source.codec and not mixed:
-                raise ConfigError(
-                    f"{dataset.source.bin}: stored otherwise than {first.source.bin}, needed all compressed or "
-                    "none; binidx convert --plain or --compress brings them together"
-                )
+                need = f"stored otherwise than {first.source.bin}, needed all compressed or none"
+                way = "binidx convert --plain or --compress brings them together"
+                raise ConfigError(f"{dataset.source.bin}: {need}; {way}")
         return first.source.codec, is_multimodal([dataset.index for dataset in self.datasets])
 
     def check_tokenizers(self) -> None:
@@ -199,11 +198,9 @@ class SourceDatasets:
         for prefix, (uri, digest) in known[1:]:
             first, (first_uri, first_digest) = known[0]
             if digest != first_digest:
-                raise FormatError(
-                    f"{prefix}{MANIFEST}: made by the tokenizer {uri} ({digest[:12]}), needed that of {first}, "
-                    f"{first_uri} ({first_digest[:12]}): ids of two mean different text; where they do not, move the "
-                    "manifest away"
-                )
+                found, needed = f"{uri} ({digest[:12]})", f"that of {first}, {first_uri} ({first_digest[:12]})"
+                why = "ids of two mean different text; where they do not, move the manifest away"
+                raise FormatError(f"{prefix}{MANIFEST}: made by the tokenizer {found}, needed {needed}: {why}")
 
 
 def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
@@ -360,12 +357,8 @@ class DatasetTarget:
             check, remove_existing: called right before the tokens become visible.
         """
         # The codec that is left to do for the pieces: none if they are moved as they are stored.
-        codec = "raw" if codec_named(self.codec).joining else None
-        join: Join
-        if self.existing:
-            join = ComparedJoin(pieces, ComparingWriter(self.bin, self.refusal, codec=codec))
-        else:
-            join = open_join(self.bin, pieces, source_options, codec or self.codec)
+        codec = "raw" if codec_named(self.codec).joining else self.codec
+        join = open_join(self.bin, pieces, source_options, codec, refusal=self.refusal if self.existing else "")
         try:
             watch.begin("tokens", sum(piece.num_bytes for piece in pieces), 0)
             join.fill(watch.advance)

@@ -24,7 +24,7 @@ from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.order.baked_order import BakedOrder
+from binidx.order.blended_order import BakedOrder
 from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import StoredSource
 from binidx.storage.interfaces import RangeReader
@@ -39,7 +39,7 @@ class Baked:
     """Contents of `baked.json`.
 
     Attributes:
-        fingerprint: identity of the order that was baked.
+        fingerprint: identity of the order that was baked; the states of loaders contain it.
         first, stop: positions of the run that are stored.
         samples_per_part: number of samples in each part (pair of files) but the last.
         sequence_length: number of tokens fed per sample, S.
@@ -166,11 +166,6 @@ class BakedDataset:
             One reader for each part.
         """
         return [part.bin_reader for part in self.parts]
-
-    @property
-    def order_fingerprint(self) -> str:
-        """Identity of the order that was baked: the states of loaders contain it."""
-        return self.baked.fingerprint
 
     def _check_config(self, uri: str) -> None:
         check_bakeable(self.config)

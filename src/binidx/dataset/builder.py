@@ -10,7 +10,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations, signature
-from itertools import chain
 from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
@@ -158,10 +157,14 @@ class BlendedMegatronDatasetBuilder:
             option.check_sources(self._list_sources(), self.config.storage_options)
         with agree_on_outcome() as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
-            for dataset in chain.from_iterable(entry if isinstance(entry, list) else [entry] for entry in built):
-                if dataset is not None:
-                    dataset.apply_order_option(is_whole=True)
-            datasets = {split.name: entry for split, entry in zip(Split, built, strict=True) if entry is not None}
+            datasets: dict[str, TopLevelDataset] = {}
+            for split, entry in zip(Split, built, strict=True):
+                if isinstance(entry, list):
+                    datasets |= {f"{split.name}[{number}]": dataset for number, dataset in enumerate(entry)}
+                elif entry is not None:
+                    datasets[split.name] = entry
+            for dataset in datasets.values():
+                dataset.apply_order_option(is_whole=True)
             compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
@@ -272,13 +275,24 @@ class BlendedMegatronDatasetBuilder:
         if not datasets:
             return None
         context = context.with_check(check)
-        if weights is not None and size is not None:
-            shares = normalize(list(weights))
-            total = sum(ceil(size * share) for share in shares)
-            return self.blended_class(datasets, shares, total, self.config, context=context)
-        lengths = [*map(len, datasets)]
-        most = None if size is None else min(size, sum(lengths))
-        return self.blended_class(datasets, lengths, most, self.config, context=context)
+        measured = measure_blend(weights, size, [*map(len, datasets)])
+        return self.blended_class(datasets, *measured, self.config, context=context)
+
+
+def measure_blend(
+    weights: Sequence[float] | None, size: int | None, lengths: Sequence[int]
+) -> tuple[Sequence[float], int | None]:
+    """Return the weights and the size with which a blend is built.
+
+    Args:
+        weights: one per dataset; None: in proportion to their lengths.
+        size: number of samples requested; None is all samples.
+        lengths: number of samples of each dataset; they count only without weights or a size.
+    """
+    if weights is not None and size is not None:
+        shares = normalize(list(weights))
+        return shares, sum(ceil(size * share) for share in shares)
+    return lengths, None if size is None else min(size, sum(lengths))
 
 
 def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:

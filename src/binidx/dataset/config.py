@@ -258,7 +258,14 @@ def _whole_number(name: str, value: Any) -> int:
 MASK_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Options of a GPT config that need the EOD, off by default; Megatron Core's config has no default for them."""
 
-HOW = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
+HOW_TO_GIVE = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
+
+
+def check_given(config: Any, kind: str, *names: str) -> None:
+    """Raise ConfigError if one of these fields is None; `kind` names the samples that need them."""
+    for name in names:
+        if getattr(config, name) is None:
+            raise ConfigError(f"{name}: must be given for {kind}{HOW_TO_GIVE.get(name, '')}")
 
 
 @dataclass(frozen=True)
@@ -347,9 +354,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.order = None if self.order is None else parse_order(self.order)
-        for name in ("tokenizer", *MASK_FLAGS):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}: must be given for a GPT dataset{HOW.get(name, '')}")
+        check_given(self, "a GPT dataset", "tokenizer", *MASK_FLAGS)
         if isinstance(self.tokenizer, str | os.PathLike):
             raise ConfigError(f"tokenizer: found {self.tokenizer!r}, needs binidx.describe_tokenizer of it")
         for name in ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"):
@@ -400,15 +405,10 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
     pad = find_token(tokenizer, "pad")
     if pad is None or pad not in _special_tokens(tokenizer):
         return NO_PAD if pad is None else pad
-    if allow_ambiguous:
-        warnings.warn(f"pad id {pad} is also another special token, and all of them are masked", stacklevel=2)
-        return pad
-    warnings.warn(
-        f"pad id {pad} is also another special token: pad tokens in the data are not masked; give the tokenizer "
-        "a pad id of its own, or set allow_ambiguous_pad_tokens",
-        stacklevel=2,
-    )
-    return NO_PAD
+    unmasked = "pads in the data are not masked; give the tokenizer a pad of its own, or set allow_ambiguous_pad_tokens"
+    effect = "all of them are masked" if allow_ambiguous else unmasked
+    warnings.warn(f"pad id {pad} is also another special token: {effect}", stacklevel=2)
+    return pad if allow_ambiguous else NO_PAD
 
 
 def find_token(tokenizer: Any, name: str) -> int | None:

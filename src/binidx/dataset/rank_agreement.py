@@ -137,11 +137,9 @@ class Participant:
 
     def __init__(self, store: GroupStore, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
-        self.failure: str | None = None
-        self._has_outcome, self._left = False, threading.Event()
-        self._heartbeats = 0
+        self.outcome: str | None = None
+        self._lock, self._left = threading.Lock(), threading.Event()
         self._neighbour, self._neighbour_changed = "", time.monotonic()
-        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="binidx-ranks", daemon=True)
 
     @contextlib.contextmanager
@@ -151,14 +149,23 @@ class Participant:
         After the block, wait for the other ranks; if the block raises, report its error to them.
         """
         try:
-            self._enter()
+            with store_errors():
+                self.store.add("entered", 1)
+                self._send_heartbeat()
+            self.check(exact=True)
+            self._thread.start()
             yield self
-            self._agree()
+            with store_errors():
+                self._agree()
         except BaseException as error:
             self._report(error)
             raise
         finally:
-            self._leave()
+            self._left.set()
+            if self._thread.is_alive():
+                self._thread.join(POLL_SECONDS)
+            with contextlib.suppress(Exception):
+                self.store.set(f"heartbeat/{self.rank}", LEFT)
 
     def check(self, exact: bool) -> None:
         """Raise PeerError if another rank has failed.
@@ -169,44 +176,31 @@ class Participant:
         if exact:
             with store_errors():
                 self._poll()
-        if self.failure is not None:
-            raise PeerError(self.failure)
+        if self.outcome not in (None, OK):
+            raise PeerError(self.outcome)
 
     def _poll(self) -> None:
         """Read the outcome from the store if there is one, unless this rank has read it already."""
         with self._lock:
-            if self._has_outcome or not self.store.check(["outcome"]):
-                return
-            outcome = self.store.get("outcome").decode()
-            self.failure = None if outcome == OK else outcome
-            self._has_outcome = True
-            self.store.add("informed", 1)
-
-    def _enter(self) -> None:
-        with store_errors():
-            self.store.add("entered", 1)
-            self._send_heartbeat()
-        self.check(exact=True)
-        self._thread.start()
+            if self.outcome is None and self.store.check(["outcome"]):
+                self.outcome = self.store.get("outcome").decode()
+                self.store.add("informed", 1)
 
     def _agree(self) -> None:
-        with store_errors():
-            if self.store.add("finished", 1) == self.size:
-                self._set_outcome(OK)
-            self._wait()
-            if self._has_outcome and self.rank == 0:
-                self._wait_for_informed()
-
-    def _wait(self) -> None:
         """Wait for the outcome; stop if all ranks that entered have finished, and the others do not enter in time."""
+        if self.store.add("finished", 1) == self.size:
+            self._set_outcome(OK)
         started = time.monotonic()
-        while True:
-            self.check(exact=True)
+        self.check(exact=True)
+        while self.outcome is None:
             waited = time.monotonic() - started
-            if self._has_outcome or (waited > ABSENT_SECONDS and self._finished_without_absent()):
+            if waited > ABSENT_SECONDS and self._finished_without_absent():
                 return
             pause = max(waited / PAUSE_FRACTION, self.size / MAX_POLLS_PER_SECOND, FIRST_PAUSE_SECONDS)
             time.sleep(min(pause, POLL_SECONDS))
+            self.check(exact=True)
+        if self.rank == 0:
+            self._wait_for_informed()
 
     def _wait_for_informed(self) -> None:
         deadline = time.monotonic() + INFORM_SECONDS
@@ -239,13 +233,6 @@ class Participant:
         """Set the outcome unless there is one already; return whether the outcome is now the given one."""
         return self.store.compare_set("outcome", "", outcome).decode() == outcome
 
-    def _leave(self) -> None:
-        self._left.set()
-        if self._thread.is_alive():
-            self._thread.join(POLL_SECONDS)
-        with contextlib.suppress(Exception):
-            self.store.set(f"heartbeat/{self.rank}", LEFT)
-
     # The thread
 
     def _run(self) -> None:
@@ -261,12 +248,11 @@ class Participant:
             except Exception as error:
                 failures += 1
                 if failures == MAX_STORE_FAILURES:
-                    self.failure = f"{STORE_GONE}: {error}"
+                    self.outcome = self.outcome or f"{STORE_GONE}: {error}"
                     return
 
     def _send_heartbeat(self) -> None:
-        self._heartbeats += 1
-        self.store.set(f"heartbeat/{self.rank}", f"{self._heartbeats} {name_rank(self.rank)}")
+        self.store.set(f"heartbeat/{self.rank}", f"{time.monotonic_ns()} {name_rank(self.rank)}")
 
     def _watch_neighbour(self) -> None:
         """Report the next rank in the build as failed if its heartbeat has stopped."""
@@ -302,7 +288,7 @@ def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields
         subject: the caller, as the error message names it.
         name: name of this comparison in the store, equal on all ranks.
         fields: further JSON values to compare, by name.
-        datasets: datasets by name; a value may be a list of them.
+        datasets: datasets by name.
 
     Raises:
         PeerError: fields differ; names both ranks, the fields, and the values of both.
@@ -363,13 +349,11 @@ def identify(dataset: Any) -> Any:
     """Return all values that samples and their order depend on, without the place of the data, in JSON values.
 
     Args:
-        dataset: a dataset, or a list of datasets; a user's own is identified by its class and number of samples.
+        dataset: a dataset; a user's own is identified by its class and number of samples.
     """
-    if isinstance(dataset, list):
-        return [identify(part) for part in dataset]
     size = {"num_samples": len(dataset)}
     if isinstance(dataset, BlendedDataset):
-        return {**dataset.order_identity, **size, "datasets": identify(dataset.datasets)}
+        return {**dataset.order_identity, **size, "datasets": [*map(identify, dataset.datasets)]}
     if not isinstance(dataset, MegatronDataset):
         return {"class": recorded_name(type(dataset)), **size}
     order = dataset.order_identity
@@ -403,12 +387,10 @@ def _describe_object(thing: Any) -> Any:
 
 
 def identify_arrays(dataset: Any) -> Any:
-    """Return the XXH3 of each array of the index of a dataset, or of a list of datasets, by name.
+    """Return the XXH3 of each array of the index of a dataset, by name.
 
     A loaded or published array has been hashed; one that is only in memory is hashed here, once.
     """
-    if isinstance(dataset, list):
-        return [identify_arrays(part) for part in dataset]
     digests: dict[str, Any] = {}
     if isinstance(dataset, OrderedDataset):
         for name in dataset.index_names:
@@ -416,17 +398,13 @@ def identify_arrays(dataset: Any) -> Any:
                 dataset.index_digests[name] = hash_npy(getattr(dataset, name))
             digests[name] = dataset.index_digests.get(name)
     if isinstance(dataset, BlendedDataset):
-        digests["datasets"] = identify_arrays(dataset.datasets)
+        digests["datasets"] = [*map(identify_arrays, dataset.datasets)]
     return digests
 
 
-def _list_parts(datasets: Sequence[Any]) -> Iterator[MegatronDataset]:
-    """Yield the datasets of which some datasets, lists of datasets and blends are made."""
-    for dataset in datasets:
-        if isinstance(dataset, list):
-            yield from _list_parts(dataset)
-        elif isinstance(dataset, OrderedDataset):
-            yield from dataset.parts
+def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
+    """Return the datasets of which some datasets and blends are made."""
+    return [part for dataset in datasets if isinstance(dataset, OrderedDataset) for part in dataset.parts]
 
 
 def identify_data(datasets: list[Any]) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any, NamedTuple
 
-from binidx.dataset.builder import Sizes, plan_distributions
+from binidx.dataset.builder import Sizes, measure_blend, plan_distributions
 from binidx.dataset.config import (
     Bookends,
     GPTDatasetConfig,
@@ -90,7 +89,7 @@ class RequiredBlend:
     Args:
         split: the split.
         members: the index of each dataset.
-        shares: share of each dataset, with sum 1; None serves all samples of each dataset.
+        shares: weight of each dataset; None serves all samples of each dataset.
         size: number of samples requested; None is all samples.
     """
 
@@ -99,20 +98,15 @@ class RequiredBlend:
     shares: Sequence[float] | None
     size: int | None
 
-    @property
-    def num_samples(self) -> int | None:
-        """Number of samples served; None if it depends on the datasets' lengths."""
-        if self.shares is None or self.size is None:
-            return None
-        return sum(ceil(self.size * share) for share in self.shares)
+    def num_samples(self, lengths: Sequence[int]) -> int:
+        """Return the number of samples served of datasets of these lengths."""
+        size = measure_blend(self.shares, self.size, lengths)[1]
+        return sum(lengths) if size is None else size
 
     def _measure(self, lengths: Sequence[int]) -> tuple[list[float], int | None]:
         """Return weights and size of the blend of datasets of these lengths, which count only without shares."""
-        if self.shares is not None:
-            weights, size = list(self.shares), self.num_samples
-        else:
-            weights, size = [*lengths], None if self.size is None else min(self.size, sum(lengths))
-        return weights if size is None else normalize(weights), size
+        weights, size = measure_blend(self.shares, self.size, lengths)
+        return [*weights] if size is None else normalize([*weights]), size
 
     def files(self, config: GPTDatasetConfig, lengths: Sequence[int] | None = None) -> IndexFiles | None:
         """Return the cache files of the blend; None if it is not cached, or their name depends on lengths not given.
@@ -173,7 +167,6 @@ def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
     """
     required = RequiredIndices([], [])
     for distribution in plan_distributions(config, sizes):
-        shares = None if distribution.weights is None else normalize(list(distribution.weights))
         for split, bookends in zip(Split, distribution.matrix, strict=True):
             if bookends is None:
                 continue
@@ -181,5 +174,5 @@ def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
             members = [RequiredIndex(split, prefix, counts[split.value], bookends) for prefix, counts in prefixes]
             required.indices.extend(members)
             if distribution.blended:
-                required.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
+                required.blends.append(RequiredBlend(split, members, distribution.weights, sizes[split.value]))
     return required

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +20,7 @@ from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset, read_spans
 from binidx.native.gpt_samples import GPTIndex, GPTRows, Recipe, Rows, TextRows
 from binidx.order.blended_order import list_members
-from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order
+from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, SpanIndex
 from binidx.order.source_order import SourceOrder
 
 INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
@@ -45,8 +44,7 @@ class SourceRows(NamedTuple):
         return [number or 0 for number in self.numbers]
 
 
-@dataclass(frozen=True)
-class SourceTokens:
+class SourceTokens(NamedTuple):
     """Stored tokens of the samples of one source in a batch.
 
     Attributes:
@@ -152,7 +150,11 @@ class TokenDataset:
             self._fill(rows := GPTRows(self.row_assemble.recipe, num_rows), parts)
             return self.row_assemble.finish(rows)
         batch: list[Sample] = [{}] * num_rows
-        for tokens in self._read([self._resolve(part) for part in parts]):
+        read = self._read([self._resolve(part) for part in parts])
+        if not self.is_composed:
+            samples: Sequence[Sample] = self.assembles[0](read[0])
+            return samples
+        for tokens in read:
             for row, sample in zip(tokens.of.rows, self.assembles[tokens.of.source](tokens), strict=True):
                 batch[row] = sample
         return batch
@@ -209,8 +211,7 @@ class TokenDataset:
         dataset = self.tokens[part.source]
         if (reader := dataset.mapped_reader) is None:
             return False
-        member, served = self.members[part.source], part.served()
-        index = member.index if isinstance(member, SourceOrder) else None
+        index, served = self._index(part.source), part.served()
         try:
             if isinstance(index, GPTIndex):
                 return reader.read_into(lambda about: rows.read(index, about, served, part.rows))
@@ -221,8 +222,15 @@ class TokenDataset:
                 fill_from_tokens(rows, tokens)
             raise
 
+    def _index(self, source: int) -> SpanIndex | None:
+        """Return the index from which the spans of a source follow; None if its order has its own `spans`."""
+        member = self.members[source]
+        return member.index if isinstance(member, SourceOrder) else None
+
     def _spans(self, source: int, numbers: Sequence[int]) -> tuple[Numbers, Bounds]:
         """Return (sequence, first token, number of tokens) of spans, shape (n, 3), and the bounds of each sample."""
+        if (index := self._index(source)) is not None:
+            return index.spans(numbers)
         spans, bounds = self.members[source].spans(np.asarray(numbers, np.int64))
         return np.ascontiguousarray(spans[:, 1:]), bounds
 
@@ -233,7 +241,8 @@ class TokenDataset:
             if number is not None and not -size <= number < size:
                 prefix = self.tokens[part.source].path_prefix
                 raise IndexError(f"{prefix}: sample {number}, it has {size} in this split")
-        return part._replace(numbers=[None if number is None else number % size for number in part.numbers])
+        numbers = [None if number is None else number % size for number in part.numbers]
+        return SourceRows(part.source, numbers, part.rows)
 
     def _read(self, parts: Sequence[SourceRows]) -> list[SourceTokens]:
         """Return the tokens of samples, read at once for all sources."""

@@ -6,9 +6,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 except ImportError as error:
-    raise MissingDriverError(
-        "Parquet and lineage: need pyarrow; pip install 'binidx[parquet]', or leave lineage out "
-        "(--no-lineage, lineage=False)"
-    ) from error
+    way = "pip install 'binidx[parquet]', or leave lineage out (--no-lineage, lineage=False)"
+    raise MissingDriverError(f"Parquet and lineage: need pyarrow; {way}") from error
 
 __all__ = ["pa", "parquet"]

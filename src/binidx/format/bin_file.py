@@ -68,11 +68,9 @@ def check_bin_size(
     if manifest and "dataset" in manifest:
         check_counts(prefix, manifest, index)
     if surplus > PADDING_BYTES:
-        report(
-            bin_uri,
-            f"{size} bytes, {describe_need(index)} and at most {PADDING_BYTES} of padding; the other bytes "
-            "are never read, as if the .idx belonged to another dataset: restore the pair, or cut the .bin",
-        )
+        needed = f"{describe_need(index)} and at most {PADDING_BYTES} of padding"
+        rest = "the other bytes are never read, as if the .idx belonged to another dataset"
+        report(bin_uri, f"{size} bytes, {needed}; {rest}: restore the pair, or cut the .bin")
 
 
 def count_surplus_bytes(bin_uri: str, size: int, index: DatasetCounts) -> int:

@@ -327,10 +327,8 @@ def check_bounds(
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
     valid = token_files.count_valid_documents(bounds, num_sequences) if bounds[0] >= lowest else 0
     if valid < len(bounds):
-        needed = bounds[valid - 1] if valid else lowest
-        raise FormatError(
-            f"{uri}: document bound {first + valid} is {bounds[valid]}, needed {needed} to {num_sequences}"
-        )
+        low, number = bounds[valid - 1] if valid else lowest, first + valid
+        raise FormatError(f"{uri}: document bound {number} is {bounds[valid]}, needed {low} to {num_sequences}")
     if complete and bounds[-1] != num_sequences:
         hint = "(the writer forgot end_document?)"
         raise FormatError(f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} {hint}")

@@ -91,9 +91,7 @@ class IndexedDataset:
     is_stored: ClassVar[bool] = True
     """False if the tokens are computed, so that no cache can be proven to belong to them."""
 
-    _pickled: ClassVar[tuple[str, ...]] = (
-        "path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened",
-    )  # fmt: skip
+    _pickled: ClassVar[Sequence[str]] = ("path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened")
 
     def __init__(
         self,
@@ -124,13 +122,10 @@ class IndexedDataset:
             try:
                 pair = open_pair(prefix, self.multimodal, self.mmap, listed=listed)
             except ObjectNotFoundError as error:
+                advice = did_you_mean(prefix)
                 if prefix.uri.endswith((".bin", ".idx")):
-                    raise ObjectNotFoundError(
-                        f"{error}; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
-                    ) from error
-                if advice := did_you_mean(prefix):
-                    raise ObjectNotFoundError(f"{error}{advice}") from error
-                raise
+                    advice = f"; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
+                raise ObjectNotFoundError(f"{error}{advice}") from error
             index, opened, marks = pair.index, pair.identities, pair.marks
             made: dict[str, Any] = {"bin_reader": pair.bin_reader, "_digest_seal": pair.digest_seal}
         else:
@@ -161,11 +156,9 @@ class IndexedDataset:
         for uri, now in marks.items():
             if is_rewritten(was := self._marks.get(uri), now):
                 kept, way = ("size", DATES_OFF) if isinstance(now, int) else ("size and mtime", "")
-                found, needed = describe_mark(now), describe_mark(was)
-                raise ObjectChangedError(
-                    f"{uri}: was rewritten under its old {kept} (found {found}, need {needed}, as in the process that "
-                    f"pickled it); start again from the new data{way}"
-                )
+                need = f"found {describe_mark(now)}, need {describe_mark(was)}, as in the process that pickled it"
+                problem = f"was rewritten under its old {kept} ({need})"
+                raise ObjectChangedError(f"{uri}: {problem}; start again from the new data{way}")
         self._marks = {**self._marks, **marks}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,11 +236,9 @@ class IndexedDataset:
             return reader
         prefix = self.location
         reader = open_bin(prefix, mmap=self.mmap)
-        now = object_identity(prefix + ".idx")
-        if not same_identity(self._opened["idx"], now):
-            raise ObjectChangedError(
-                f"{prefix}.idx: {now}, was {self._opened['idx']} when it was opened; open it again"
-            )
+        was, now = self._opened["idx"], object_identity(prefix + ".idx")
+        if not same_identity(was, now):
+            raise ObjectChangedError(f"{prefix}.idx: {now}, was {was} when it was opened; open it again")
         check_opened(prefix, reader, self.index)
         self._check_marks(version_marks(reader))
         return reader
@@ -454,10 +445,8 @@ def check_pickled(uri: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> N
         was, now: identity when the dataset was pickled, and after it was opened again.
     """
     if not same_identity(was, now):
-        raise ObjectChangedError(
-            f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; start again from the new data, or "
-            "keep times when copying (cp -p, rsync -t)"
-        )
+        way = "start again from the new data, or keep times when copying (cp -p, rsync -t)"
+        raise ObjectChangedError(f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; {way}")
 
 
 def read_spans(

@@ -36,32 +36,22 @@ def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
     An array of the right type is passed through without a copy; others are checked in one or two passes.
 
     Args:
-        tokens: an array of any shape, a torch tensor on the CPU, a list, or anything else that NumPy accepts; also
-            numbers as text.
+        tokens: an array of any shape, a torch tensor on the CPU, a list, or anything else that NumPy accepts.
         dtype: type of the dataset.
         subject: name of the dataset, for errors.
 
     Raises:
-        FormatError: the type cannot hold a value: 70000, -1, 0.5 or "the" in uint16. Floats may be rounded to float32.
+        FormatError: the type cannot hold a value: 70000, -1, 0.5 or "7" in uint16. Floats may be rounded to float32.
 
     Source: ours. Megatron casts: 70000 becomes 4464 in uint16, and 0.5 becomes 0.
     """
     needed = little_endian(dtype)
     # A torch tensor's .numpy() shares its memory; looking for the method needs no import of torch.
     given = np.asarray(tokens.numpy() if hasattr(tokens, "numpy") else tokens)
-    if given.dtype.kind in "US":
-        given = _parse_numbers(given, needed, subject)
     rounds = needed.kind == "f" and given.dtype.kind in "iu"  # a safe cast for NumPy
     if given.size and (rounds or not np.can_cast(given.dtype, needed)):
         _check_values(given.reshape(-1), needed, subject)
     return np.ascontiguousarray(given, needed).reshape(-1)
-
-
-def _parse_numbers(texts: NDArray[Any], needed: np.dtype[Any], subject: str) -> NDArray[Any]:
-    try:
-        return texts.astype(np.float64 if needed.kind == "f" else np.int64)
-    except (ValueError, OverflowError) as error:
-        raise FormatError(f"{subject}: tokens as text, needed numbers of type {needed.name} ({error})") from None
 
 
 def _check_values(given: NDArray[Any], needed: np.dtype[Any], subject: str) -> None:
@@ -253,16 +243,13 @@ class IndexedDatasetBuilder:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise ValueError(
-                f"{self.bin_path}: the builder is closed since it failed ({self._failure}); build the dataset again"
-            )
+            problem = f"the builder is closed since it failed ({self._failure})"
+            raise ValueError(f"{self.bin_path}: {problem}; build the dataset again")
         if not self._release.alive:
             raise ValueError(f"{self.bin_path}: the builder is closed")
         if os.getpid() != self._pid:
-            raise ValueError(
-                f"{self.bin_path}: the builder belongs to process {self._pid}, a fork cannot add to it; "
-                f"build one dataset in each and merge them with add_index()"
-            )
+            problem = f"the builder belongs to process {self._pid}, a fork cannot add to it"
+            raise ValueError(f"{self.bin_path}: {problem}; build one dataset in each and merge them with add_index()")
 
     def _check_modes(self, lengths: Sequence[int], modes: Sequence[int]) -> None:
         if len(modes) != len(lengths):

@@ -176,11 +176,10 @@ class _Opening:
 def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
     fits = bin_reader.size == index.num_bytes
     if not fits and may_lack_a_bit(index, count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)):
-        raise FormatError(
-            f"{bin_reader.uri}: {bin_reader.size} bytes, {describe_need(index.counts)}, as if a bit in the length of "
-            "its last sequence had flipped; restore the .idx, or cut the .bin if the bytes after its last token are a "
-            "leftover"
-        )
+        problem = f"{bin_reader.size} bytes, {describe_need(index.counts)}"
+        cause = "as if a bit in the length of its last sequence had flipped"
+        way = "restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
+        raise FormatError(f"{bin_reader.uri}: {problem}, {cause}; {way}")
     return Pair(index, bin_reader, {"idx": idx_identity, "bin": dict(bin_reader.identity)})
 
 

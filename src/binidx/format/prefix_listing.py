@@ -72,9 +72,7 @@ OTHER_OBJECTS_PER_PREFIX = 8
 MAGIC = b"BINIDXB1"
 HEADER = struct.Struct("<8sQQ")
 
-TABLE = JsonFile[list[tuple[str, Count, Count, str, dict[str, Any]]]](
-    list[tuple[str, Count, Count, str, dict[str, Any]]]
-)
+TABLE = JsonFile(list[tuple[str, Count, Count, str, dict[str, Any]]])
 
 LARGEST_BYTES = 1 << 20
 """Largest `.idx` in a bundle; the bytes of a larger one cost more than its request."""

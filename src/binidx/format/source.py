@@ -19,8 +19,7 @@ The joined `.idx` is computed while it is read:
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -46,17 +45,14 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
 
-class _CheckedSource(ABC):
+class _CheckedSource:
     """Checks of a source against its `.idx`."""
 
     prefix: Location
     bin: Location
+    plain_bytes: Callable[[], int]
     listed_sidecars: frozenset[str] | None = None
     """Suffixes of the sidecars in a listing of the folder; None if it was not listed."""
-
-    @abstractmethod
-    def plain_bytes(self) -> int:
-        """Return the number of uncompressed bytes of the tokens."""
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
         """Return the parts of a virtual merge with the counts of their `.idx` files."""
@@ -210,10 +206,7 @@ class PairSource(_CheckedSource):
         if joining is None:
             return [SourcePiece(self.open_plain(), 0, plain_bytes)] if plain_bytes else []
         if self.plain.size != plain_bytes:
-            raise FormatError(
-                f"{self.bin}: holds bytes past its last token, needed none to be moved compressed; "
-                "binidx convert --plain first"
-            )
+            raise FormatError(f"{self.bin}: has bytes after its last token, needed none; binidx convert --plain first")
         reader = self.open_stored()
         return [SourcePiece(reader, *where) for where in joining.pieces(self.plain)]
 
@@ -310,10 +303,9 @@ class VirtualSource(_CheckedSource):
     def open_plain(self, *, mmap: bool = True) -> RangeReader:
         """Open the tokens as plain bytes; a part is opened when it is read; `mmap` as in `PairSource.open_stored`."""
         self.plain_bytes()
-        late = [
-            LazyReader(pair.bin.uri, pair.plain_bytes(), functools.partial(pair.open_plain, mmap=mmap))
-            for pair in self.pairs
-        ]
+        opens = [functools.partial(pair.open_plain, mmap=mmap) for pair in self.pairs]
+        parts = zip(self.pairs, opens, strict=True)
+        late = [LazyReader(pair.bin.uri, pair.plain_bytes(), open_part) for pair, open_part in parts]
         return JoinedReader(self.bin.uri, late, self._num_bytes)
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
@@ -375,10 +367,8 @@ class ShiftedReader:
         whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
         stored = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
         values = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in stored]
-        return [
-            data[first - low : stop - low].data
-            for data, (first, stop), (low, _) in zip(values, ranges, whole, strict=True)
-        ]
+        wanted = [slice(first % 8, first % 8 + stop - first) for first, stop in ranges]
+        return [data[part].data for data, part in zip(values, wanted, strict=True)]
 
 
 def is_multimodal(parts: Sequence[IndexStream]) -> bool:

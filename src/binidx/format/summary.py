@@ -103,20 +103,12 @@ def read_summary(prefix: Location, listed: ListedPair | None = None) -> DatasetS
     index = parse_index_in_ranges(idx, f"{prefix}.idx")
     if index.num_bytes > tokens.size:
         raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {index.num_bytes}")
+    opened = {"idx": dict(idx.identity), "bin": dict(tokens.identity)}
     blocks = as_block_reader(tokens)
-    stored_bytes, block_bytes = (blocks.stored_bytes, blocks.block_bytes) if blocks else (tokens.size, 1)
-    codec = blocks.codec if blocks else "raw"
-    return DatasetSummary(
-        prefix,
-        index,
-        idx.size,
-        tokens.size,
-        stored_bytes,
-        {"idx": dict(idx.identity), "bin": dict(tokens.identity)},
-        block_bytes,
-        codec,
-        checked=blocks is not None and codec == "raw",
-    )
+    if blocks is None:
+        return DatasetSummary(prefix, index, idx.size, tokens.size, tokens.size, opened)
+    stored = blocks.stored_bytes, opened, blocks.block_bytes, blocks.codec, blocks.codec == "raw"
+    return DatasetSummary(prefix, index, idx.size, tokens.size, *stored)
 
 
 def _summarize_parts(source: VirtualSource) -> DatasetSummary:
@@ -125,14 +117,6 @@ def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     idx_bytes, stored_bytes = (source.opened[end]["size"] for end in ("idx", "bin"))
     # Parts are not opened: their blocks are assumed to have the usual size.
     block_bytes = max(codec_named(pair.codec).block_bytes for pair in source.pairs)
-    return DatasetSummary(
-        source.prefix,
-        index,
-        idx_bytes,
-        index.num_bytes,
-        stored_bytes,
-        source.opened,
-        block_bytes,
-        "mixed" if source.mixed else source.codec,
-        num_parts=len(source.pairs),
-    )
+    codec, parts = "mixed" if source.mixed else source.codec, source.num_parts
+    stored = stored_bytes, source.opened, block_bytes, codec, False
+    return DatasetSummary(source.prefix, index, idx_bytes, index.num_bytes, *stored, num_parts=parts)

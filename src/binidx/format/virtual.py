@@ -115,10 +115,9 @@ class VirtualParts:
         for part, prefix, now in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
                 if not same_identity(was, now[end]):
-                    raise ObjectChangedError(
-                        f"{prefix}.{end}: {dict(now[end])}, was {dict(was)} when {self.location} was written; "
-                        "bring it back, or write the list again with binidx merge --virtual --overwrite"
-                    )
+                    problem = f"{dict(now[end])}, was {dict(was)} when {self.location} was written"
+                    way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
+                    raise ObjectChangedError(f"{prefix}.{end}: {problem}; {way}")
 
 
 def named_location(uri: str, file: Location) -> Location:
@@ -135,10 +134,8 @@ def named_location(uri: str, file: Location) -> Location:
         return Location(uri, options)
     allowed = {place_of(name): given for name, given in file.settings.parts_from.items()}
     if place not in allowed:
-        raise ConfigError(
-            f"{file}: names data elsewhere (found {uri}, needed {home}); if you trust the file, allow it: "
-            f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
-        )
+        way = f"allow it: parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
+        raise ConfigError(f"{file}: names data elsewhere (found {uri}, needed {home}); if you trust the file, {way}")
     return Location(uri, {OURS: (options or {}).get(OURS), **(allowed[place] or {})})
 
 

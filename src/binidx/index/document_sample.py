@@ -156,13 +156,11 @@ def build_sample_index(
     in an empty document and there is an extra token, Megatron stores an offset of -1, and the last row here is the end
     of the last document that has tokens.
     """
-    num_samples = count_samples(
-        num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
-    )
+    extra, drop = add_extra_token, drop_last_partial
+    num_samples = count_samples(num_tokens, sequence_length, add_extra_token=extra, drop_last_partial=drop)
     rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
-    SampleArrays(
-        sequence_lengths, document_index, sequence_length, num_tokens, add_extra_token=add_extra_token
-    ).fill_starts(rows, threads)
+    stream = SampleArrays(sequence_lengths, document_index, sequence_length, num_tokens, add_extra_token=extra)
+    stream.fill_starts(rows, threads)
     return rows
 
 
@@ -220,13 +218,11 @@ def plan_epochs(
     least 0 and at most samples-per-epoch + 1, which follows from num_epochs being the smallest.
     """
     if tokens_per_epoch < 0 or (num_samples or 0) < 0:
-        raise IndexBuildError(
-            f"epochs: found {num_samples} samples of {tokens_per_epoch} tokens an epoch, need 0 or more"
-        )
+        asked = f"{num_samples} samples of {tokens_per_epoch} tokens an epoch"
+        raise IndexBuildError(f"epochs: found {asked}, need 0 or more")
     if num_samples and tokens_per_epoch == 0:
-        raise IndexBuildError(
-            f"epochs: found 0 tokens an epoch, {num_samples} samples need some; check the split and the data"
-        )
+        problem = f"found 0 tokens an epoch, {num_samples} samples need some"
+        raise IndexBuildError(f"epochs: {problem}; check the split and the data")
 
     def count(epochs: int, drop: bool = True) -> int:
         tokens = epochs * tokens_per_epoch

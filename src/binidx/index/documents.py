@@ -68,9 +68,8 @@ def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: 
         return new_array("index", shape, dtype)
     needed = shape if isinstance(shape, tuple) else (shape,)
     if out.shape != needed or out.dtype != dtype or not out.flags.c_contiguous:
-        raise IndexBuildError(
-            f"out: found shape {out.shape} of {out.dtype}, need contiguous {needed} of {np.dtype(dtype)}"
-        )
+        found = f"shape {out.shape} of {out.dtype}"
+        raise IndexBuildError(f"out: found {found}, need contiguous {needed} of {np.dtype(dtype)}")
     return out
 
 

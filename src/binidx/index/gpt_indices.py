@@ -78,7 +78,7 @@ def build_window_order(
     """
     if parts < 1 or group < 1 or num_samples < 0 or num_samples % parts:
         raise IndexBuildError(
-            f"windows: found {num_samples} samples, {parts} a window, {group} in a group; need whole windows"
+            f"windows: found {num_samples} samples, {parts} a window, groups of {group}; need whole ones"
         )
     sample = np.arange(num_samples) if rows is None else np.arange(rows.start, rows.stop)
     first = sample // (group * parts) * group
@@ -122,16 +122,16 @@ def build_gpt_index(
     Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices, which takes 27 n bytes of memory.
     """
     positions, rows = index_shapes(len(documents), plan)
+    separate, tokens = plan.separate_final_epoch, plan.num_tokens
     with (
         allocator.array("document_index", positions, np.int32, in_order=False) as document_index,
         allocator.array("sample_index", rows, row_dtype(positions[0])) as sample_index,
     ):
-        build_document_index(
-            documents, plan.num_epochs, rng, plan.separate_final_epoch, out=document_index, threads=threads
+        build_document_index(documents, plan.num_epochs, rng, separate, out=document_index, threads=threads)
+        stream = SampleArrays(
+            sequence_lengths, document_index, sequence_length, tokens, add_extra_token=add_extra_token
         )
-        SampleArrays(
-            sequence_lengths, document_index, sequence_length, plan.num_tokens, add_extra_token=add_extra_token
-        ).fill_starts(sample_index, threads)
+        stream.fill_starts(sample_index, threads)
     del document_index, sample_index  # the files are complete: free the memory that they were built in
     size = plan.num_samples
     with allocator.array("shuffle_index", (size,), shuffle_dtype(size), in_order=False) as shuffle_index:

@@ -69,10 +69,9 @@ def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None)
     available, num_epochs = documents.count(seed, epochs, samples)
     if available < (num_samples or 0):
         least = documents.c.least
-        raise IndexBuildError(
-            f"found {available} samples in {documents.c.num_documents} documents, need {num_samples}: a document has "
-            f"some if it has {least} or more sequences, none of them of more than 512 tokens"
-        )
+        found = f"found {available} samples in {documents.c.num_documents} documents, need {num_samples}"
+        rule = f"a document has some if it has {least} or more sequences, none of them of more than 512 tokens"
+        raise IndexBuildError(f"{found}: {rule}")
     return MappingPlan(documents, seed, num_epochs, available)
 
 

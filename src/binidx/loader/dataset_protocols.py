@@ -6,9 +6,11 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
+from binidx.dataset.baked import BakedDataset
+from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -27,9 +29,8 @@ Batch = list[int]
 ReadBatch = Callable[[Batch], Any]
 """Function from the sample numbers of a batch to its samples."""
 
-SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble")
-COMPAT_SAMPLE_METHOD = "_query_document_sample_shuffle_indices"
-"""Method of `compat.megatron` that users override."""
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble", "_query_document_sample_shuffle_indices")
+"""Methods that make samples; the last is one of `compat.megatron` that users override."""
 
 
 @runtime_checkable
@@ -41,27 +42,11 @@ class BatchedDataset(Protocol):
 
 
 @runtime_checkable
-class ConfiguredDataset(Protocol):
-    """A dataset with a config of any class."""
-
-    config: Any
-
-
-@runtime_checkable
 class StoredSamples(Protocol):
     """A dataset that names the readers of the bytes of its samples, so that loaders read remote ones ahead."""
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers; none if the samples are computed."""
-
-
-@runtime_checkable
-class StoredOrder(Protocol):
-    """A dataset that is stored in the order of a run."""
-
-    @property
-    def order_fingerprint(self) -> str:
-        """Identity of that order."""
 
 
 @runtime_checkable
@@ -112,10 +97,8 @@ def batch_bytes(samples: Any) -> int:
 
 
 def get_sequence_length(dataset: Any) -> int:
-    """Return the number of tokens of a sample; 0 for a dataset without a config of this library."""
-    if isinstance(dataset, ConfiguredDataset) and isinstance(dataset.config, BlendedMegatronDatasetConfig):
-        return dataset.config.sequence_length
-    return 0
+    """Return the number of tokens of a sample; 0 for a user's own dataset."""
+    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | BakedDataset) else 0
 
 
 def get_split(dataset: Any) -> Split | None:
@@ -145,7 +128,7 @@ def find_megatron_samples(dataset: Any) -> str | None:
 
 def get_stored_order(dataset: Any) -> str | None:
     """Return the identity of the order in which a dataset is stored; None if its order is its own."""
-    return dataset.order_fingerprint if isinstance(dataset, StoredOrder) else None
+    return dataset.baked.fingerprint if isinstance(dataset, BakedDataset) else None
 
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
@@ -157,8 +140,8 @@ def digest_tokens(dataset: Any) -> list[dict[str, str]]:
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
     kinds = {type(part) for part in (dataset, *_parts(dataset)) if isinstance(part, StoredSamples)}
-    methods = [method for kind in kinds for method in _sample_methods(kind).values()]
-    return bool(methods) and all(method.__module__.startswith("binidx.") for method in methods)
+    methods = [getattr_static(kind, name, None) for kind in kinds for name in SAMPLE_METHODS]
+    return any(methods) and all(method.__module__.startswith("binidx.") for method in methods if method)
 
 
 def reads_remotely(dataset: Any) -> bool:
@@ -170,12 +153,6 @@ def reads_remotely(dataset: Any) -> bool:
 def _components(reader: RangeReader) -> Sequence[RangeReader]:
     composite = as_composite(reader)
     return composite.component_readers() if composite else [reader]
-
-
-def _sample_methods(kind: type) -> dict[str, Any]:
-    """Return the methods of a class that make samples, as its method resolution order finds them."""
-    names = (*SAMPLE_METHODS, COMPAT_SAMPLE_METHOD)
-    return {name: vars(base)[name] for base in reversed(kind.__mro__) for name in names if name in vars(base)}
 
 
 def _parts(dataset: Any) -> Sequence[MegatronDataset]:

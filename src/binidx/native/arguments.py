@@ -23,9 +23,8 @@ from numpy.typing import DTypeLike, NDArray
 from binidx._native import ffi, lib
 
 # By dtype and not by its name: numpy takes 6 us to spell one.
-C_ITEMS: dict[np.dtype[Any], str] = {
-    np.dtype(name): f"{name}_t[]" for name in ("int16", "int32", "int64", "uint8", "uint32", "uint64")
-}
+INTEGERS = "int16", "int32", "int64", "uint8", "uint32", "uint64"
+C_ITEMS = {np.dtype(name): f"{name}_t[]" for name in INTEGERS}
 C_ITEMS |= {np.dtype(np.float32): "float[]", np.dtype(np.float64): "double[]"}
 
 MAX_COUNT = 2**53
@@ -103,9 +102,8 @@ def runnable(level: int | None) -> int:
     if level is None:
         return LEVEL
     if level not in LEVELS:
-        raise ValueError(
-            f"level: {level}, this machine runs {', '.join(f'{known} ({known.name})' for known in LEVELS)}"
-        )
+        known = ", ".join(f"{level} ({level.name})" for level in LEVELS)
+        raise ValueError(f"level: {level}, this machine runs {known}")
     return level
 
 

@@ -119,8 +119,9 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
     firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
     starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
     ends = [start.copy() for start in starts]
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends))
+    with ThreadPoolExecutor(num_threads) as pool:  # which starts a thread at its first use
+        draws = map if num_threads == 1 else pool.map
+        list(draws(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends))
     counts, first = blend.counts_at(0), 0
     for guess, end in zip([g for s in starts for g in s], [e for s in ends for e in s], strict=True):
         counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts

@@ -44,11 +44,8 @@ class MaskedDocuments:
             raise ValueError(f"titles: {len(titles)}, needs one for each of {num_documents} documents")
         if not 2 <= sequence_length < 2**31:
             raise ValueError(f"sequence_length: {sequence_length}, needs 2 to 2**31 - 1")
-        self._borrowed = (
-            pointer(documents, np.int64),
-            pointer(sequence_lengths, np.int32),
-            ffi.NULL if titles is None else items(titles, np.int32),
-        )
+        of_titles = ffi.NULL if titles is None else items(titles, np.int32)
+        self._borrowed = pointer(documents, np.int64), pointer(sequence_lengths, np.int32), of_titles
         self.c = masked = ffi.new("binidx_masked *")
         masked.documents, masked.sequence_lengths, masked.titles = self._borrowed
         masked.num_documents, masked.num_sequences = num_documents, len(sequence_lengths)
@@ -175,7 +172,6 @@ def _pack(
     })  # fmt: skip
     num_bins = fit(packing)
     if num_bins < 0:
-        raise IndexBuildError(
-            f"packing: pieces of {lengths.min()} to {lengths.max()} tokens, a bin needs 1 to {capacity}"
-        )
+        found = f"pieces of {lengths.min()} to {lengths.max()} tokens"
+        raise IndexBuildError(f"packing: {found}, a bin needs 1 to {capacity}")
     return bounds[: num_bins + 1], pieces

@@ -28,10 +28,8 @@ def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64
     """
     if len(lengths) != len(pointers):
         raise ValueError(f"{len(lengths)} lengths, {len(pointers)} pointers")
-    total = ffi.new("int64_t *")
-    right = lib.binidx_check_sequences(
-        pointer(lengths, np.int32), pointer(pointers, np.int64), len(lengths), item_bytes, total
-    )
+    total, arrays = ffi.new("int64_t *"), (pointer(lengths, np.int32), pointer(pointers, np.int64))
+    right = lib.binidx_check_sequences(*arrays, len(lengths), item_bytes, total)
     return right, total[0]
 
 
@@ -102,9 +100,8 @@ def copy_pieces(
         ValueError: a piece does not exist, leaves the source, or exceeds the target.
     """
     given = items(source, np.uint8), len(source), items(bounds, np.int64), max(len(bounds) - 1, 0)
-    done = lib.binidx_copy_pieces(
-        *given, items(order, np.int64), len(order), items(target, np.uint8, write=True), len(target)
-    )
+    wanted = items(order, np.int64), len(order)
+    done = lib.binidx_copy_pieces(*given, *wanted, items(target, np.uint8, write=True), len(target))
     if done < 0:
         raise ValueError(f"{len(order)} pieces of {len(source)} bytes: one leads outside, or past {len(target)} bytes")
     return int(done)

@@ -1,10 +1,11 @@
-"""Order composed of other orders: the blend of several sources, in one stage or many, and of several lengths.
+"""Orders composed of other orders: a blend of sources, in one stage or many and of several lengths; parts of a bake.
 
 sample   0  1  2  3  4          source  0  1  0  0  1          number in the source  0  0  1  2  1
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import SourceOrder, join_ranges, stretches
 from binidx.storage.threads import OPENS
 
@@ -23,7 +25,50 @@ Columns = tuple[Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]
 """Columns with a value for each sample; bounds of the spans of each sample; columns with a value for each span."""
 
 
-class BlendedOrder:
+class MembersOrder(ABC):
+    """Base of composed orders: what follows from `locate` and the order of each source.
+
+    Attributes:
+        members: the order of each source.
+    """
+
+    members: Sequence[Order]
+
+    @property
+    @abstractmethod
+    def identity(self) -> Any: ...
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        return [source for member in self.members for source in member.sources]
+
+    @property
+    def num_epochs(self) -> int:
+        return max(member.num_epochs for member in self.members)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]: ...
+
+    @abstractmethod
+    def find(self, source: int, sequences: Numbers) -> Numbers: ...
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        def read(source: int, numbers: Numbers) -> Columns:
+            spans, bounds = self.members[source].spans(numbers)
+            spans[:, 0] = source
+            return [], bounds, list(spans.T)
+
+        _, _, _, bounds, columns = gather_columns(self, samples, read)
+        return np.stack(columns, axis=1) if columns else np.empty((0, 4), np.int64), bounds
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return gather_columns(self, samples, partial(read_epochs, self))[2][0]
+
+
+class BlendedOrder(MembersOrder):
     """Samples of several orders, by two arrays.
 
     Args:
@@ -71,14 +116,6 @@ class BlendedOrder:
             return {**self.fields, "windows": self.windows.identity}
         return {**self.fields, "datasets": [part.identity for part in self.parts]}
 
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [source for member in self.members for source in member.sources]
-
-    @property
-    def num_epochs(self) -> int:
-        return max(member.num_epochs for member in self.members)
-
     def __len__(self) -> int:
         return len(self.dataset_index)
 
@@ -94,9 +131,6 @@ class BlendedOrder:
                 number[rows] = self.parts[dataset_id].locate(number[rows])[1]
         return source, number
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return spans_of_members(self, samples)
-
     def find(self, source: int, sequences: Numbers) -> Numbers:
         served = self.parts[source].find(0, sequences)
         both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
@@ -106,8 +140,43 @@ class BlendedOrder:
             samples.append(first + rows[np.isin(numbers[rows], served)])
         return np.concatenate(samples)
 
-    def epochs(self, samples: Numbers) -> Numbers:
-        return epochs_of_members(self, samples)
+
+class BakedOrder(MembersOrder):
+    """Order of a bake: position i of the run is a sequence of a part.
+
+    Args:
+        fingerprint: identity of the order that was baked.
+        positions: positions of the run that are stored.
+        samples_per_part: number of samples in each part but the last.
+        members: the order of each part.
+    """
+
+    def __init__(
+        self, fingerprint: str, positions: range, samples_per_part: int, members: Sequence[SequenceOrder]
+    ) -> None:
+        self.fingerprint, self.positions = fingerprint, positions
+        self.samples_per_part, self.members = samples_per_part, members
+
+    @property
+    def identity(self) -> Any:
+        return {"class": "BakedOrder", "fingerprint": self.fingerprint}
+
+    def __len__(self) -> int:
+        return self.positions.stop
+
+    def list_sources(self) -> NDArray[np.int16]:
+        positions = np.maximum(np.arange(len(self)), self.positions.start)
+        return self.locate(positions)[0].astype(np.int16)
+
+    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
+        if len(samples) and not (self.positions.start <= samples.min() and samples.max() < self.positions.stop):
+            asked, stored = f"{samples.min()} to {samples.max()}", f"{self.positions.start} to {self.positions.stop}"
+            raise IndexError(f"positions {asked}: not stored (those from {stored} are)")
+        part, number = np.divmod(samples - self.positions.start, self.samples_per_part)
+        return part, number
+
+    def find(self, source: int, sequences: Numbers) -> Numbers:
+        return self.positions.start + source * self.samples_per_part + sequences
 
 
 def list_members(order: Order) -> Sequence[Order]:
@@ -115,33 +184,6 @@ def list_members(order: Order) -> Sequence[Order]:
     if isinstance(order, SourceOrder):  # a blend has thousands, and `isinstance` with a Protocol takes 20 us
         return [order]
     return order.members if isinstance(order, ComposedOrder) else [order]
-
-
-def spans_of_members(order: Order, samples: Numbers) -> tuple[Spans, Bounds]:
-    """Return the spans of samples of a composed order; see `Order.spans`.
-
-    Args:
-        order: the composed order.
-        samples: numbers of samples, shape (B,).
-    """
-
-    def read(source: int, numbers: Numbers) -> Columns:
-        spans, bounds = list_members(order)[source].spans(numbers)
-        spans[:, 0] = source
-        return [], bounds, list(spans.T)
-
-    _, _, _, bounds, columns = gather_columns(order, samples, read)
-    return np.stack(columns, axis=1) if columns else np.empty((0, 4), np.int64), bounds
-
-
-def epochs_of_members(order: Order, samples: Numbers) -> Numbers:
-    """Return the epoch of each sample of a composed order; see `Order.epochs`.
-
-    Args:
-        order: the composed order.
-        samples: numbers of samples, shape (B,).
-    """
-    return gather_columns(order, samples, partial(read_epochs, order))[2][0]
 
 
 def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:
@@ -172,26 +214,20 @@ def gather_columns(
         each sample; the bounds of its spans, shape (B + 1,); the columns with a value for each span.
     """
     source, number = order.locate(samples)
-    sources = np.unique(source).tolist() or [0]
-    if len(sources) == 1:
-        return source, number, *read(sources[0], number)
-    positions_of = {source_id: np.flatnonzero(source == source_id) for source_id in sources}
-    parts = map_sources(order, sources, lambda source_id: read(source_id, number[positions_of[source_id]]))
-    counts = np.zeros(len(samples), np.int64)
-    for positions, (_, bounds, _) in zip(positions_of.values(), parts, strict=True):
-        counts[positions] = np.diff(bounds)
-    whole = np.concatenate([[0], np.cumsum(counts)])
-    rows, spans = (
-        [np.empty(length, np.int64) for _ in columns]
-        for length, columns in ((len(samples), parts[0][0]), (int(whole[-1]), parts[0][2]))
-    )
-    for positions, (own_rows, bounds, own_spans) in zip(positions_of.values(), parts, strict=True):
-        target = join_ranges(whole[positions], whole[positions] + np.diff(bounds))
-        for column, own in zip(rows, own_rows, strict=True):
-            column[positions] = own
-        for column, own in zip(spans, own_spans, strict=True):
-            column[target] = own
-    return source, number, rows, whole, spans
+    sources, sizes = np.unique(source, return_counts=True)
+    if len(sources) < 2:
+        return source, number, *read(int(source[0]) if len(source) else 0, number)
+    grouped = np.argsort(source, kind="stable")
+    numbers_of = dict(zip(sources.tolist(), np.split(number[grouped], np.cumsum(sizes[:-1])), strict=True))
+    parts = map_sources(order, [*numbers_of], lambda source_id: read(source_id, numbers_of[source_id]))
+    place = np.empty_like(grouped)  # of each sample among the grouped ones
+    place[grouped] = np.arange(len(grouped))
+    counts = np.concatenate([np.diff(bounds) for _, bounds, _ in parts])
+    stops = np.cumsum(counts)
+    spans = join_ranges((stops - counts)[place], stops[place])
+    of_samples = [np.concatenate(columns)[place] for columns in zip(*(own for own, _, _ in parts), strict=True)]
+    of_spans = [np.concatenate(columns)[spans] for columns in zip(*(own for _, _, own in parts), strict=True)]
+    return source, number, of_samples, np.concatenate([[0], np.cumsum(counts[place])]), of_spans
 
 
 def map_sources(order: Order, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:

@@ -83,11 +83,6 @@ class PackedOrder(SourceOrder):
         return len(self.index.bounds) - 1
 
     @property
-    def num_epochs(self) -> int:
-        """Number of epochs in the samples, the last of them perhaps in part."""
-        return -(-len(self) // max(1, self.samples_per_epoch))
-
-    @property
     def num_tokens(self) -> int:
         """Number of tokens of one epoch, each counted once."""
         pieces = self.index.pieces
@@ -107,9 +102,6 @@ class PackedOrder(SourceOrder):
         pieces = find_positions(self.index.pieces[:, 0], sequences)
         samples = np.unique(self.index.bounds.searchsorted(pieces, side="right") - 1)
         return find_positions(self.index.shuffle_index, samples)
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return samples // max(1, self.samples_per_epoch)
 
 
 def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: Source, options: IndexOptions) -> Arrays:

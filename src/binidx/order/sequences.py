@@ -56,10 +56,6 @@ class SequenceOrder(SequenceRunsOrder):
     def identity(self) -> Any:
         return {"class": "SequenceOrder", "data": self.source.dataset.identity}
 
-    @property
-    def num_epochs(self) -> int:
-        return 1
-
     def __len__(self) -> int:
         return len(self.source.dataset)
 
@@ -68,9 +64,6 @@ class SequenceOrder(SequenceRunsOrder):
 
     def candidates(self, sequences: Numbers) -> Numbers:
         return sequences
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return np.zeros_like(samples)
 
 
 class RowOrder(SequenceRunsOrder):
@@ -102,18 +95,14 @@ class RowOrder(SequenceRunsOrder):
         }
 
     @property
-    def rows_per_epoch(self) -> int:
+    def samples_per_epoch(self) -> int:
         return len(self.source.sequences)
 
-    @property
-    def num_epochs(self) -> int:
-        return -(-len(self) // max(1, self.rows_per_epoch))
-
     def __len__(self) -> int:
-        return self.rows_per_epoch if self.num_samples is None else self.num_samples
+        return self.samples_per_epoch if self.num_samples is None else self.num_samples
 
     def runs(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        epoch, position = np.divmod(samples, self.rows_per_epoch)
+        epoch, position = np.divmod(samples, self.samples_per_epoch)
         if self.seed is not None:
             for number in np.unique(epoch).tolist():
                 in_epoch = epoch == number
@@ -126,28 +115,27 @@ class RowOrder(SequenceRunsOrder):
         served = [np.empty(0, np.int64)]
         for epoch in range(self.num_epochs):
             positions = rows if self.seed is None else np.flatnonzero(np.isin(self._shuffled(epoch), rows))
-            served.append(epoch * self.rows_per_epoch + positions)
+            served.append(epoch * self.samples_per_epoch + positions)
         samples = np.concatenate(served)
         return samples[samples < len(self)]
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return samples // max(1, self.rows_per_epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_last_shuffle": (-1, None)}
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order of the rows in an epoch, shape (rows_per_epoch,); that of the last epoch is kept."""
+        """Return the order of the rows in an epoch, shape (samples_per_epoch,); that of the last epoch is kept."""
         last, rows = self._last_shuffle
         if last != epoch or rows is None:
             assert self.seed is not None
-            rows = np.random.RandomState([self.seed, epoch]).permutation(self.rows_per_epoch)
+            rows = np.random.RandomState([self.seed, epoch]).permutation(self.samples_per_epoch)
             self._last_shuffle = epoch, rows
         return rows
 
 
 class SentenceOrder(SequenceRunsOrder):
     """Neighbouring sentences of one document, by an index; the order of BERT and T5 samples.
+
+    All samples count as one epoch: the sentences of all passes are shuffled together.
 
     Args:
         source: the sentences.
@@ -171,11 +159,6 @@ class SentenceOrder(SequenceRunsOrder):
     def identity(self) -> str:
         return describe(self.identifiers)
 
-    @property
-    def num_epochs(self) -> int:
-        """1: the sentences of all passes are shuffled together."""
-        return 1
-
     def __len__(self) -> int:
         return len(self.sample_index)
 
@@ -194,9 +177,6 @@ class SentenceOrder(SequenceRunsOrder):
             has_some = np.searchsorted(sequences, rows[:, 1]) > np.searchsorted(sequences, rows[:, 0])
             samples.append(first + np.flatnonzero(has_some))
         return np.concatenate(samples)
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return np.zeros_like(samples)
 
 
 class DocumentOrder(SequenceRunsOrder):
@@ -224,7 +204,7 @@ class DocumentOrder(SequenceRunsOrder):
         text_mode: int,
     ) -> None:
         super().__init__(source)
-        self.identifiers, self.documents_per_epoch = identifiers, max(1, documents_per_epoch)
+        self.identifiers, self.documents_per_epoch = identifiers, documents_per_epoch
         self.capacity, self.text_mode = capacity, text_mode
         self.set_arrays({"document_index": document_index})
 
@@ -233,8 +213,8 @@ class DocumentOrder(SequenceRunsOrder):
         return describe(self.identifiers)
 
     @property
-    def num_epochs(self) -> int:
-        return -(-len(self) // self.documents_per_epoch)
+    def samples_per_epoch(self) -> int:
+        return self.documents_per_epoch
 
     def __len__(self) -> int:
         return len(self.document_index)
@@ -253,6 +233,3 @@ class DocumentOrder(SequenceRunsOrder):
     def candidates(self, sequences: Numbers) -> Numbers:
         documents = self.source.dataset.document_indices.searchsorted(sequences, side="right") - 1
         return find_positions(self.document_index, np.unique(documents))
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return samples // self.documents_per_epoch

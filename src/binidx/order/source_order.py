@@ -78,11 +78,17 @@ class SourceOrder(ABC):
     def __len__(self) -> int: ...
 
     @property
-    @abstractmethod
-    def num_epochs(self) -> int: ...
+    def samples_per_epoch(self) -> int:
+        """Number of samples of one pass over the sequences: all, unless a subclass repeats them."""
+        return len(self)
 
-    @abstractmethod
-    def epochs(self, samples: Numbers) -> Numbers: ...
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs in the samples, the last of them perhaps in part."""
+        return -(-len(self) // max(1, self.samples_per_epoch))
+
+    def epochs(self, samples: Numbers) -> Numbers:
+        return samples // max(1, self.samples_per_epoch)
 
     @abstractmethod
     def candidates(self, sequences: Numbers) -> Numbers:

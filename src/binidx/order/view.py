@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from binidx.errors import BlendError, ConfigError
 from binidx.index.documents import Documents
-from binidx.order.blended_order import epochs_of_members, list_members, spans_of_members
+from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
 from binidx.order.source_order import join_ranges
 from binidx.storage.open import open_object, read_whole
 
 
-class ViewOrder:
+class ViewOrder(MembersOrder):
     """Some samples of another order, in its order; implements `Order` and `ComposedOrder`.
 
     Args:
@@ -44,22 +44,11 @@ class ViewOrder:
 
     def __init__(self, inner: Order, kept: Numbers, fields: Mapping[str, Any]) -> None:
         self.inner, self.kept, self.fields = inner, kept, fields
+        self.members = list_members(inner)
 
     @property
     def identity(self) -> Any:
         return {**self.fields, "order": self.inner.identity}
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return self.inner.sources
-
-    @property
-    def members(self) -> Sequence[Order]:
-        return list_members(self.inner)
-
-    @property
-    def num_epochs(self) -> int:
-        return self.inner.num_epochs
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -72,14 +61,8 @@ class ViewOrder:
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         return self.inner.locate(self.kept[samples])
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return spans_of_members(self, samples)
-
     def find(self, source: int, sequences: Numbers) -> Numbers:
         return np.flatnonzero(np.isin(self.kept, self.inner.find(source, sequences)))
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return epochs_of_members(self, samples)
 
 
 @dataclass(frozen=True)

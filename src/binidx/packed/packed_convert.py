@@ -13,7 +13,7 @@ killed, stay; others are an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
 from binidx.errors import ObjectExistsError
+from binidx.format.idx_blocks import batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
-from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -69,13 +69,6 @@ def packed_to_indexed(
         return columns.num_documents
 
 
-class _ComparingBuilder(PackedDatasetBuilder):
-    """Builder that compares its files with existing ones, which it does not replace; raises if they differ."""
-
-    def create(self, file: Location) -> AbstractContextManager[Writer]:
-        return create_or_compare(file, _refusal(file), overwrite=False)
-
-
 def _refusal(file: Location) -> str:
     return f"{file}: exists, needed a free name; --overwrite replaces it"
 
@@ -103,15 +96,14 @@ def indexed_to_packed(
     Raises:
         ObjectExistsError: a file exists and has other tokens, or one exists after the last written one.
     """
-    builder = (PackedDatasetBuilder if overwrite else _ComparingBuilder)(
-        outdir, prefix, chunk_size, sep_token, dataset.index.dtype, storage_options=storage_options
-    )
-    bounds = dataset.document_indices
-    for first, stop in _runs_of_documents(dataset):
-        tokens = [
-            np.concatenate([np.empty(0, dataset.index.dtype), *dataset[bounds[d] : bounds[d + 1]]])
-            for d in range(first, stop)
-        ]
+    dtype = dataset.index.dtype
+    builder = PackedDatasetBuilder(outdir, prefix, chunk_size, sep_token, dtype, storage_options=storage_options)
+    builder.create = lambda file: create_or_compare(file, _refusal(file), overwrite=overwrite)
+    bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
+    starts = np.append(pointers, dataset.index.num_bytes)[bounds]
+    for first, stop in batch_by_size(starts, READ_BYTES):
+        documents = [dataset[bounds[d] : bounds[d + 1]] for d in range(first, stop)]
+        tokens = [np.concatenate([np.empty(0, dtype), *sequences]) for sequences in documents]
         for document in tokens:
             builder.add_array(document)
             if add_separator:
@@ -125,17 +117,6 @@ def indexed_to_packed(
         delete_object(file)
         builder.filenames.append(file.uri)
     return written
-
-
-def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of runs of documents of about READ_BYTES, at least one document each."""
-    bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
-    starts = np.append(pointers, dataset.index.num_bytes)[bounds]
-    first = 0
-    while first < len(bounds) - 1:
-        stop = max(first + 1, int(np.searchsorted(starts, starts[first] + READ_BYTES, side="right")) - 1)
-        yield first, stop
-        first = stop
 
 
 def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:

@@ -16,7 +16,7 @@ Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -85,9 +85,7 @@ def find_code(dtype: DTypeLike) -> int:
     for code, stored in DTYPES.items():
         if np.dtype(stored) == wanted:
             return code
-    raise ConfigError(
-        f"packed file: dtype {np.dtype(dtype)}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}"
-    )
+    raise ConfigError(f"packed file: dtype {wanted.name}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}")
 
 
 class PackedFiles:
@@ -143,8 +141,8 @@ class PackedFiles:
         """Return the byte range of a block within its file."""
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
-        start = HEADER.size + block * self.block_size * self.header.dtype.itemsize
-        return start, start + self.block_size * self.header.dtype.itemsize
+        block_bytes = self.block_size * self.header.dtype.itemsize
+        return HEADER.size + block * block_bytes, HEADER.size + (block + 1) * block_bytes
 
     def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
         """Return block `blocks[i]` of file `files[i]` for each i, by one vectored read.
@@ -259,6 +257,9 @@ class PackedDatasetBuilder:
         dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
         storage_options: options of the store.
 
+    Attributes:
+        create: opens the writer of a file; the default replaces an existing file, as in lit-gpt.
+
     A document may continue in the next file; a file that is exactly full is written by the next `add_array`.
 
     Raises:
@@ -290,6 +291,7 @@ class PackedDatasetBuilder:
         self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
         self.header = PackedHeader(np.dtype(DTYPES[find_code(self.dtype)]), chunk_size)
         self.filenames: list[str] = []
+        self.create: Callable[[Location], AbstractContextManager[Writer]] = create_object
         self._check_fit(np.asarray([sep_token]))
         self._tokens = np.full(chunk_size, sep_token, self.header.dtype)
         self._filled = 0
@@ -317,10 +319,6 @@ class PackedDatasetBuilder:
         """Location of the next file."""
         return Location(self.outdir, self.storage_options) / f"{self.prefix}_{len(self.filenames):010d}.bin"
 
-    def create(self, file: Location) -> AbstractContextManager[Writer]:
-        """Return the writer of a file; it replaces an existing one, as in lit-gpt."""
-        return create_object(file)
-
     def write_reminder(self) -> None:
         """Write a file of the remaining tokens, filled up with `sep_token`; as in lit-gpt, also if none remain."""
         with self.create(file := self.next_file) as out:
@@ -336,9 +334,8 @@ class PackedDatasetBuilder:
         limits = np.iinfo(self.dtype)
         least, most = int(tokens.min()), int(tokens.max())
         if least < limits.min or most > limits.max:
-            raise ConfigError(
-                f"{self.outdir}: tokens from {least} to {most}, {self.dtype} holds {limits.min} to {limits.max}"
-            )
+            holds = f"{self.dtype} holds {limits.min} to {limits.max}"
+            raise ConfigError(f"{self.outdir}: tokens from {least} to {most}, {holds}")
 
 
 def _auto_dtype(vocab_size: int | None) -> DTypeLike:

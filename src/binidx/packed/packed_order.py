@@ -97,10 +97,8 @@ class WorkerOrder:
         if not 0 <= self.shard < self.num_shards:
             raise ConfigError(f"packed order: shard {self.shard}, needs 0 to {self.num_shards - 1}")
         if not self.num_groups:
-            raise ConfigError(
-                f"packed order: {self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}, "
-                f"needs {self.of.n_chunks} at least (n_chunks)"
-            )
+            found = f"{self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}"
+            raise ConfigError(f"packed order: {found}, needs {self.of.n_chunks} at least (n_chunks)")
 
     @property
     def num_mine(self) -> int:
@@ -131,9 +129,7 @@ class WorkerOrder:
             IndexError: positions below 0, or after the end of the stream, if it ends.
         """
         if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
-            raise IndexError(
-                f"packed order: positions {first}-{stop} of worker {self.shard}, it has {self.pass_blocks}"
-            )
+            raise IndexError(f"packed order: {first}-{stop} of worker {self.shard}, it has {self.pass_blocks} blocks")
         size = self.group_blocks
         parts = [self._group(group) for group in range(first // size, -(-stop // size))]
         rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
@@ -202,11 +198,9 @@ class PackedRun:
     @cached_property
     def orders(self) -> list[list[WorkerOrder]]:
         """Order of the blocks of each set for each worker, as [worker][set]."""
-        count = self._count
-        return [
-            [WorkerOrder(packed_set, self.rank * count + worker, self.num_ranks * count) for packed_set in self.sets]
-            for worker in range(count)
-        ]
+        count, first = self.num_ranks * self._count, self.rank * self._count
+        shards = range(first, first + self._count)
+        return [[WorkerOrder(packed_set, shard, count) for packed_set in self.sets] for shard in shards]
 
     @property
     def _count(self) -> int:

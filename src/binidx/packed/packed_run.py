@@ -162,10 +162,8 @@ class PackedRunOrder:
         size = self.blocks_per_step
         of_ranks = [self.run_of(number).blocks(steps.start * size, steps.stop * size) for number in ranks]
         blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
-        step, rank_of, slot = (
-            grid.reshape(-1)
-            for grid in np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
-        )
+        grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
+        step, rank_of, slot = (grid.reshape(-1) for grid in grids)
         num_blocks = np.array([packed_set.num_blocks for packed_set in self.sets])
         sample = blocks[:, 1] * num_blocks[blocks[:, 0]] + blocks[:, 2]
         position = (step * self.num_ranks + rank_of) * size + slot
@@ -288,44 +286,27 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
     for packed_set in described.sets:
         check_named([packed_set.files] if isinstance(packed_set.files, str) else packed_set.files, file)
     try:
-        return open_packed_run(described, storage_options)
+        return _open_described(described, storage_options)
     except ConfigError as error:
         raise ConfigError(f"{uri}: {error}") from error
 
 
-def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """Return the order of a parsed description, with its packed files opened and checked.
-
-    Args:
-        described: the parsed description.
-        storage_options: options of the stores of the packed files.
-    """
+def _open_described(described: PackedDescription, options: Mapping[str, Any] | None) -> PackedRunOrder:
+    """Return the order of a parsed description; `options` are those of the stores of the packed files."""
     fork, seed = FORKS[described.fork], described.seed
     files = []
     for packed_set in described.sets:
-        listed = (
-            _read_names(Location(packed_set.files, storage_options))
-            if isinstance(packed_set.files, str)
-            else list(packed_set.files)
-        )
-        uris = order_files(listed, seed) if fork.shuffles_files else listed
-        files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
+        listed = packed_set.files
+        uris = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
+        uris = order_files(uris, seed) if fork.shuffles_files else uris
+        files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
-    return PackedRunOrder(
-        [
-            PackedSet(len(packed.uris), packed.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
-            for packed in files
-        ],
-        [packed_set.name for packed_set in described.sets],
-        [packed_set.weight / total for packed_set in described.sets],
-        seed,
-        described.num_ranks,
-        described.num_workers,
-        described.micro_batch_size,
-        described.accumulation,
-        mixed_by_rank=fork.mixed_by_rank,
-        files=files,
-    )
+    weights = [packed_set.weight / total for packed_set in described.sets]
+    rules = described.n_chunks, seed, described.shuffle, fork.at_end
+    sets = [PackedSet(len(packed.uris), packed.num_blocks, *rules) for packed in files]
+    names = [packed_set.name for packed_set in described.sets]
+    topology = described.num_ranks, described.num_workers, described.micro_batch_size, described.accumulation
+    return PackedRunOrder(sets, names, weights, seed, *topology, fork.mixed_by_rank, files)
 
 
 def _read_names(file: Location) -> list[str]:

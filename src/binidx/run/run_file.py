@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError, StorageError
@@ -65,7 +65,7 @@ class SavedTokenizer:
         """Return the saved part of a tokenizer, without the tokens that it does not have."""
         if not hasattr(tokenizer, "unique_identifiers"):
             raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
-        values = {option.name: _attribute(tokenizer, option.name) for option in fields(cls)}
+        values: dict[str, Any] = {option.name: find_token(tokenizer, option.name) for option in fields(cls)}
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -369,13 +369,6 @@ RUN_FILE = JsonFile[Any](
     ),
     error=ConfigError,
 )
-
-
-def _attribute(tokenizer: Any, name: str) -> Any:
-    try:
-        return getattr(tokenizer, name)
-    except Exception:  # tokenizers without this token raise what they like
-        return None
 
 
 def _in_json(thing: Any) -> Any:

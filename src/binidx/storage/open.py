@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -170,8 +169,10 @@ def codec_of(uri: str, end: str = ".bin") -> str:
     Args:
         end: end of the name of a plain object; "" for any.
     """
-    match = re.search(rf"{re.escape(end)}(\.[a-z0-9]+)$", uri)
-    return _name_of(match[1]) if match and (match[1] in CODECS.known or match[1] in CODECS.names()) else "raw"
+    plain, dot, suffix = uri.rpartition(".")
+    suffix = dot + suffix
+    is_codec = plain.endswith(end) and (suffix in CODECS.known or suffix in CODECS.names())
+    return _name_of(suffix) if is_codec else "raw"
 
 
 def _name_of(suffix: str) -> str:
@@ -260,19 +261,18 @@ def layered(
         end: last bytes of the object, if they are known.
     """
     reader = codec_named(codec).open(stored if sums is None else CheckedObject(stored, sums), end)
-    if codec != "raw" and as_block_reader(reader) is None:
+    blocks = None if codec == "raw" else as_block_reader(reader)
+    if codec != "raw" and blocks is None:
         raise ConfigError(
             f"codec {codec}: its {type(reader).__name__} is no BlockReader (needs block_bytes, num_blocks, "
             "stored_bytes, codec and digest)"
         )
-    local = location.local_path is not None
-    if cache is not False and not local:
+    if cache is not False and location.local_path is None:
         on_disk = add_disk_cache(reader, location.settings, whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
-    if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
-        return ChunkCache(reader)
-    blocks = None if codec == "raw" else as_block_reader(reader)
+        if cache is True or (cache is None and reader.size <= STORE.largest):
+            return ChunkCache(reader)
     if cache in (None, True) and blocks:
         # Chunks of one segment, but no larger than the store caches: frames of other writers may have 1 GiB.
         return ChunkCache(reader, chunk_bytes=max(1, min(blocks.block_bytes, SEGMENTS.largest)), store=SEGMENTS)
@@ -346,13 +346,13 @@ ROUND_BYTES = 64 << 20
 """Bytes of a streamed object that are read at once, over several connections, and held in memory."""
 
 
-def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]:
-    """Yield the bytes of an object in order, up to `stop`, in views of up to 8 MiB; 64 MiB are read at once.
+def stream(reader: RangeReader, stop: int | None = None, *, start: int = 0) -> Iterator[memoryview]:
+    """Yield the bytes [start, stop) of an object in order, in views of up to 8 MiB; 64 MiB are read at once.
 
     Args:
-        stop: bytes to read; None: all.
+        stop: None: the end of the object.
     """
-    for around in cut((0, reader.size if stop is None else stop), ROUND_BYTES):
+    for around in cut((start, reader.size if stop is None else stop), ROUND_BYTES):
         yield from reader.read(cut(around, MAX_REQUEST))
 
 

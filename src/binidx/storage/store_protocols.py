@@ -1,7 +1,7 @@
 """Protocols of stores: one class per provider, with all that is known of it; `binidx.testing` checks implementations.
 
     ReadableStore      head and fetch by coroutines              all drivers with an event loop
-    BlockingStore      the same for threads                      other drivers, chains of filesystems
+    BlockingStore      the same for threads                      other drivers
     ListableStore      lists of objects with their versions      S3, GCS
     SearchableStore    find by a glob pattern                    all over fsspec
     WritableStore      put and delete                            all but web servers
@@ -352,13 +352,12 @@ class MultipartStore(WritableStore, Protocol):
     """A store with uploads that can be continued.
 
     Attributes:
-        min_part, max_part: bytes of a part; only the last one may be smaller.
+        min_part: least bytes of a part; only the last one may be smaller.
         max_parts: parts of one object.
         copied_part: bytes that the store copies in one request, where `max_parts` of them suffice.
     """
 
     min_part: int
-    max_part: int
     max_parts: int
     copied_part: int
 

@@ -36,7 +36,6 @@ Second = TypeVar("Second")
 
 WAITING_THREADS = 32
 OPENING_THREADS = 128
-NO_POOLS: Mapping[str, int] = MappingProxyType({})
 MAX_COMPUTING_THREADS = 8
 
 
@@ -162,5 +161,5 @@ def _pool(pid: int, threads: Threads, depth: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads.count(), thread_name_prefix=name)
 
 
-_depths: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("binidx_pool_depths", default=NO_POOLS)
+_depths = contextvars.ContextVar[Mapping[str, int]]("binidx_pool_depths", default=MappingProxyType({}))
 """Pool name -> how many tasks of that pool this code runs in, one inside another."""

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import IndexBuildError
 from binidx.index.packing import cut_documents
 from binidx.native.mappings import best_fit

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.dataset.assemble.fill_in_middle import FIMTransform, GPTFIMDatasetConfig, seed_sample
-from binidx.dataset.megatron.fim import GPTFIMDataset
+from binidx.dataset.megatron.gpt_variants import GPTFIMDataset
 from binidx.errors import ConfigError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

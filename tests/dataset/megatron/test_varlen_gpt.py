@@ -12,7 +12,7 @@ from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 
 import binidx
-from binidx.dataset.megatron.varlen import VarlenGPTDataset
+from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset
 from binidx.errors import ConfigError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 

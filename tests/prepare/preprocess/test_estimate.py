@@ -24,10 +24,10 @@ from binidx.prepare.preprocess import estimate as estimating
 from binidx.prepare.preprocess.estimate import (
     Estimate,
     Sample,
-    Units,
     draw_sample,
     estimate_tokens,
     estimate_total,
+    plan_units,
     student_quantile,
 )
 from binidx.prepare.text.inputs import find_inputs
@@ -173,14 +173,8 @@ def test_units_hold_each_row_once(tmp_path_factory: Any, texts: list[str], unit_
     write(folder / "b.parquet", texts, "parquet")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimating, "UNIT_BYTES", unit_bytes)
-        found = Units(find_inputs([str(folder / "a.jsonl"), str(folder / "b.parquet")]))
-        read = [
-            batch.text(n)
-            for i in range(len(found))
-            for (batch,) in read_slice(found[i])
-            for n in range(len(batch.rows))
-        ]
-        assert [found[number].num_bytes for number in range(len(found))] == found.sizes.tolist()
+        found = plan_units(find_inputs([str(folder / "a.jsonl"), str(folder / "b.parquet")]))
+        read = [batch.text(n) for unit in found for (batch,) in read_slice(unit) for n in range(len(batch.rows))]
     assert read == texts * 2
 
 

@@ -128,16 +128,17 @@ def test_frames_of_zstd_are_slices_whose_lines_go_over_their_bounds(tmp_path: Pa
     plain = tmp_path / "a.jsonl"
     plain.write_bytes(data)
     whole = read_file(plain)
-    from binidx.prepare.text import read as reading
-
-    least, reading.LEAST_BYTES = reading.LEAST_BYTES, 1
-    try:
-        plan = plan_slices(find_inputs(str(path)), 1)
-    finally:
-        reading.LEAST_BYTES = least
+    (found,) = find_inputs(str(path))
+    assert found.blocks == ()  # it has no seek table
+    blocks, stored = list[InputBlock](), 0
+    for number, piece in enumerate(pieces):
+        stored_bytes = len(zstandard.compress(piece) + skippable)
+        blocks.append(InputBlock(stored, stored_bytes, number * size, len(piece)))
+        stored += stored_bytes
+    plan = plan_slices([Input(found.uri, found.format, found.identity, tuple(blocks))], 1)
     assert len(plan) == len(pieces)
-    found = read_all(plan)
-    assert (found.texts, found.positions) == (whole.texts, whole.positions)
+    read = read_all(plan)
+    assert (read.texts, read.positions) == (whole.texts, whole.positions)
 
 
 def test_a_seek_table_cuts_a_zst_that_our_own_writer_made(tmp_path: Path) -> None:

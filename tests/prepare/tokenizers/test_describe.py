@@ -15,8 +15,7 @@ from helpers.trained_tokenizers import EOT, KINDS, buffers, hard_texts, json_of,
 from tokenizers import Tokenizer
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer, find_cached_encoding
-from binidx.prepare.tokenizers.engine import CL100K, ENCODINGS, encoding_address
+from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.location import Location
@@ -89,19 +88,6 @@ def test_a_sentencepiece_model_tells_its_size_and_eos(tmp_path: Path) -> None:
     assert (spec.kind, spec.vocab_size, spec.eod, spec.special_tokens) == ("sentencepiece", 1000, 2, ())
 
 
-def test_an_encoding_of_tiktoken_is_read_where_tiktoken_keeps_it_and_never_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cl100k_base: not in .*tiktoken.get_encoding\('cl100k_base'\)"):
-        describe_tokenizer("cl100k_base")
-    address = hashlib.sha1(encoding_address("cl100k_base").encode()).hexdigest()
-    (tmp_path / address).write_text("YQ== 0\nYg== 1\n")
-    assert find_cached_encoding("cl100k_base") == str(tmp_path / address)
-    spec = describe_tokenizer("cl100k_base")
-    assert (spec.pattern, spec.eod, spec.vocab_size) == (CL100K, 100257, 100277)
-
-
 def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,18 +100,6 @@ def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
     (model / "refs" / "main").write_text("abc")
     save("gpt2", model / "snapshots" / "abc")
     assert describe_tokenizer("org/model").uri == f"{model}/snapshots/abc/tokenizer.json"
-
-
-def test_the_encodings_are_those_of_tiktoken() -> None:
-    import inspect
-
-    import tiktoken_ext.openai_public as theirs
-
-    for name, encoding in ENCODINGS.items():
-        source = inspect.getsource(getattr(theirs, name))
-        assert encoding_address(name) in source
-        for number in encoding.special_tokens.values():
-            assert str(number) in source
 
 
 def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) -> None:
@@ -146,15 +120,10 @@ def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
         ("vocab.json", '{"a": 0}', "a vocab.json needs --merge-file"),
         ("t.model", "nothing", "not a SentencePiece model"),
         ("vocab.txt", "a\nb\n", r"not a WordPiece vocabulary"),
-        ("r50k_base.tiktoken", "a b c\n", "not a file of ranks"),
-        ("p50k_base.tiktoken", "\n", r"not a file of ranks \(no entry\)"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(FormatError, match=error):
             describe_tokenizer(str(tmp_path / name))
-    (tmp_path / "mine.tiktoken").write_text("YQ== 0\n")
-    with pytest.raises(ConfigError, match=r"the pattern that splits text; give it .*, or name r50k_base"):
-        describe_tokenizer(str(tmp_path / "mine.tiktoken"))
     with pytest.raises(ObjectNotFoundError):
         describe_tokenizer(str(tmp_path / "missing.json"))
 
@@ -200,23 +169,6 @@ GEMMA = {
     "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
     "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
 }
-BERT = {
-    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-                   "lowercase": True},
-    "pre_tokenizer": {"type": "BertPreTokenizer"},
-    "model": {"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##",
-              "max_input_chars_per_word": 100, "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2}},
-    "post_processor": {"type": "BertProcessing", "cls": ["<unk>", 0], "sep": ["<unk>", 0]},
-}  # fmt: skip
-T5 = {
-    "normalizer": None,
-    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}]},
-    "model": {"type": "Unigram", "unk_id": 2, "vocab": [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]},
-    "post_processor": {"type": "TemplateProcessing",
-                       "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>"}}],
-                       "special_tokens": {"</s>": {"id": "</s>", "ids": [1]}}},
-}  # fmt: skip
 CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
     "none": (None, SPACES, {}, True),
     "the file's": ("PreTrainedTokenizerFast", SPACES, {}, True),
@@ -231,10 +183,6 @@ CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
     "gpt2, other steps": ("GPT2Tokenizer", LLAMA, {}, False),
     "gemma": ("GemmaTokenizer", GEMMA, OWN, True),
     "gemma, its default tokens": ("GemmaTokenizer", GEMMA, {}, False),
-    "bert": ("BertTokenizer", BERT, OWN, True),
-    "bert, cased": ("BertTokenizer", BERT, {**OWN, "do_lower_case": False}, False),
-    "t5": ("T5Tokenizer", T5, {**OWN, "extra_ids": 0}, True),
-    "t5, more tokens": ("T5Tokenizer", T5, OWN, False),
     "one that we do not know": ("AlbertTokenizer", LLAMA, {}, False),
 }
 

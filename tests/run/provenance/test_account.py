@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
-from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.order.blended_order import list_members
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
-from binidx.dataset.megatron.best_fit_gpt import BestFitGPTDataset
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.order.source_order import find_positions
 from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.run_order import samples_with

@@ -16,7 +16,7 @@ from helpers.faulty_object import FaultyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.errors import CancelledReadError, ConfigError
+from binidx.errors import CancelledReadError
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore, chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
@@ -87,14 +87,6 @@ def test_views_stay_valid_when_their_chunk_is_thrown_out() -> None:
     gc.collect()
     assert reader.store.bytes == 0
     assert bytes(view) == DATA[10:20]
-
-
-def test_a_range_over_an_eighth_of_the_budget_is_read_exactly_and_not_kept() -> None:
-    reader, below = cached(budget=800)
-    found = reader.read([(50, 60), (33, 999), (70, 80), (0, 0)])
-    assert [bytes(view) for view in found] == [DATA[50:60], DATA[33:999], DATA[70:80], b""]
-    assert below.asked == [[(0, 100), (33, 999)]]
-    assert reader.store.bytes == 100
 
 
 def test_memory_is_bounded_by_the_budget_whatever_was_read() -> None:
@@ -290,11 +282,6 @@ def test_a_pickled_cache_finds_the_store_of_its_process_and_others_their_size() 
     assert shared.store is STORE
     own = pickle.loads(pickle.dumps(cached(chunk_bytes=7, budget=777)[0]))
     assert (own.store.budget, own.store.bytes, own.chunk_bytes) == (777, 0, 7)
-
-
-def test_chunks_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"memory-object: chunks of 0 bytes"):
-        ChunkCache(MemoryObject(DATA), chunk_bytes=0)
 
 
 def test_chunks_and_runs_by_hand() -> None:

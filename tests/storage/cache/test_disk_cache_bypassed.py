@@ -31,16 +31,6 @@ def test_a_content_without_a_mark_is_not_cached(tmp_path: Path) -> None:
     unmarked = MemoryObject(DATA)
     with pytest.raises(ConfigError, match="memory-object: not cached, the store gives neither ETag"):
         DiskCache(unmarked, tmp_path)
-    with pytest.raises(ConfigError, match="a chain reads a copy of its own"):
-        DiskCache(MarkedObject(DATA, "simplecache::s3://b/k"), tmp_path)
-
-
-@pytest.mark.parametrize(("sizes", "found"), [((0, None), "chunks of 0"), ((1000, 1500), "blocks of 1500")])
-def test_sizes_that_make_no_sense_are_refused(tmp_path: Path, sizes: Any, found: str) -> None:
-    with pytest.raises(ConfigError, match=found):
-        DiskCache(MarkedObject(DATA), tmp_path, chunk_bytes=sizes[0], block_bytes=sizes[1])
-    with pytest.raises(ConfigError, match="a cache of -1 bytes"):
-        DiskCache(MarkedObject(DATA), tmp_path, -1)
 
 
 def test_another_content_under_the_same_name_has_another_directory(tmp_path: Path) -> None:

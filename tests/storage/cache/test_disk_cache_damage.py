@@ -14,7 +14,7 @@ import pytest
 from helpers.versioned_objects import MarkedObject
 
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import cached_contents, verify
+from binidx.storage.cache.maintenance import cached_contents
 
 DATA = random.Random(3).randbytes(50_500)
 small = partial(DiskCache, chunk_bytes=1000, block_bytes=20_000)
@@ -168,32 +168,6 @@ def test_a_meta_file_that_is_garbage_is_written_again(tmp_path: Path) -> None:
         found = cached_contents(str(tmp_path))[0].content
         assert found is not None
         assert found.uri == "memory-object"
-
-
-def test_verify_finds_and_forgets_exactly_what_was_damaged(tmp_path: Path) -> None:
-    blocks = warm(tmp_path)
-    for chunk in (3, 17):
-        flip(blocks[0], TABLE + 1000 * chunk + 5)
-    flip(blocks[2], TABLE + 10_499)
-    (kept,) = cached_contents(str(tmp_path))
-    assert kept.num_bytes == len(DATA)
-    seen: list[int] = []
-    found = verify(kept, seen.append)
-    assert (found.num_chunks, found.num_bad) == (51, 3)
-    assert sum(seen) == kept.disk_bytes
-    assert cached_contents(str(tmp_path))[0].num_bytes == len(DATA) - 2 * 1000 - 500
-    found = verify(kept)
-    assert (found.num_chunks, found.num_bad) == (48, 0)
-    assert read_all(tmp_path) == [3, 17, 50]
-
-
-def test_verify_removes_a_file_that_was_cut(tmp_path: Path) -> None:
-    blocks = warm(tmp_path)
-    os.truncate(blocks[1], 9_000)
-    (kept,) = cached_contents(str(tmp_path))
-    assert verify(kept).num_bad == 1
-    assert not blocks[1].exists()
-    assert verify(kept).num_bad == 0
 
 
 def test_a_usage_file_that_is_garbage_does_not_break_the_bound(tmp_path: Path) -> None:

@@ -311,7 +311,6 @@ def run_python(code: str, **environment: str) -> str:
         ("s3fs", "s3://b/k", "s3://b/k: needs s3fs; pip install 'binidx[s3]'"),
         ("gcsfs", "gs://b/k", "gs://b/k: needs gcsfs; pip install 'binidx[gcs]'"),
         ("aiohttp", "https://h/k", "https://h/k: needs aiohttp; pip install aiohttp"),
-        ("s3fs", "simplecache::s3://b/k", "simplecache::s3://b/k: needs s3fs; pip install 'binidx[s3]'"),
         ("paramiko", "sftp://h/k", 'sftp://h/k: SFTPFileSystem requires "paramiko" to be installed'),
     ],
 )
@@ -363,17 +362,6 @@ SIGNED = {**UNSIGNED, "http_session_cls": one_origin_session()}
                     "max_pool_connections": 64,
                     "s3": {"payload_signing_enabled": True, "a": 1},
                 },
-            },
-        ),
-        (
-            "simplecache::s3://b/k",
-            {"s3": {"anon": True}},
-            {
-                "s3": {
-                    "anon": True,
-                    "use_listings_cache": False,
-                    "config_kwargs": {"max_pool_connections": 64, **UNSIGNED},
-                }
             },
         ),
         (

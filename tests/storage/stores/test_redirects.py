@@ -54,9 +54,6 @@ def use(uri: str, options: dict[str, Any]) -> None:
     assert bytes(open_object(uri, storage_options=options, cache=False).read([(7, 90)])[0]) == DATA[7:90]
     assert read_small(Location.of(uri, options)) == DATA
     assert open_store(uri, options).find(uri, pattern=True) == [uri]
-    chain = {"http": {**options, "binidx": None}, "simplecache": {}}
-    chain["http"].pop("binidx")
-    assert bytes(open_object(f"simplecache::{uri}", storage_options=chain).read([(7, 90)])[0]) == DATA[7:90]
 
 
 def secrets_seen(server: Server) -> list[set[str]]:

@@ -15,7 +15,7 @@ from binidx.storage.requests.remote_object import find_object, object_exists, ob
 from binidx.storage.stores.fsspec_store import open_filesystem
 from binidx.storage.writing.multipart import CHUNK_BYTES
 from binidx.storage.writing.publish import create_object, delete_object
-from binidx.storage.writing.staging import new_buffer, written_pieces
+from binidx.storage.writing.staging import new_buffer, written_view
 
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
 
@@ -156,5 +156,5 @@ def test_what_is_held_is_what_was_written() -> None:
         data = rng.randbytes(rng.choice([0, 1, 1000, CHUNK_BYTES, CHUNK_BYTES + 3]))
         assert held.write(data) == len(data)
         written += data
-    assert b"".join(written_pieces(held)) == written
+    assert written_view(held) == written
     assert held.tell() == len(written)

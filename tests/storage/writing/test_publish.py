@@ -104,11 +104,6 @@ def test_every_character_of_a_name_is_part_of_it(base: str, name: str, size: int
     assert content(neighbour) == b"another"
 
 
-def test_a_double_colon_behind_a_chain_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"^simplecache::memory://b/a::b: found :: in the name of .*; rename it$"):
-        object_exists(Location.of("simplecache::memory://b/a::b"))
-
-
 def test_an_object_is_replaced_whole(base: str) -> None:
     uri = join_uri(base, "x")
     for data in (b"one", b"another", b""):

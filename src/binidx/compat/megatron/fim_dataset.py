@@ -8,7 +8,7 @@ from typing import Any
 
 from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
 from binidx.dataset.assemble import fill_in_middle
-from binidx.dataset.megatron import fim
+from binidx.dataset.megatron import gpt_variants
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class GPTFIMDatasetConfig(GPTDatasetConfig, fill_in_middle.GPTFIMDatasetConfig):
     """binidx's config with Megatron's defaults."""
 
 
-class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
+class GPTFIMDataset(GPTDataset, gpt_variants.GPTFIMDataset):
     """binidx's dataset: seed and number decide a sample; Megatron's also depends on the samples read before it."""
 
     takes_a_range = True

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.masking import (
     MaskedAssemble,
     MaskedWordPieceDatasetConfig,
-    check_given,
     concatenate_tokens,
 )
+from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 
@@ -43,7 +43,7 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_given(self, "classification_head")
+        check_given(self, "BERT", "classification_head")
         if self.sequence_length < SPECIALS + 2:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for BERT")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -103,7 +103,7 @@ class FIMAssemble:
         for number, (first, stop) in zip(tokens.of.numbers, pairwise(tokens.bounds.tolist()), strict=True):
             sample = np.concatenate([np.empty(0, np.int64), *tokens.pieces[first:stop]]).astype(np.int64)
             pieces.append(self.transform(sample, seed_sample(self.seed, number or 0)))
-        return self.rows(replace(tokens, pieces=pieces, bounds=np.arange(len(pieces) + 1)))
+        return self.rows(tokens._replace(pieces=pieces, bounds=np.arange(len(pieces) + 1)))
 
 
 def seed_sample(seed: int, number: int) -> np.random.RandomState:

@@ -1,8 +1,12 @@
-"""GPT samples: tokens, labels, loss mask and positions of S tokens, as tensors."""
+"""GPT samples: tokens, labels, loss mask and positions of S tokens, as tensors; and with padded documents.
+
+a GPT sample         A A A B B B B B C C
+padded to 4          A A A p B B B B B p p p C C p p          2 tokens for each of 2 context parallel ranks
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +18,6 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.token_dataset import SourceTokens, fill_from_tokens
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import ConfigError
-from binidx.format.idx import DType
 from binidx.native.gpt_samples import GPTRows, Recipe, Starts
 
 
@@ -23,28 +26,16 @@ class GPTAssemble:
     """Function that makes GPT samples; C fills their rows. Implements `RowAssemble`.
 
     Args:
-        sequence_length: S.
-        pad: id that fills short samples; -1 if there is none.
-        eod: end-of-document id; 0 if no option needs it.
-        mask_eod: whether an EOD has no loss.
-        starts: where positions restart.
-        add_extra_token: whether a full sample has S + 1 tokens.
+        rules: arguments of `Recipe`, by name.
         has_mask: whether samples have an attention mask.
         resets_mask: whether attention stays within documents.
         resets_positions: whether positions restart after each EOD.
-        masks_ends: whether the last token of each piece has no loss, as its label is of another document.
     """
 
-    sequence_length: int
-    pad: int
-    eod: int
-    mask_eod: bool
-    starts: Starts
-    add_extra_token: bool
+    rules: Mapping[str, Any]
     has_mask: bool
     resets_mask: bool
     resets_positions: bool
-    masks_ends: bool = False
 
     @classmethod
     def of(cls, config: GPTDatasetConfig, pad: int, *, masks_ends: bool = False) -> GPTAssemble:
@@ -53,7 +44,7 @@ class GPTAssemble:
         Args:
             config: options of the samples, and the tokenizer.
             pad: id that fills short samples; -1 if there is none.
-            masks_ends: whether the last token of each piece has no loss.
+            masks_ends: whether the last token of each piece has no loss, as its label is of another document.
 
         Raises:
             ConfigError: the tokenizer has no EOD, and an option of the config needs it.
@@ -69,36 +60,27 @@ class GPTAssemble:
                 f"{type(config.tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and "
                 "reset_attention_mask need; describe_tokenizer takes it as eod="
             )
-        return cls(
-            config.sequence_length,
-            pad,
-            eod,
-            bool(config.eod_mask_loss),
-            starts,
-            config.add_extra_token_to_sequence,
-            config.create_attention_mask and not config.inter_document_masking,
-            resets_mask,
-            bool(config.reset_position_ids),
-            masks_ends,
-        )
+        rules = {
+            "sequence_length": config.sequence_length,
+            "pad": pad,
+            "eod": eod,
+            "mask_eod": bool(config.eod_mask_loss),
+            "starts": starts,
+            "add_extra_token": config.add_extra_token_to_sequence,
+            "mask_ends": masks_ends,
+        }
+        has_mask = config.create_attention_mask and not config.inter_document_masking
+        return cls(rules, has_mask, resets_mask, bool(config.reset_position_ids))
 
     @cached_property
     def recipe(self) -> Recipe:
         """Rules by which the C extension turns stored tokens into rows of a batch."""
-        return Recipe(
-            self.sequence_length,
-            pad=self.pad,
-            eod=self.eod,
-            mask_eod=self.mask_eod,
-            starts=self.starts,
-            add_extra_token=self.add_extra_token,
-            mask_ends=self.masks_ends,
-        )
+        return Recipe(**self.rules)
 
     @cached_property
     def shared_mask(self) -> Tensor:
         """Causal mask, shape (1, S, S), shared by all samples as in Megatron: it is too large to write anew."""
-        return as_tensor(build_attention_mask(np.arange(self.sequence_length)))
+        return as_tensor(build_attention_mask(np.arange(self.recipe.sequence_length)))
 
     def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
         numbers = tokens.of.numbers
@@ -109,20 +91,6 @@ class GPTAssemble:
             padding = [row for row, number in enumerate(numbers) if number is None]
             rows.loss_mask.reshape(len(numbers), -1)[padding] = 0.0
         return [self.finish_one(rows)] if len(numbers) == 1 else self.finish(rows)
-
-    def assemble_one(self, text: NDArray[Any], *, is_padding: bool = False) -> Sample:
-        """Return one sample of tokens in memory.
-
-        Args:
-            text: its tokens, one piece.
-            is_padding: whether the sample has no loss.
-        """
-        rows, bounds = GPTRows(self.recipe, None), np.array([0, 1], np.int64)
-        code = DType.code_from_dtype(text.dtype)
-        rows.fill([text], bounds, [0], dtype_code=code, item_bytes=text.itemsize)
-        if is_padding:
-            rows.loss_mask[:] = 0.0
-        return self.finish_one(rows)
 
     def finish(self, rows: GPTRows) -> Sequence[Sample]:
         columns: Any = self.finish_one(rows)
@@ -136,9 +104,9 @@ class GPTAssemble:
                 as_tensor(build_attention_mask(rows.positions)) if self.resets_mask else self.shared_mask
             )
             if self.resets_mask and not self.resets_positions:
-                rows.positions[:] = np.arange(self.sequence_length)
+                rows.positions[:] = np.arange(self.recipe.sequence_length)
         columns["loss_mask"], columns["position_ids"] = as_tensor(rows.loss_mask), as_tensor(rows.positions)
-        if self.starts is Starts.EACH_PIECE:
+        if self.recipe.starts is Starts.EACH_PIECE:
             columns["cu_seqlens"], columns["max_seqlen"] = as_tensor(rows.cu_seqlens), as_tensor(rows.max_seqlen)
         return columns
 
@@ -155,3 +123,55 @@ def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
     future = ~np.tri(positions.shape[-1], dtype=np.bool_)
     elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
     return np.asarray(future | elsewhere)
+
+
+TOKEN_KEYS = ("tokens", "labels", "loss_mask")
+
+
+@dataclass(frozen=True)
+class PaddedAssemble:
+    """Function that makes GPT samples and pads their documents. Implements `RowAssemble`.
+
+    Args:
+        rows: makes the GPT samples.
+        multiple: multiple of tokens.
+    """
+
+    rows: GPTAssemble
+    multiple: int
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.rows.recipe
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows(tokens)]
+
+    def finish(self, rows: GPTRows) -> Sequence[Sample]:
+        return [pad_documents(sample, self.multiple) for sample in self.rows.finish(rows)]
+
+    def finish_one(self, rows: GPTRows) -> Sample:
+        return pad_documents(self.rows.finish_one(rows), self.multiple)
+
+
+def pad_documents(sample: Mapping[str, Any], multiple: int) -> Sample:
+    """Return a GPT sample with each of its documents padded to a multiple of tokens, and the documents' lengths.
+
+    Args:
+        sample: with `cu_seqlens`, the bounds of its documents.
+        multiple: number of tokens of which each padded length is a multiple.
+    """
+    bounds = np.unique(np.asarray(sample["cu_seqlens"]))
+    original = np.diff(bounds)
+    padded = -(-original // multiple) * multiple
+    starts = np.cumsum(padded) - padded
+    positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], original)
+    padded_sample: Sample = {}
+    for name in TOKEN_KEYS:
+        values = np.asarray(sample[name])
+        spread = np.zeros(padded.sum(), values.dtype)
+        spread[positions] = values
+        padded_sample[name] = as_tensor(spread)
+    padded_sample["position_ids"] = as_tensor(np.arange(padded.sum()) - np.repeat(starts, padded))
+    lengths = {"original_seq_len": original, "padded_seq_len": padded}
+    return padded_sample | {name: as_tensor(counts.astype(np.int32)) for name, counts in lengths.items()}

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.config import BlendedMegatronDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.errors import ConfigError, FormatError
 from binidx.order.sequences import SentenceOrder
@@ -294,7 +294,7 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_given(self, "tokenizer", *MASKING)
+        check_given(self, "masked samples", *MASKING, "tokenizer")
         check_option("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
         check_option("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
         check_option("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
@@ -323,13 +323,6 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
 MASKING = [*MaskedWordPieceDatasetConfig.__annotations__]
 """Fields that are part of a dataset's identity, in the order that is hashed."""
-
-
-def check_given(config: Any, *names: str) -> None:
-    """Raise ConfigError if one of these fields is None."""
-    for name in names:
-        if getattr(config, name) is None:
-            raise ConfigError(f"{name}: must be given for {type(config).__name__}")
 
 
 def check_option(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:

@@ -13,9 +13,9 @@ from binidx.dataset.assemble.masking import (
     MaskedAssemble,
     MaskedSpan,
     MaskedWordPieceDatasetConfig,
-    check_given,
     concatenate_tokens,
 )
+from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 
@@ -48,7 +48,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.sequence_length_encoder = self.sequence_length
-        check_given(self, "sequence_length_decoder")
+        check_given(self, "T5", "sequence_length_decoder")
         if self.sequence_length < SPECIALS + 2:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for T5")
         if not len(self.tokenizer.additional_special_tokens_ids):

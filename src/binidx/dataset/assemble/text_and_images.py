@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
-from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.token_dataset import SampleAssemble
+from binidx.dataset.config import GPTDatasetConfig, check_given
+from binidx.dataset.token_dataset import SampleAssemble, SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import as_tensor
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Numbers
 
@@ -64,9 +64,7 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("image_h", "image_w"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name}: must be given for a multimodal dataset")
+        check_given(self, "a multimodal dataset", "image_h", "image_w")
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,9 @@ class MultimodalAssemble(SampleAssemble):
         lengths = np.where(modes == TEXT, self.dataset.sequence_lengths[spans[:, 0]], 0)
         text = [piece for piece, mode in zip(pieces, modes, strict=True) if mode == TEXT]
         joined = np.concatenate([np.empty(0, self.dataset.index.dtype), *text])
+        (rows,) = self.rows(SourceTokens(SourceRows(0, [number], [0]), spans[:0], np.array([0, 1]), [joined]))
         sample: dict[str, Any] = {
-            **self.rows.assemble_one(joined, is_padding=number is None),
+            **rows,
             "images": [piece for piece, mode in zip(pieces, modes, strict=True) if mode != TEXT],
             "image_modes": as_tensor(modes[modes != TEXT].astype(np.int64)),
             "image_positions": as_tensor(np.cumsum(lengths, dtype=np.int64)[modes != TEXT]),

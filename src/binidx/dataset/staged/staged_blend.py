@@ -121,112 +121,10 @@ class Seam:
     Attributes:
         sample: number of the stage's first sample in the run.
         served: number of samples of each source served before the stage.
-        available: number of samples of each source in all of its rounds (passes over it).
     """
 
     sample: int
     served: Mapping[str, int]
-    available: Mapping[str, int]
-
-
-class Sources:
-    """Datasets of all sources, one for each round (pass over a source), built as stages need them.
-
-    Args:
-        cls: kind of dataset.
-        config: options of the run.
-        split: split of the sources.
-
-    Attributes:
-        datasets: the datasets, in the order in which they were built.
-    """
-
-    def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
-        self._cls, self._config, self._split = cls, config, split
-        self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
-        self.datasets: list[MegatronDataset] = []
-
-    def add_stages(
-        self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
-    ) -> list[Seam]:
-        """Build the datasets of all rounds (passes over a source) that the stages need; return the start of each stage.
-
-        Args:
-            stages: stages in their order.
-            counts: for each stage, the numbers of planned and of served samples of each prefix, (2, num_prefixes).
-            context: options of the build of the indices.
-        """
-        available: dict[str, int] = {}
-        served: dict[str, int] = {}
-        seams, first = [], 0
-        for stage, stage_counts in zip(stages, counts, strict=True):
-            seams.append(Seam(first, dict(served), available))
-            sizes = self._requested_sizes(stage)
-            for prefix, num_samples, planned, serving in zip(
-                stage.blend[0], sizes, *stage_counts.tolist(), strict=True
-            ):
-                before = served.get(prefix, 0)
-                # The planned number: a smaller round may have another order.
-                self._extend(prefix, before + planned, num_samples, context)
-                served[prefix] = before + serving
-            first += stage.num_samples
-        available.update({prefix: sum(self._lengths(prefix)) for prefix in self._rounds})
-        return seams
-
-    def locate(
-        self, stage: Stage, seam: Seam, chosen: NDArray[np.int16], numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return the dataset of each drawn sample of a stage, and the sample's number in that dataset.
-
-        Args:
-            stage: the stage.
-            seam: its start.
-            chosen, numbers: prefix of each sample, and number of samples of that prefix before it in the stage.
-        """
-        prefixes = stage.blend[0]
-        ids = np.array([self._rounds[prefix][0] for prefix in prefixes], np.int16)[chosen]
-        samples = np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64)[chosen] + numbers
-        for number, prefix in enumerate(prefixes):
-            if len(self._rounds[prefix]) > 1:
-                rows = np.flatnonzero(chosen == number)
-                ends = np.cumsum([0, *self._lengths(prefix)])
-                which = np.searchsorted(ends[1:], samples[rows], side="right")
-                ids[rows] = np.array(self._rounds[prefix], np.int16)[which]
-                samples[rows] -= ends[which]
-        return ids, samples
-
-    def _requested_sizes(self, stage: Stage) -> list[int | None]:
-        """Return the number of samples that the builder would request of each prefix in a run of this blend."""
-        if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
-            return [stage.planned]
-        surplus = self._config.mid_level_dataset_surplus
-        requested = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
-        return [num_samples for [num_samples] in requested]
-
-    def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
-        """Add rounds (passes) to a source until it has `needed` samples; a first round gets `num_samples`."""
-        if prefix not in self._rounds:
-            self._add_round(prefix, num_samples, context)
-        while (available := sum(self._lengths(prefix))) < needed:
-            self._add_round(prefix, needed - available, context)
-
-    def _add_round(self, prefix: str, num_samples: int | None, context: BuildContext) -> None:
-        rounds = self._rounds.setdefault(prefix, [])
-        config = replace(self._config, random_seed=self._config.random_seed + len(rounds)) if rounds else self._config
-        low_level = self._cls.build_low_level_dataset(prefix, config)
-        bookends = (config.split_matrix or [WHOLE] * len(Split))[self._split.value]
-        if bookends is None:
-            raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
-        elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
-        arguments = low_level, prefix, elements, num_samples, self._split, config
-        dataset = self._cls(*arguments, **context_argument(self._cls, context))
-        if not len(dataset):
-            raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
-        rounds.append(len(self.datasets))
-        self.datasets.append(dataset)
-
-    def _lengths(self, prefix: str) -> list[int]:
-        return [len(self.datasets[number]) for number in self._rounds[prefix]]
 
 
 class StagedBlendedDataset(BlendedDataset):
@@ -268,15 +166,89 @@ class StagedBlendedDataset(BlendedDataset):
         if not stages:
             raise ConfigError("stages: found none, need at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
-        self._sources = Sources(cls, config, split)
-        counts = [self._counts(stage, context) for stage in self.stages]
-        self.seams = self._sources.add_stages(self.stages, counts, context)
-        self.datasets = self._sources.datasets
+        self._cls, self.datasets = cls, []
+        self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
+        self.seams = self._build_rounds([self._counts(stage, context) for stage in self.stages], context)
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares
         self._open(context)
         self.check()
         self.apply_order_option(is_whole=True)
+
+    def _build_rounds(self, counts: Sequence[NDArray[np.int64]], context: BuildContext) -> list[Seam]:
+        """Build the datasets of all rounds (passes over a source) that the stages need; return the start of each stage.
+
+        Args:
+            counts: for each stage, the numbers of planned and of served samples of each prefix, (2, num_prefixes).
+            context: options of the build of the indices.
+        """
+        served: dict[str, int] = {}
+        seams, first = [], 0
+        for stage, stage_counts in zip(self.stages, counts, strict=True):
+            seams.append(Seam(first, dict(served)))
+            numbers = zip(stage.blend[0], self._requested_sizes(stage), *stage_counts.tolist(), strict=True)
+            for prefix, num_samples, planned, serving in numbers:
+                before = served.get(prefix, 0)
+                # The planned number: a smaller round may have another order.
+                self._extend(prefix, before + planned, num_samples, context)
+                served[prefix] = before + serving
+            first += stage.num_samples
+        return seams
+
+    def _locate(
+        self, stage: Stage, seam: Seam, chosen: NDArray[np.int16], numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Return the dataset of each drawn sample of a stage, and the sample's number in that dataset.
+
+        Args:
+            stage: the stage.
+            seam: its start.
+            chosen, numbers: prefix of each sample, and number of samples of that prefix before it in the stage.
+        """
+        prefixes = stage.blend[0]
+        ids = np.array([self._rounds[prefix][0] for prefix in prefixes], np.int16)[chosen]
+        samples = np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64)[chosen] + numbers
+        for number, prefix in enumerate(prefixes):
+            if len(self._rounds[prefix]) > 1:
+                rows = np.flatnonzero(chosen == number)
+                ends = np.cumsum([0, *self._lengths(prefix)])
+                which = np.searchsorted(ends[1:], samples[rows], side="right")
+                ids[rows] = np.array(self._rounds[prefix], np.int16)[which]
+                samples[rows] -= ends[which]
+        return ids, samples
+
+    def _requested_sizes(self, stage: Stage) -> list[int | None]:
+        """Return the number of samples that the builder would request of each prefix in a run of this blend."""
+        if len(stage.shares) == 1 and (stage.blend[1] is None or self.config.blend_per_split):
+            return [stage.planned]
+        surplus = self.config.mid_level_dataset_surplus
+        requested = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
+        return [num_samples for [num_samples] in requested]
+
+    def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
+        """Add rounds (passes) to a source until it has `needed` samples; a first round gets `num_samples`."""
+        if prefix not in self._rounds:
+            self._add_round(prefix, num_samples, context)
+        while (available := sum(self._lengths(prefix))) < needed:
+            self._add_round(prefix, needed - available, context)
+
+    def _add_round(self, prefix: str, num_samples: int | None, context: BuildContext) -> None:
+        rounds = self._rounds.setdefault(prefix, [])
+        config = replace(self.config, random_seed=self.config.random_seed + len(rounds)) if rounds else self.config
+        low_level = self._cls.build_low_level_dataset(prefix, config)
+        bookends = (config.split_matrix or [WHOLE] * len(Split))[self.split.value]
+        if bookends is None:
+            raise BlendError(f"{prefix}: has no {self.split.name} split in {config.split}")
+        elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
+        arguments = low_level, prefix, elements, num_samples, self.split, config
+        dataset = self._cls(*arguments, **context_argument(self._cls, context))
+        if not len(dataset):
+            raise BlendError(f"{prefix}: has no sample in the {self.split.name} split, round {len(rounds)}")
+        rounds.append(len(self.datasets))
+        self.datasets.append(dataset)
+
+    def _lengths(self, prefix: str) -> list[int]:
+        return [len(self.datasets[number]) for number in self._rounds[prefix]]
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
         parts = [dataset.order for dataset in self.datasets]
@@ -325,7 +297,7 @@ class StagedBlendedDataset(BlendedDataset):
             with stage._drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
                 for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                     target = slice(seam.sample + rows.start, seam.sample + rows.stop)
-                    ids[target], samples[target] = self._sources.locate(stage, seam, chosen[rows], numbers[rows])
+                    ids[target], samples[target] = self._locate(stage, seam, chosen[rows], numbers[rows])
 
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in order, each once."""
@@ -347,8 +319,8 @@ class StagedBlendedDataset(BlendedDataset):
         for number, (stage, seam) in enumerate(zip(self.stages, self.seams, strict=True)):
             lines.append(f"stage {number}: samples {seam.sample:,} to {seam.sample + stage.num_samples:,}")
             for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
-                served, of = seam.served.get(prefix, 0), seam.available[prefix]
-                lines.append(f"  {share:6.1%}  {prefix}  from its sample {served:,} of {of:,}")
+                served, available = seam.served.get(prefix, 0), sum(self._lengths(prefix))
+                lines.append(f"  {share:6.1%}  {prefix}  from its sample {served:,} of {available:,}")
         rounds = len(self.datasets) - len({dataset.dataset_path for dataset in self.datasets})
         lines.append(
             f"checked: each of {self.size:,} samples is the next one of its source; none skipped, none twice"

@@ -28,7 +28,7 @@ from binidx.format.indexed_dataset import IndexedDataset, check_pickled
 from binidx.format.prefix_listing import ListedPair
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
-from binidx.index.cache.index_files import IndexFiles
+from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, open_object, stream
 from binidx.storage.ranges import version_marks
@@ -86,7 +86,8 @@ class JsonLines(IndexedDataset):
         self._opened = opened
         self.bin_reader = open_object(self.location, mmap=self.mmap, codec=codec)
         self._check_marks(version_marks(self.bin_reader))
-        starts, lengths = self._load_lines(context)
+        lines = self._load_lines(context)
+        starts, lengths = lines["starts"], lines["lengths"]
         documents, self._stored = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
 
@@ -120,25 +121,21 @@ class JsonLines(IndexedDataset):
         """Return the position of a row, for error messages."""
         return f"{self.path_prefix}, row {row} at byte {self.index.sequence_pointers[row]}"
 
-    def _load_lines(self, context: BuildContext) -> Lines:
+    def _load_lines(self, context: BuildContext) -> Arrays:
         if self.bin_reader.size <= UNCACHED_BYTES:
-            return self._find_lines()
+            self._build(writer := ArrayWriter())
+            return writer.arrays
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
         directory = Location(self.path_to_cache or f"{self.path_prefix}.lines", self.storage_options)
         cache = IndexCache(IndexFiles(directory, name), context=context)
-        arrays = cache.load_or_build(
-            f"lines of {self.path_prefix}\n", {"object": self._opened[""]}, ARRAYS, self._build
-        )
-        return arrays["starts"], arrays["lengths"]
+        description, fingerprint = f"lines of {self.path_prefix}\n", {"object": self._opened[""]}
+        return cache.load_or_build(description, fingerprint, ARRAYS, self._build)
 
     def _build(self, writer: ArrayWriter) -> None:
-        arrays: Sequence[NDArray[Any]] = self._find_lines()
+        arrays: Sequence[NDArray[Any]] = find_lines(stream(self.bin_reader), self.path_prefix)
         for name, lines in zip(ARRAYS, arrays, strict=True):
             with writer.array(name, lines.shape, lines.dtype) as array:
                 array[:] = lines
-
-    def _find_lines(self) -> Lines:
-        return find_lines(stream(self.bin_reader), self.path_prefix)
 
 
 def find_lines(blocks: Iterable[memoryview], uri: str) -> Lines:

@@ -144,6 +144,5 @@ def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts)
     recorded = {"dtype": index["dtype"], **manifest["dataset"]}
     for name, found in index.items():
         if recorded[name] != found:
-            raise FormatError(
-                f"{uri}: {recorded[name]} {name}, {prefix}.idx has {found}; one of the two belongs to another dataset"
-            )
+            problem = f"{recorded[name]} {name}, {prefix}.idx has {found}"
+            raise FormatError(f"{uri}: {problem}; one of the two belongs to another dataset")

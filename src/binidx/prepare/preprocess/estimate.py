@@ -2,9 +2,9 @@
 
     find inputs ─► units ─► draw ─► read, tokenise, count ─► totals with intervals ─► cost
 
-Units are slices so small that a sample of them covers the whole corpus. They are counted, not listed:
+Units are slices so small that a sample of them covers the whole corpus:
 
-jsonl                      each 256 KiB
+jsonl                      each 256 KiB, of more than 256 GiB a millionth of the text
 .zst in frames, parquet    blocks of a MiB and more, row groups
 .gz, other .zst            the file, which can only be read from its beginning
 
@@ -43,7 +43,7 @@ from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import REQUEST_BYTES, read_slice
-from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices, slice_lines
+from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
 from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
@@ -53,37 +53,15 @@ from binidx.storage.threads import available_cores, map_in_flight
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 UNIT_BYTES = 256 << 10
+MOST_UNITS = 1 << 20
+"""Most units of plain jsonl, which are larger above 256 GiB: a unit takes 0.4 KB of memory."""
 
 
-class Units:
-    """Units of the inputs, in their order: slices so small that a sample of them covers all inputs.
-
-    Attributes:
-        sizes: stored bytes of each unit, shape (num_units,).
-    """
-
-    def __init__(self, inputs: Sequence[Input]) -> None:
-        self._inputs = [file for file in inputs if file.size]
-        sizes = [_unit_sizes(file) for file in self._inputs]
-        self._bounds = np.cumsum([0, *map(len, sizes)])
-        self.sizes: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *sizes])
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, number: int) -> Slice:
-        """Return a unit as a slice."""
-        position = int(np.searchsorted(self._bounds, number, "right")) - 1
-        file, number = self._inputs[position], int(number - self._bounds[position])
-        if file.format != JSONL:
-            return plan_slices([file], 1)[number]
-        return slice_lines(file, number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, file.size))
-
-
-def _unit_sizes(file: Input) -> NDArray[np.int64]:
-    if file.format == JSONL:
-        return np.diff(np.append(np.arange(0, file.size, UNIT_BYTES), file.size))
-    return np.array([piece.num_bytes for piece in plan_slices([file], 1)], np.int64)
+def plan_units(inputs: Sequence[Input]) -> list[Slice]:
+    """Return the inputs as units, in their order: slices so small that a sample of them covers all inputs."""
+    unit_bytes = max(UNIT_BYTES, sum(file.size for file in inputs) // MOST_UNITS)
+    files = [file for file in inputs if file.size]
+    return [unit for file in files for unit in plan_slices([file], unit_bytes if file.format == JSONL else 1)]
 
 
 OF_EACH = 2
@@ -292,11 +270,12 @@ def estimate_tokens(
     check_eod(tokenizer, append_eod)
     began, watch = time.monotonic(), watch or SilentWatcher()
     files = find_inputs(list(inputs), format=format, storage_options=source_options)
-    units, chosen_engine = Units(files), choose_engine(tokenizer, engine, storage_options=source_options)
-    total_bytes = int(units.sizes.sum())
+    units, chosen_engine = plan_units(files), choose_engine(tokenizer, engine, storage_options=source_options)
+    unit_sizes = np.array([unit.num_bytes for unit in units], np.int64)
+    total_bytes = int(unit_sizes.sum())
     mean = total_bytes / max(len(units), 1)
-    sample = draw_sample(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
-    sizes = units.sizes[sample.units].astype(np.float64)
+    sample = draw_sample(unit_sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
+    sizes = unit_sizes[sample.units].astype(np.float64)
     share = min(1.0, sample_bytes / sizes.sum()) if mean > 4 * UNIT_BYTES else 1.0
     counter, began_cpu = _UnitCounter(chosen_engine, append_eod, share, seed), time.process_time()
 
@@ -313,7 +292,7 @@ def estimate_tokens(
     ) as batches:
         for number, unit in zip(numbers, batches, strict=True):
             rows.append(counter.count(unit, number))
-            watch.advance(int(units.sizes[number]))
+            watch.advance(units[number].num_bytes)
     reading = time.process_time() - began_cpu - counter.seconds
     tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
 

@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import zstandard
@@ -234,12 +235,15 @@ class ByteStream:
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        return b"".join(self._views(count))
-
-    def skip(self, count: int) -> None:
-        """Pass over the next `count` bytes without copying them."""
-        for _ in self._views(count):
-            pass
+        parts = []
+        while count:
+            if self.at_end():
+                raise TruncatedError(f"{count} bytes are missing")
+            part, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(part)
+            self.position += len(part)
+            parts.append(part)
+        return b"".join(parts)
 
     def at_end(self) -> bool:
         """Return whether no byte is left."""
@@ -249,15 +253,6 @@ class ByteStream:
                 return True
             self._rest = memoryview(piece)
         return False
-
-    def _views(self, count: int) -> Iterator[memoryview]:
-        while count:
-            if self.at_end():
-                raise TruncatedError(f"{count} bytes are missing")
-            part, self._rest = self._rest[:count], self._rest[count:]
-            count -= len(part)
-            self.position += len(part)
-            yield part
 
 
 def next_frame_header(stream: ByteStream) -> bytes | None:
@@ -274,12 +269,14 @@ def next_frame_header(stream: ByteStream) -> bytes | None:
             return begin + stream.take(zstandard.frame_header_size(begin) - FIRST_HEADER_BYTES)
         if number & 0xFFFFFFF0 != SKIPPABLE_MAGIC:
             raise ValueError(f"found {number:#010x} at the start of a frame, need {MAGIC:#010x}")
-        stream.skip(int.from_bytes(stream.take(4), "little"))
+        left = int.from_bytes(stream.take(4), "little")
+        while left:
+            left -= len(stream.take(min(left, PLAIN_BYTES)))
     return None
 
 
 def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the header of each block of a frame, and the number of bytes after it, which the caller takes or skips.
+    """Yield the header of each block of a frame, and the number of bytes after it, which the caller takes.
 
     After the header of the last block they include the frame's checksum.
 
@@ -386,47 +383,20 @@ LEAST_BYTES = 1 << 20
 
 
 def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    """Return the blocks at which a .zst can be cut, from its seek table or, if it is local, its frame headers; else ().
-
-    The frame headers of a remote file are not used, as finding them takes a read of the whole file.
-    """
-    frames = _read_seek_table(reader)
-    if frames is None and Location(reader.uri).local_path is not None:
-        frames = _walk_frames(reader)
-    joined: list[InputBlock] = []
-    for frame in frames or []:
-        if joined and joined[-1].stored_bytes < LEAST_BYTES:
-            last = joined.pop()
-            stop = frame.stored + frame.stored_bytes
-            frame = InputBlock(last.stored, stop - last.stored, last.first, last.count + frame.count)
-        joined.append(frame)
-    return tuple(joined) if len(joined) > 1 else ()
-
-
-def _read_seek_table(reader: RangeReader) -> list[InputBlock] | None:
+    """Return the blocks at which a .zst can be cut: its frames, if it has a seek table; else ()."""
     try:
         table = read_table(reader)
     except FormatError:
-        return None
-    stored, stops, plain = table.stored_starts.tolist(), table.stored_stops.tolist(), table.plain_starts.tolist()
-    return [InputBlock(stored[i], stops[i] - stored[i], plain[i], plain[i + 1] - plain[i]) for i in range(len(stored))]
-
-
-def _walk_frames(reader: RangeReader) -> list[InputBlock] | None:
-    """Return the frames of a file; None if one lacks its plain size or is damaged, which reading the file reports."""
-    stream, frames, plain, start = ByteStream(reader.read([(0, reader.size)])), list[InputBlock](), 0, 0
-    try:
-        while (header := next_frame_header(stream)) is not None:
-            count = zstandard.get_frame_parameters(header).content_size
-            if count == zstandard.CONTENTSIZE_UNKNOWN:
-                return None
-            for _, behind in frame_blocks(stream, header):
-                stream.skip(behind)
-            frames.append(InputBlock(start, stream.position - start, plain, count))
-            plain, start = plain + count, stream.position
-    except (zstandard.ZstdError, ValueError):
-        return None
-    return frames
+        return ()
+    joined = list[InputBlock]()
+    stored = zip(table.stored_starts.tolist(), table.stored_stops.tolist(), strict=True)
+    for (start, stop), (first, last) in zip(stored, pairwise(table.plain_starts.tolist()), strict=True):
+        frame = InputBlock(start, stop - start, first, last - first)
+        if joined and joined[-1].stored_bytes < LEAST_BYTES:
+            begin = joined.pop()
+            frame = InputBlock(begin.stored, stop - begin.stored, begin.first, last - begin.first)
+        joined.append(frame)
+    return tuple(joined) if len(joined) > 1 else ()
 
 
 def _parquet_reader() -> Any:

@@ -1,7 +1,7 @@
 """Slices: inputs cut into independent pieces of work, planned from sizes and block tables alone.
 
     jsonl       bytes      [0, 64 MiB) [64, 128 MiB) ...
-    jsonl.zst   frames     from the seek table or the frame headers; without them the whole file
+    jsonl.zst   frames     from the seek table; without one the whole file
     jsonl.gz    the whole file
     parquet     row groups
 
@@ -137,20 +137,14 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
 
 def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
     if file.format == JSONL:
-        return [slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
+        return [_slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
     if not file.blocks:
         return [Slice(file.uri, file.format, file.identity, 0, None, 0, file.size, 0)]
     sizes = [block.stored_bytes for block in file.blocks]
     return [_slice_blocks(file, first, last) for first, last in group_by_size(sizes, part_bytes)]
 
 
-def slice_lines(file: Input, first: int, last: int) -> Slice:
-    """Return the slice of an uncompressed jsonl input between two bounds in bytes.
-
-    Args:
-        file: the input.
-        first, last: bounds in bytes.
-    """
+def _slice_lines(file: Input, first: int, last: int) -> Slice:
     return Slice(file.uri, file.format, file.identity, first, last, first, last - first, None if first else 0)
 
 

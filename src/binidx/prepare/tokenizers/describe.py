@@ -4,30 +4,24 @@
 …/vocab.json, with a merges.txt     json: GPT-2's two files
 ….model                             sentencepiece
 ….txt                               wordpiece: Megatron's BertWordPiece, an entry a line
-….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding in tiktoken's cache
 
-Names of encodings and of Hugging Face's models are looked up in the local caches of tiktoken and Hugging Face. Nothing
-is downloaded.
+Names of Hugging Face's models are looked up in its local cache. Nothing is downloaded.
 
-Source: tiktoken 0.14, load.py; huggingface_hub, "Understand caching".
+Source: huggingface_hub, "Understand caching".
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, QWEN2, encoding_address, missing_package, parse_ranks
+from binidx.prepare.tokenizers.engine import missing_package
 from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
@@ -54,7 +48,6 @@ def describe_tokenizer(
     eod: str | int | None = None,
     specials: str = "parse",
     post_processor: bool = True,
-    pattern: str | None = None,
     lowercase: bool = False,
     merges: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -64,11 +57,10 @@ def describe_tokenizer(
     Args:
         uri: name of the tokenizer (see the module's table), in any store.
         eod: token that ends a document, or its id. Default: the `eos_token` of tokenizer_config.json beside a
-            tokenizer.json, the EOS of a SentencePiece model, the `<|endoftext|>` of an encoding.
+            tokenizer.json, or the EOS of a SentencePiece model.
         specials: policy for special tokens inside text: `parse`, `text` or `error`; see TokenizerSpec.
         post_processor: whether texts get the ids of a tokenizer.json's post-processor (BOS, EOS), as in Megatron
             without `--tokenizer-hf-no-include-special-tokens`.
-        pattern: regular expression that splits text, or `gpt2` for GPT-2's; for a file of ranks without a known name.
         lowercase: whether texts are lowercased, as by Megatron's BertWordPieceLowerCase; vocab.txt only.
         merges: URI of the merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is
             `<|endoftext|>`.
@@ -78,8 +70,7 @@ def describe_tokenizer(
         A TokenizerSpec, with the sha256 of the tokenizer's content.
 
     Raises:
-        ConfigError: an encoding that is not cached, a tokenizer whose ids are ambiguous or random, a file of ranks
-            without a pattern, or an EOD that is not in the vocabulary.
+        ConfigError: a tokenizer whose ids are ambiguous or random, or an EOD that is not in the vocabulary.
         ObjectNotFoundError: no such file, and no such model in Hugging Face's cache.
         FormatError: the content contradicts the name.
         MissingDriverError: sentencepiece is needed and not installed.
@@ -92,15 +83,10 @@ def describe_tokenizer(
     location, (name, _) = Location.of(uri, storage_options), split_query(uri)
     if merges:
         spec, entries = _describe_json(location, post_processor, merges)
-    elif uri in ENCODINGS:
-        spec, entries = _describe_ranks(Location(find_cached_encoding(uri)), uri, pattern)
     elif name.endswith(".model"):
         spec, entries = _describe_sentencepiece(location)
     elif name.endswith(".txt"):
         spec, entries = _describe_wordpiece(location, lowercase)
-    elif name.endswith(".tiktoken"):
-        encoding = name.rpartition("/")[2].removesuffix(".tiktoken")
-        spec, entries = _describe_ranks(location, encoding, pattern)
     else:
         spec, entries = _describe_json(location, post_processor)
     if eod is not None:
@@ -151,10 +137,6 @@ class TokenizerConfig:
     added_tokens_decoder: dict[str, AddedToken] | None = None
     add_prefix_space: bool | None = None
     legacy: bool | None = None
-    do_lower_case: bool | None = True
-    tokenize_chinese_chars: bool | None = True
-    strip_accents: bool | None = None
-    extra_ids: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
     tokenizer_class: str | None = None
 
 
@@ -180,7 +162,7 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
     space = config.add_prefix_space
     if space is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", space) != space:
         faults.append(f"sets add_prefix_space to {space}")
-    if not faults and config.tokenizer_class not in GENERIC and not _equals_rebuilt(uri, parsed, config):
+    if not faults and config.tokenizer_class not in GENERIC and not _equals_rebuilt(parsed, config):
         faults.append(f"names {config.tokenizer_class}, which transformers 5 rebuilds with steps and tokens of its own")
     if faults:
         raise ConfigError(
@@ -191,27 +173,22 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
 
 
 ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 REBUILT = {
     "LlamaTokenizer": "<s> </s> <unk> - - - -",
     "GemmaTokenizer": "<bos> <eos> <unk> <pad> - - <mask>",
     "GPT2Tokenizer": f"{END} {END} {END} - - - -",
-    "RobertaTokenizer": "<s> </s> <unk> <pad> </s> <s> <mask>",
     "GPTNeoXTokenizer": f"{END} {END} {END} <|padding|> - - -",
     "Qwen2Tokenizer": f"- {END} {END} {END} - - -",
-    "BertTokenizer": "- - [UNK] [PAD] [SEP] [CLS] [MASK]",
-    "T5Tokenizer": "- </s> <unk> <pad> - - -",
 }
 """Class that transformers 5 rebuilds from the vocabulary of a file -> default token of each of ROLES, - for none."""
 
-ENDS = {
-    "BertTokenizer": (("cls",), ("sep",)),
-    "RobertaTokenizer": (("cls",), ("sep",)),
-    "T5Tokenizer": ((), ("eos",)),
-}
-"""Class -> roles of the tokens that it puts before and after each text; other classes leave these to the file."""
 
-
-def _equals_rebuilt(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
+def _equals_rebuilt(parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
     """Return whether the class that a config names, as transformers 5 builds it, gives the ids of a tokenizer.json.
 
     Such a class takes the vocabulary of the file, and its own normalizer, pre-tokenizer and special tokens.
@@ -220,33 +197,20 @@ def _equals_rebuilt(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig
     normalizer, split = (_plain(parsed.get(step)) for step in ("normalizer", "pre_tokenizer"))
     if name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps([split, parsed.get("decoder")]):
         return True  # AutoTokenizer uses such a file unchanged
-    if name not in REBUILT or (normalizer, split) != _steps(name, normalizer, config):
+    if name not in REBUILT or (normalizer, split) != _steps(name, config):
         return False
-    tokens: dict[str, str] = {}
-    for role, default in zip(ROLES, REBUILT[name].split(), strict=True):
-        token = _content(getattr(config, f"{role}_token")) or default
-        if token != "-":
-            tokens[role] = token
-    named, own = {*tokens.values()}, {token["content"] for token in parsed.get("added_tokens") or []}
-    model = {"byte_fallback": False, "ignore_merges": False} | parsed["model"]
-    needed: dict[str, Any] = {"byte_fallback": name in ("LlamaTokenizer", "GemmaTokenizer"), "ignore_merges": False}
-    if name == "BertTokenizer":
-        needed = {"unk_token": tokens["unk"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-    if name == "T5Tokenizer":
-        needed, named = (
-            {"unk_id": 2, "byte_fallback": False},
-            named | {f"<extra_id_{n}>" for n in range(config.extra_ids)},
-        )
+    roles = zip(ROLES, REBUILT[name].split(), strict=True)
+    named = {_content(getattr(config, f"{role}_token")) or default for role, default in roles} - {"-"}
+    own = {token["content"] for token in parsed.get("added_tokens") or []}
     decoder = own if config.added_tokens_decoder is None else map(_content, config.added_tokens_decoder.values())
-    if not (named | own == own == own & set(decoder) and needed.items() <= model.items()):
-        return False
-    entries, ends = vocabulary(parsed), ENDS.get(name)
-    around = ends and tuple(tuple(entries[tokens[role]] for role in roles) for roles in ends)
-    return around is None or around == surrounding_ids(uri, parsed.get("post_processor"))
+    model = parsed["model"]
+    byte_fallback = name in ("LlamaTokenizer", "GemmaTokenizer")
+    same_model = model.get("byte_fallback", False) == byte_fallback and not model.get("ignore_merges", False)
+    return named | own == own == own & set(decoder) and same_model
 
 
-def _steps(name: str, normalizer: Any, config: TokenizerConfig) -> tuple[Any, Any]:
-    """Return the normalizer and pre-tokenizer that a class of REBUILT has with a config; `normalizer` is the file's."""
+def _steps(name: str, config: TokenizerConfig) -> tuple[Any, Any]:
+    """Return the normalizer and pre-tokenizer that a class of REBUILT has with a config."""
     space = config.add_prefix_space
     level = {"type": "ByteLevel", "add_prefix_space": bool(space), "use_regex": True}
     if name == "LlamaTokenizer":
@@ -255,20 +219,12 @@ def _steps(name: str, normalizer: Any, config: TokenizerConfig) -> tuple[Any, An
     if name == "GemmaTokenizer":
         split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
         return {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, split
-    if name in ("GPT2Tokenizer", "RobertaTokenizer"):
+    if name == "GPT2Tokenizer":
         return None, level
     if name == "GPTNeoXTokenizer":
         return {"type": "NFC"}, level
-    if name == "Qwen2Tokenizer":
-        split = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
-        return {"type": "NFC"}, [split, {**level, "use_regex": False}]
-    if name == "BertTokenizer":
-        steps = {"handle_chinese_chars": config.tokenize_chinese_chars, "strip_accents": config.strip_accents}
-        normal = {"type": "BertNormalizer", "clean_text": True, **steps, "lowercase": config.do_lower_case}
-        return normal, {"type": "BertPreTokenizer"}
-    words = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    charsmap = normalizer if isinstance(normalizer, dict) and normalizer.get("type") == "Precompiled" else None
-    return charsmap, [{"type": "WhitespaceSplit"}, words]
+    split = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
+    return {"type": "NFC"}, [split, {**level, "use_regex": False}]
 
 
 def _plain(step: Any) -> Any:
@@ -278,11 +234,7 @@ def _plain(step: Any) -> Any:
     if step.get("type") == "Sequence" and "pretokenizers" in step:
         return [_plain(inner) for inner in step["pretokenizers"]]
     default: dict[str, Any] = {"use_regex": True} if step.get("type") == "ByteLevel" else {}
-    ignored = {"trim_offsets"}
-    if step.get("type") == "Metaspace":
-        default = {"prepend_scheme": "always" if step.get("add_prefix_space", True) else "never", "split": True}
-        ignored |= {"str_rep", "add_prefix_space"}
-    return {**default, **{name: value for name, value in step.items() if name not in ignored}}
+    return {**default, **{name: value for name, value in step.items() if name != "trim_offsets"}}
 
 
 def _content(token: str | AddedToken | None) -> str | None:
@@ -319,41 +271,6 @@ def _describe_wordpiece(location: Location, lowercase: bool) -> Description:
     content, uri = fetch_object(location), location.uri
     entries = parse_vocabulary(uri, content)
     return TokenizerSpec(uri, "wordpiece", content_digest(content), len(entries), lowercase=lowercase), entries
-
-
-def _describe_ranks(location: Location, name: str, pattern: str | None) -> Description:
-    content, uri = fetch_object(location), location.uri
-    entries = parse_ranks(uri, content)
-    known = ENCODINGS.get(name)
-    if not known and not pattern:
-        names = ", ".join(ENCODINGS)
-        raise ConfigError(
-            f"{uri}: a file of ranks lacks the pattern that splits text; give it (--tiktoken-pattern), or name {names}"
-        )
-    specials = known.special_tokens if known else {}
-    largest = max([*entries.values(), *specials.values()])
-    spec = TokenizerSpec(
-        uri, "tiktoken", content_digest(content), largest + 1, special_tokens=tuple(specials.items()),
-        pattern=GPT2 if pattern == "gpt2" else pattern or (known.pattern if known else ""),
-        eod=specials.get("<|endoftext|>"),
-    )  # fmt: skip
-    return spec, {entry.decode(errors="replace"): rank for entry, rank in entries.items()} | specials
-
-
-def find_cached_encoding(name: str) -> str:
-    """Return the path of an encoding's file of ranks in tiktoken's cache.
-
-    Raises:
-        ConfigError: the cache does not have it.
-    """
-    directory = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    cache = Path(directory) if directory else Path(tempfile.gettempdir()) / "data-gym-cache"
-    path = cache / hashlib.sha1(encoding_address(name).encode()).hexdigest()
-    if not path.exists():
-        raise ConfigError(
-            f"{name}: not in {cache}; python -c \"import tiktoken; tiktoken.get_encoding('{name}')\" fetches it"
-        )
-    return str(path)
 
 
 def find_cached_snapshot(name: str) -> str | None:

@@ -46,7 +46,6 @@ from binidx.prepare.tokenizers.engine import (
     LibraryError,
     ReferenceEngine,
     SentencePiece,
-    Tiktoken,
     add_special_ids,
     decode_texts,
     library_errors,
@@ -216,7 +215,7 @@ def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -
 
 
 REFERENCES: dict[str, type[ReferenceEngine]] = {
-    kind: row for row in (Tiktoken, SentencePiece, HuggingFace) for kind in row.reference_for
+    kind: row for row in (SentencePiece, HuggingFace) for kind in row.reference_for
 }
 """Kind of tokenizer -> the engine that defines its ids."""
 

@@ -4,7 +4,6 @@
     json            a tokenizer.json, or its folder  tokenizers
                     a vocab.json, with a merges.txt
     wordpiece       a vocab.txt, one entry a line    tokenizers
-    tiktoken        a file of ranks                  tiktoken
     sentencepiece   a .model                         sentencepiece
 
 The content stays in its store; `read_content` fetches it and compares its digest. Nothing is downloaded from hubs.
@@ -58,7 +57,7 @@ class TokenizerSpec:
         suffix: ids that the post-processor adds after each text.
         specials: policy for a special token inside text. `parse`: its id, as in Megatron; `text`: the tokens of its
             characters; `error`: as `parse`, and the job refuses the text (`count_specials`).
-        pattern: regular expression that splits text; kind tiktoken only.
+        pattern: always empty; specs of earlier versions had one, and the digest of a recipe covers it.
         lowercase: whether text is lowercased and stripped of accents; kind wordpiece only.
         merges: URI of the merges.txt, where `uri` is a vocab.json; the content is the tokenizer.json made of both.
     """

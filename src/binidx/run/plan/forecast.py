@@ -1,4 +1,4 @@
-"""Forecast of a run's reads, from its inventory: pieces of documents, requests, bytes, time, and the phases of a start.
+"""Forecast of a run's reads, from its inventory: pieces of documents, requests, bytes, and the link to the store.
 
     S + 1 tokens of shuffled documents of m tokens     1 + S / m pieces: one, and one more for each boundary
     a piece                                            a range somewhere in the .bin, of S / pieces tokens
@@ -35,17 +35,15 @@ from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
 from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
-from binidx.run.plan.inventory import MISSING, STALE, THERE, UNPROVEN, RunInventory
+from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
-from binidx.storage.location import Location
 from binidx.storage.open import SEGMENTS, open_stored, suffix_of
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import open_store
-from binidx.storage.threads import OPENING_THREADS
 
 SECONDS_PER_DOCUMENT = 20e-9
 """Build time for each document of each epoch, samples included: `python -m tests.bench billion` on two cores."""
@@ -196,10 +194,6 @@ class Link:
     bytes_per_second: float
     requests_in_flight: int
 
-    def seconds(self, round_trips: float, num_bytes: float) -> float:
-        """Return the time of consecutive round trips that transfer a number of bytes."""
-        return round_trips * self.latency_seconds + num_bytes / self.bytes_per_second
-
     def most_samples_per_second(self, requests_per_sample: float, sample_bytes: float) -> float:
         """Return the limit of one process: requests in flight / latency (Little's law), bounded by throughput.
 
@@ -209,23 +203,6 @@ class Link:
         """
         by_requests = self.requests_in_flight / max(self.latency_seconds * requests_per_sample, 1e-9)
         return min(by_requests, self.bytes_per_second / max(sample_bytes, 1e-9))
-
-
-@dataclass(frozen=True)
-class StartPhase:
-    """One phase of the start of a training process.
-
-    Attributes:
-        what: description of the phase.
-        round_trips: number of consecutive round trips to the store.
-        num_bytes: number of bytes transferred.
-        seconds: time besides round trips and transfers.
-    """
-
-    what: str
-    round_trips: float
-    num_bytes: float = 0.0
-    seconds: float = 0.0
 
 
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
@@ -347,53 +324,6 @@ def _traffic(
 
 def total_costs(costs: Sequence[Costs]) -> ReadCost:
     return sum((cost.reading for cost in costs), NOTHING)
-
-
-def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
-    """Return the phases of a start of one process, from the builder to its first batch; imports come on top.
-
-    Args:
-        inventory: state of the run's data and caches.
-        costs: costs of its sources.
-    """
-    remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
-    if not remote:
-        return _index_phases(inventory, remote=False)
-    rounds = ceil(len(remote) / OPENING_THREADS) * 3
-    run, whole = inventory.run, total_costs(costs)
-    batch_bytes = run.micro_batch_size * (run.config.sequence_length + 1) * 2
-    share = run.micro_batch_size / max(inventory.num_samples, 1)
-    return [
-        StartPhase("connections", 2),
-        StartPhase("opening", rounds, sum(summary.idx_bytes for summary in remote)),
-        *_index_phases(inventory, remote=True),
-        StartPhase("first batch", 1, max(whole.num_bytes * share, batch_bytes)),
-    ]
-
-
-def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
-    """Return the phases of loading and building indices: splits in sequence, prefixes concurrently, then blends."""
-    directory = inventory.run.config.path_to_cache
-    far = remote if directory is None else Location(directory).local_path is None
-    cached = [index for index in inventory.indices if index.cache.state in (THERE, UNPROVEN)]
-    built = [index for index in inventory.indices if index.plan and index.cache.state in (MISSING, STALE)]
-    blends = [blend for blend in inventory.blends if blend.cache.state in (THERE, UNPROVEN)]
-    drawn = [blend for blend in inventory.blends if blend not in blends]
-    phases = []
-    if cached or blends:
-        manifests = [index.cache.manifest for index in cached] + [blend.cache.manifest for blend in blends]
-        num_bytes = sum(array.bytes for manifest in manifests if manifest for array in manifest.arrays.values())
-        rounds = 2 * (len({index.wanted.split for index in cached}) + len(blends))
-        phases.append(StartPhase("indices from their caches", rounds * far, num_bytes * far))
-    if built:
-        seconds = sum(build_seconds(index.documents, index.plan) for index in built if index.plan)
-        rounds = 9 * len({index.wanted.split for index in built})
-        phases.append(StartPhase("indices to be built, by one process of all", rounds * far, 0, seconds))
-    if drawn:
-        seconds = sum(blend.size for blend in drawn) * SECONDS_PER_BLENDED_SAMPLE
-        rounds = 9 * len(drawn) if directory is not None else 0
-        phases.append(StartPhase("blends to be drawn", rounds * far, 0, seconds))
-    return phases
 
 
 def measure_link(summary: DatasetSummary) -> Link:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
-from binidx.dataset.config import GPTDatasetConfig, Split, split_range
+from binidx.dataset.config import GPTDatasetConfig, Split, normalize, split_range
 from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
 from binidx.errors import ConfigError, FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
@@ -136,7 +136,7 @@ class RunInventory:
         if blend is None:
             return [(index, 1.0) for index in train]
         if blend.shares is not None:
-            return [*zip(train, blend.shares, strict=True)]
+            return [*zip(train, normalize([*blend.shares]), strict=True)]
         total = max(1, sum(index.num_samples for index in train))
         return [(index, index.num_samples / total) for index in train]
 
@@ -265,9 +265,6 @@ def _inspect_blend(
     wanted: RequiredBlend, indices: Sequence[IndexInventory], config: GPTDatasetConfig
 ) -> BlendInventory:
     lengths = [index.num_samples for index in indices if index.wanted.split is wanted.split]
-    size = wanted.num_samples
-    if size is None:
-        size = sum(lengths) if wanted.size is None else min(wanted.size, sum(lengths))
     files = wanted.files(config, lengths)
     cache = Cache(SMALL_ONE) if files is None else inspect_cache(files, {"algorithm": ALGORITHM}, None)
-    return BlendInventory(wanted, size, cache)
+    return BlendInventory(wanted, wanted.num_samples(lengths), cache)

@@ -1,4 +1,4 @@
-"""Plan of a run: its inventory, costs, start-up time and warnings, computed before it starts."""
+"""Plan of a run: its inventory, costs and warnings, computed before it starts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from binidx.run.plan.forecast import (
     Costs,
     Link,
     ReadCost,
-    StartPhase,
     blend_bytes,
     build_memory_bytes,
     build_seconds,
     gpt_index_bytes,
     measure_link,
     source_costs,
-    start_phases,
     total_costs,
 )
 from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
+from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
 from binidx.storage.store_protocols import Prices
@@ -61,10 +60,6 @@ class RequestRate:
     requests_per_second: float
     prices: Prices
 
-    @property
-    def is_above_limit(self) -> bool:
-        return 0 < self.prices.reads_per_second < self.requests_per_second
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -72,26 +67,43 @@ class RunPlan:
 
     Attributes:
         inventory: state of the run's data and caches.
-        num_samples, num_steps: numbers of remaining samples and whole steps; of a cyclic run all samples, and None.
+        order: which rank reads which sample at which step; None if the samples do not fill a micro-batch of each rank.
+        num_samples: number of remaining samples in whole steps; of a cyclic run all samples.
         nodes: number of nodes that share the ranks.
         tokens_per_second: throughput of all ranks; None if it was not given.
         costs: requests, bytes and prices of each source.
         link: connection to the largest remote source; None if all sources are local.
-        waits: phases of a start.
-        same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
-        cautions: warnings, one line each.
+        changes: a warning for each source whose order differs from that of the last run.
     """
 
     inventory: RunInventory
+    order: GlobalOrder | None
     num_samples: int
-    num_steps: int | None
     nodes: int
     tokens_per_second: float | None
     costs: Sequence[Costs]
     link: Link | None
-    waits: Sequence[StartPhase]
-    same_order_up_to: int | None
-    cautions: Sequence[str]
+    changes: Sequence[str]
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of remaining whole steps; None if the run is cyclic."""
+        return self.order.num_steps() if self.order else 0
+
+    @property
+    def same_order_up_to(self) -> int | None:
+        """Largest number of train samples that keeps the order of all sources; None if unknown."""
+        run, indices = self.inventory.run, self.inventory.indices
+        train = [index for index in indices if index.wanted.split is Split.train and index.wanted.num_samples]
+        if not run.sizes[0] or run.stages is not None:
+            return None
+        most = [run.sizes[0] * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
+        return floor(min(most)) if most else None  # no source has tokens
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """Warnings, one line each."""
+        return [*_warnings(self)]
 
     @property
     def is_remote(self) -> bool:
@@ -114,25 +126,34 @@ class RunPlan:
     @property
     def request_rates(self) -> Sequence[RequestRate]:
         """Requests a second to each bucket, the most first; none without `tokens_per_second`."""
-        return request_rates(self.costs, self.tokens_per_second, self.inventory.run.config.sequence_length)
+        samples = sum(cost.samples for cost in self.costs)
+        if self.tokens_per_second is None or not samples:
+            return []
+        per_request = self.tokens_per_second / self.inventory.run.config.sequence_length / samples
+        rates: dict[str, RequestRate] = {}
+        for cost in self.costs:
+            if cost.reading.requests:
+                place = cost.summary.location.place
+                before = rates[place].requests_per_second if place in rates else 0.0
+                rates[place] = RequestRate(place, before + cost.reading.requests * per_request, cost.prices)
+        return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
 
     @property
     def start_bytes(self) -> float:
-        """Bytes that all nodes together fetch to start, if each node shares what its processes fetch."""
-        return self.nodes * sum(phase.num_bytes for phase in self.waits)
+        """Bytes of `.idx` files and cached indices that all nodes together fetch, if a node fetches each once."""
+        inventory, directory = self.inventory, self.inventory.run.config.path_to_cache
+        remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
+        num_bytes = sum(summary.idx_bytes for summary in remote)
+        if remote if directory is None else Location(directory).local_path is None:
+            caches = [*(index.cache for index in inventory.indices), *(blend.cache for blend in inventory.blends)]
+            manifests = [cache.manifest for cache in caches if cache.manifest]
+            num_bytes += sum(array.bytes for manifest in manifests for array in manifest.arrays.values())
+        return self.nodes * num_bytes
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of a node's disk cache for the node's part of one epoch of all remote sources."""
         return sum(cost.epoch_bytes for cost in self.costs)
-
-    @property
-    def start_seconds(self) -> float:
-        """The time of a whole start; without a link, that of its computation alone."""
-        link = self.link
-        return sum(
-            phase.seconds + (link.seconds(phase.round_trips, phase.num_bytes) if link else 0) for phase in self.waits
-        )
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
@@ -157,11 +178,7 @@ class RunPlan:
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
-            "start": {
-                "seconds": self.start_seconds,
-                "waits": [vars(phase) for phase in self.waits],
-                "bytes_of_all_nodes": self.start_bytes,
-            },
+            "start": {"bytes_of_all_nodes": self.start_bytes},
             "request_rates": [
                 {
                     "place": rate.place,
@@ -226,58 +243,33 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     remote = [summary for summary in summaries if summary.location.local_path is None and not summary.num_parts]
     largest = max(remote, key=lambda summary: summary.stored_bytes, default=None)
     link = measure_link(largest) if largest and largest.stored_bytes else None
-    return RunPlan(
-        inventory,
-        num_samples,
-        steps,
-        nodes,
-        tokens_per_second,
-        costs,
-        link,
-        start_phases(inventory, costs),
-        _same_order_up_to(inventory),
-        [*_warnings(inventory, order, costs, link, tokens_per_second)],
-    )
+    changes = order_changes(inventory)
+    return RunPlan(inventory, order, num_samples, nodes, tokens_per_second, costs, link, changes)
 
 
-def _same_order_up_to(inventory: RunInventory) -> int | None:
-    """Return the largest number of train samples for which all sources keep their order; None if unknown."""
-    asked = inventory.run.sizes[0]
-    train = [index for index in inventory.indices if index.wanted.split is Split.train and index.wanted.num_samples]
-    if not asked or not train or inventory.run.stages is not None:
-        return None
-    most = [asked * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
-    return floor(min(most)) if most else None  # no source has tokens
-
-
-def _warnings(
-    inventory: RunInventory,
-    order: GlobalOrder | None,
-    costs: Sequence[Costs],
-    link: Link | None,
-    tokens_per_second: float | None,
-) -> Iterator[str]:
+def _warnings(plan: RunPlan) -> Iterator[str]:
     """Yield all warnings of a plan, one line each."""
+    inventory, costs, link = plan.inventory, plan.costs, plan.link
     kinds: Sequence[Iterable[str]] = (
         _unplanned_order(inventory),
         _empty_indices(inventory),
-        _order_warnings(inventory, order),
+        _order_warnings(inventory, plan.order),
         _repeated_sources(costs),
-        order_changes(inventory),
+        plan.changes,
         _stale_caches(inventory),
-        _small_cache(inventory, costs),
-        _busy_places(request_rates(costs, tokens_per_second, inventory.run.config.sequence_length)),
+        _small_cache(plan),
+        _busy_places(plan.request_rates),
     )
     for kind in kinds:
         lines = iter(kind)
         yield from islice(lines, MAX_NAMED)
         if more := len([*lines]):
             yield f"... and {more:,} more of this kind"
-    if link is None or tokens_per_second is None:
+    if link is None or plan.tokens_per_second is None:
         return
     run, samples = inventory.run, sum(cost.samples for cost in costs) or 1.0
-    needed = tokens_per_second / run.data_parallel_size / run.config.sequence_length
-    reading = total_costs(costs).times(1 / samples)
+    needed = plan.tokens_per_second / run.data_parallel_size / run.config.sequence_length
+    reading = plan.reading.times(1 / samples)
     most = link.most_samples_per_second(reading.requests, reading.num_bytes)
     if needed > most:
         yield (
@@ -287,33 +279,10 @@ def _warnings(
         )
 
 
-def request_rates(
-    costs: Sequence[Costs], tokens_per_second: float | None, sequence_length: int
-) -> Sequence[RequestRate]:
-    """Return the requests a second of all ranks to each bucket, the most first.
-
-    Args:
-        costs: costs of all sources.
-        tokens_per_second: throughput of all ranks; None: there are no rates.
-        sequence_length: tokens of a sample.
-    """
-    samples = sum(cost.samples for cost in costs)
-    if tokens_per_second is None or not samples:
-        return []
-    per_request = tokens_per_second / sequence_length / samples
-    rates: dict[str, RequestRate] = {}
-    for cost in costs:
-        if cost.reading.requests:
-            place = cost.summary.location.place
-            before = rates[place].requests_per_second if place in rates else 0.0
-            rates[place] = RequestRate(place, before + cost.reading.requests * per_request, cost.prices)
-    return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
-
-
 def _busy_places(rates: Sequence[RequestRate]) -> Iterator[str]:
     for rate in rates:
-        if rate.is_above_limit:
-            prices = rate.prices
+        prices = rate.prices
+        if 0 < prices.reads_per_second < rate.requests_per_second:
             yield (
                 f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {prices.store} "
                 f"publishes {prices.reads_per_second:,.0f} for {prices.limit}, and refuses the rest; a baked run, a "
@@ -379,8 +348,8 @@ def _stale_caches(inventory: RunInventory) -> Iterator[str]:
             yield f"{source}, {split.name}: cache stale: {cache.why}"
 
 
-def _small_cache(inventory: RunInventory, costs: Sequence[Costs]) -> Iterator[str]:
-    settings, needed = ReadSettings.of(inventory.run.config.storage_options), sum(cost.epoch_bytes for cost in costs)
+def _small_cache(plan: RunPlan) -> Iterator[str]:
+    settings, needed = ReadSettings.of(plan.inventory.run.config.storage_options), plan.epoch_bytes
     if settings.cache_dir is not None and settings.cache_bytes is not None and needed > settings.cache_bytes:
         yield (
             f"{settings.cache_dir}: limited to {bytes_text(settings.cache_bytes)}, one epoch of a node takes "

@@ -48,7 +48,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -240,32 +240,30 @@ def _default_directory(uid: int) -> str | None:
     path = ""
     try:
         path = os.path.join(tempfile.gettempdir(), f"binidx-{uid}")
-        problem = _create_private(path, uid)
+        _create_private(path, uid)
     except OSError as error:
-        problem = f"{error.strerror}"
-    if problem is None:
-        return path
-    logger.warning(
-        "%s: %s; each process keeps index files in its own memory, unless BINIDX_INDEX_DIR names a directory",
-        path or "temporary directory",
-        problem,
-    )
-    return None
+        logger.warning(
+            "%s: %s; each process keeps index files in its own memory, unless BINIDX_INDEX_DIR names a directory",
+            path or "temporary directory",
+            error.strerror,
+        )
+        return None
+    return path
 
 
-def _create_private(path: str, uid: int) -> str | None:
-    """Create a private directory; return why the existing one is unusable, or None."""
+def _create_private(path: str, uid: int) -> None:
+    """Create a private directory; raise OSError if an existing one is none."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     # Not through a link, which another user may have created. In a sticky /tmp no other user can move our directory.
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        return "found something else there, needed a directory"
+        raise NotADirectoryError(errno.ENOTDIR, "found something else there, needed a directory")
     if status.st_uid != uid:
-        return f"belongs to user {status.st_uid}, needed {uid}"
+        raise PermissionError(errno.EACCES, f"belongs to user {status.st_uid}, needed {uid}")
     if status.st_mode & WRITABLE_BY_OTHERS:
-        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}), needed 700"
-    return None
+        problem = f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}), needed 700"
+        raise PermissionError(errno.EACCES, problem)
 
 
 ATTEMPTS = 50
@@ -389,21 +387,6 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
         os.close(descriptor)
 
 
-def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> None:
-    """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again.
-
-    Args:
-        path: of the file of the block.
-        chunks: their numbers in the object.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
-    try:
-        for chunk in chunks:
-            _write(descriptor, memoryview(ABSENT), content.place_of(chunk)[1] * ENTRY_BYTES)
-    finally:
-        os.close(descriptor)
-
-
 def remove_unlocked(path: str) -> bool:
     """Remove a block or staging file unless a process holds a lock on it; return whether the file is gone."""
     try:
@@ -426,17 +409,22 @@ def remove_unlocked(path: str) -> bool:
 BUSY = (errno.EAGAIN, errno.EACCES)
 
 
-def try_lock(descriptor: int, kind: int) -> bool | None:
+def try_lock(descriptor: int, kind: int, where: Range | None = None) -> bool | None:
     """Lock a file without waiting.
 
     Args:
         kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        where: lock these bytes only, by a record lock, which does not separate the threads of a process; None: the
+            whole file, by a flock.
 
     Returns:
         Whether it is locked now; None if its file system has no locks.
     """
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        if where is None:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        else:
+            fcntl.lockf(descriptor, kind | fcntl.LOCK_NB, where[1] - where[0], where[0])
     except OSError as error:
         return False if error.errno in BUSY else None
     return True

@@ -36,6 +36,7 @@ from binidx.storage.cache.block_files import (
     block_path,
     map_block,
     open_beside,
+    try_lock,
     write_chunks,
     write_meta,
 )
@@ -77,15 +78,11 @@ class ChunkLocks:
         The locked runs are appended to `locked`.
         """
         first, stop = run
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, stop - first, first)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                middle = (first + stop) // 2
-                for half in ((first, middle), (middle, stop)) if middle > first else ():
-                    self._lock_run(half, locked)
-                return
-        locked.append(run)
+        if try_lock(self._descriptor, fcntl.LOCK_EX, run) is not False:
+            locked.append(run)
+        elif (middle := (first + stop) // 2) > first:
+            self._lock_run((first, middle), locked)
+            self._lock_run((middle, stop), locked)
 
 
 class BlockMaps:

@@ -79,7 +79,6 @@ class DiskCache:
 
     Raises:
         UncacheableError: the version of the object is unknown.
-        ConfigError: a size is out of range.
 
     Views are of mapped files, and stay valid when their block is evicted. If nothing can be cached, the exact ranges
     are read instead of whole chunks. Pickles as its arguments; each process maps blocks for itself.
@@ -94,13 +93,14 @@ class DiskCache:
         chunk_bytes: int = CHUNK_BYTES,
         block_bytes: int | None = None,
     ) -> None:
-        check_cacheable(reader, chunk_bytes, limit)
+        if not any(reader.identity.get(mark) for mark in MARKS):
+            raise UncacheableError(
+                f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it"
+            )
         self.reader, self.directory, self.limit = reader, os.path.abspath(directory), limit
         self.uri, self.size = reader.uri, reader.size
         self.identity: Mapping[str, Any] = dict(reader.identity)
         block_bytes = block_bytes or -(-BLOCK_BYTES // chunk_bytes) * chunk_bytes
-        if block_bytes % chunk_bytes:
-            raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
         blocks = as_block_reader(reader)
         codec = blocks.codec if blocks else "raw"
         # meta.json has no signature, and a URL that is signed anew finds its blocks.
@@ -266,20 +266,3 @@ class DiskCache:
 
 class UncacheableError(ConfigError):
     """The version of an object is unknown, so a cache could not detect that it is replaced."""
-
-
-def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) -> None:
-    """Raise ConfigError if the reader cannot be cached with these sizes.
-
-    Args:
-        chunk_bytes: bytes of a chunk.
-        limit: bytes of all objects in the cache; None: no limit.
-    """
-    if chunk_bytes < 1:
-        raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
-    if limit is not None and limit < 0:
-        raise ConfigError(f"{reader.uri}: a cache of {limit} bytes, needed 0 or more")
-    if not any(reader.identity.get(mark) for mark in MARKS):
-        raise UncacheableError(f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it")
-    if "::" in reader.uri:
-        raise UncacheableError(f"{reader.uri}: not cached, a chain reads a copy of its own that may be older")

@@ -16,7 +16,6 @@ again after ten seconds.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -27,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from binidx.storage.cache.block_files import open_beside, remove_unlocked
+from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
 
 logger = logging.getLogger(__name__)
 FREE_PART = 10
@@ -159,24 +158,20 @@ class CacheQuota:
         with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
             if ours and self.excess(coming) > 0 and not self._failed_lately():
                 self.release()
-                self._evict_blocks(coming)
+                blocks = self.recount(coming)
+                total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
+                excess = self.excess(coming)
+                for block, removed in evict(blocks, excess + total // FREED_PART if excess > 0 else 0):
+                    if removed:
+                        self._add(-block.num_bytes)
+                if self.excess(coming) > 0:
+                    with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
+                        self._write(*self._usage()[:2], time.time())
         return self.excess(coming)
 
     def _failed_lately(self) -> bool:
         """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
         return 0 <= time.time() - self._usage()[2] < PAUSE_SECONDS
-
-    def _evict_blocks(self, coming: int) -> None:
-        blocks = self.recount(coming)
-        needed = self.excess(coming)
-        if needed > 0:
-            needed += (sum(block.num_bytes for block in blocks) if self.limit is None else self.limit) // FREED_PART
-        for block, removed in evict(blocks, needed):
-            if removed:
-                self._add(-block.num_bytes)
-        if self.excess(coming) > 0:
-            with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-                self._write(*self._usage()[:2], time.time())
 
     def recount(self, coming: int = 0) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus `coming` reserved bytes, and return the blocks."""
@@ -210,8 +205,7 @@ class CacheQuota:
 
     def _usage(self) -> tuple[int, float, float]:
         data = os.pread(self._descriptor, USAGE.size, 0)
-        used, counted_at, failed_at = USAGE.unpack(data) if len(data) == USAGE.size else (0, 0.0, 0.0)
-        return int(used), float(counted_at), float(failed_at)
+        return USAGE.unpack(data) if len(data) == USAGE.size else (0, 0.0, 0.0)
 
     def _write(self, used: int, counted_at: float, failed_at: float = 0.0) -> None:
         os.pwrite(self._descriptor, USAGE.pack(used, counted_at, failed_at), 0)
@@ -230,17 +224,13 @@ class CacheQuota:
 
     def _lock_byte(self, byte: int, seconds: float) -> bool:
         deadline, pause = time.monotonic() + seconds, 0.0002
-        while True:
-            try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-                return True
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    return True  # a file system without locks: concurrent updates may be lost
-                if time.monotonic() >= deadline:
-                    return False
+        # On a file system without locks concurrent updates may be lost.
+        while try_lock(self._descriptor, fcntl.LOCK_EX, (byte, byte + 1)) is False:
+            if time.monotonic() >= deadline:
+                return False
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+        return True
 
 
 def warn_once(subject: str, message: str) -> None:

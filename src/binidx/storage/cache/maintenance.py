@@ -1,4 +1,4 @@
-"""Fill, list, verify and prune a cache directory, also while runs use it.
+"""Fill, list and prune a cache directory, also while runs use it.
 
 DIR/objects/KEY/meta.json             without it the blocks beside it are unusable, and are pruned
                 00000007.block        stays while any process has it mapped
@@ -17,25 +17,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from binidx.errors import ObjectNotFoundError, StorageError, redacted
-from binidx.storage.cache.block_files import (
-    ENTRY_BYTES,
-    CachedContent,
-    erase_entries,
-    map_block,
-    read_meta,
-    remove_unlocked,
-)
+from binidx.errors import ObjectNotFoundError, redacted
+from binidx.storage.cache.block_files import ENTRY_BYTES, CachedContent, read_meta
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import BlockFile, CacheQuota, block_files, blocks_of, evict, object_directories
 from binidx.storage.cache.memory import chunks_of, runs_of
 from binidx.storage.interfaces import Range
-from binidx.storage.ranges import cut
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.threads import map_in_flight
 
@@ -94,68 +85,21 @@ def inspect_cached_object(path: str) -> CachedObjectInfo:
 
 def _bytes_here(content: CachedContent, blocks: Sequence[BlockFile]) -> int:
     count = 0
-    for number, block in _numbered(content, blocks):
+    for block in blocks:
+        name = os.path.basename(block.path).removesuffix(".block")
+        if not name.isdigit() or int(name) >= content.num_blocks:
+            continue
         with contextlib.suppress(OSError):
-            chunks = content.chunks_in(number)
+            chunks = content.chunks_in(int(name))
             entries = np.fromfile(block.path, np.uint8, count=ENTRY_BYTES * len(chunks))
             here = np.flatnonzero(entries[: len(entries) // ENTRY_BYTES * ENTRY_BYTES].reshape(-1, ENTRY_BYTES).any(1))
-            count += len(here) * content.chunk_bytes
-            if len(here) and chunks[int(here[-1])] == content.num_chunks - 1:
-                count -= content.num_chunks * content.chunk_bytes - content.size
+            count += _bytes_of(content, [chunks[place] for place in here.tolist()])
     return count
 
 
-def _numbered(content: CachedContent, blocks: Sequence[BlockFile]) -> Iterator[tuple[int, BlockFile]]:
-    """Yield the blocks of an object with their numbers."""
-    for block in blocks:
-        name = os.path.basename(block.path).removesuffix(".block")
-        if name.isdigit() and int(name) < content.num_blocks:
-            yield int(name), block
-
-
-@dataclass
-class CacheVerification:
-    """Numbers of checked chunks, and of damaged ones, which will be fetched again."""
-
-    num_chunks: int = 0
-    num_bad: int = 0
-
-
-def verify(cached: CachedObjectInfo, advance: Advance = lambda num_bytes: None) -> CacheVerification:
-    """Compare all chunks of an object with their checksums; erase the checksums of damaged ones.
-
-    A file that is too short is removed, since it cannot be mapped; it counts as one damaged chunk.
-
-    Args:
-        advance: called with the bytes of each block on the disk.
-    """
-    counts = CacheVerification()
-    if cached.content is None:
-        return counts
-    content = cached.content
-    for number, file in _numbered(content, cached.blocks):
-        _verify_block(content, number, file.path, counts)
-        advance(file.num_bytes)
-    return counts
-
-
-def _verify_block(content: CachedContent, number: int, path: str, counts: CacheVerification) -> None:
-    block = map_block(path, content, number)
-    if block is None:
-        # Removed meanwhile, or too short: then no process has it mapped.
-        if os.path.exists(path) and remove_unlocked(path):
-            counts.num_chunks, counts.num_bad = counts.num_chunks + 1, counts.num_bad + 1
-        return
-    here = [chunk for chunk in content.chunks_in(number) if block.holds(chunk)]
-    bad = [chunk for chunk in here if not block.is_good(chunk)]
-    # Again, since a process may have been writing the chunk.
-    bad = [chunk for chunk in bad if block.holds(chunk) and not block.is_good(chunk)]
-    if bad:
-        try:
-            erase_entries(path, content, bad)
-        except OSError as error:
-            raise StorageError(f"{path}: {len(bad)} chunks are damaged, and cannot be marked so: {error}") from error
-    counts.num_chunks, counts.num_bad = counts.num_chunks + len(here), counts.num_bad + len(bad)
+def _bytes_of(content: CachedContent, chunks: Sequence[int]) -> int:
+    """Return the bytes of sorted chunks, of which only the last one of the object is shorter."""
+    return sum(stop - start for start, stop in (content.range_of(*run) for run in runs_of(chunks)))
 
 
 @dataclass
@@ -242,7 +186,7 @@ class Warmed:
 
 def wanted_bytes(jobs: Sequence[Job]) -> int:
     """Return the bytes of all chunks that hold the ranges."""
-    return sum(stop - start for reader, ranges in jobs for start, stop in _stretches(reader, ranges))
+    return sum(_bytes_of(reader.content, _chunks(reader, ranges)) for reader, ranges in jobs)
 
 
 def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warmed:
@@ -254,37 +198,15 @@ def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warm
     Raises:
         StorageError: the first failed read; the others are cancelled.
     """
-    before = sum(reader.stats.bytes_moved for reader, _ in jobs)
-    parts = ((reader, part) for reader, ranges in jobs for part in parts_of(_stretches(reader, ranges)))
-    _run(parts, advance)
-    return Warmed(
-        num_bytes=wanted_bytes(jobs),
-        fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in jobs) - before,
-        lacking_bytes=sum(_missing_bytes(reader, ranges) for reader, ranges in jobs),
-    )
+    before, scope = sum(reader.stats.bytes_moved for reader, _ in jobs), Scope()
 
-
-def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
-    """Group ranges into lists of 8 to 16 MiB each; the last list may have less."""
-    part: list[Range] = []
-    for piece in chain.from_iterable(cut(stretch, PART_BYTES) for stretch in stretches):
-        part.append(piece)
-        if sum(stop - start for start, stop in part) >= PART_BYTES:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def _run(parts: Iterator[tuple[DiskCache, list[Range]]], advance: Advance) -> None:
-    scope = Scope()
-
-    def read(part: tuple[DiskCache, list[Range]]) -> int:
-        reader, ranges = part
+    def read(part: tuple[DiskCache, list[int]]) -> int:
+        reader, chunks = part
         with cancellable(scope):
-            reader.read(ranges)
-        return sum(stop - start for start, stop in ranges)
+            reader.read([reader.content.range_of(*run) for run in runs_of(chunks)])
+        return _bytes_of(reader.content, chunks)
 
+    parts = ((reader, part) for reader, ranges in jobs for part in _parts(reader, ranges))
     with contextlib.closing(map_in_flight(read, parts, THREADS)) as counts:
         try:
             for num_bytes in counts:
@@ -292,15 +214,21 @@ def _run(parts: Iterator[tuple[DiskCache, list[Range]]], advance: Advance) -> No
         except BaseException:
             scope.cancel()
             raise
+    return Warmed(
+        num_bytes=wanted_bytes(jobs),
+        fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in jobs) - before,
+        lacking_bytes=sum(
+            _bytes_of(reader.content, reader.cached.absent(_chunks(reader, ranges))) for reader, ranges in jobs
+        ),
+    )
 
 
-def _stretches(reader: DiskCache, ranges: Sequence[Range]) -> list[Range]:
-    """Widen ranges to whole chunks, and join neighbours."""
-    content = reader.content
-    return [content.range_of(*run) for run in runs_of(chunks_of(ranges, content.chunk_bytes))]
+def _chunks(reader: DiskCache, ranges: Sequence[Range]) -> list[int]:
+    return chunks_of(ranges, reader.content.chunk_bytes)
 
 
-def _missing_bytes(reader: DiskCache, ranges: Sequence[Range]) -> int:
-    content = reader.content
-    missing = reader.cached.absent(chunks_of(ranges, content.chunk_bytes))
-    return sum(stop - start for start, stop in (content.range_of(chunk, chunk + 1) for chunk in missing))
+def _parts(reader: DiskCache, ranges: Sequence[Range]) -> Iterator[list[int]]:
+    """Yield the chunks of ranges, about 8 MiB of them at a time."""
+    chunks, at_once = _chunks(reader, ranges), max(1, PART_BYTES // reader.content.chunk_bytes)
+    for first in range(0, len(chunks), at_once):
+        yield chunks[first : first + at_once]

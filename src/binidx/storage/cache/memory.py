@@ -28,7 +28,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from binidx.errors import ConfigError
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges
 from binidx.storage.requests.cancellation import current_scope
@@ -167,12 +166,10 @@ class ChunkCache:
         store: store of the chunks; by default STORE, which all readers of the process share.
 
     A range within a chunk is a view of it, and stays valid when the chunk is evicted. Of threads that miss the same
-    chunk, one fetches it. A range larger than an eighth of the budget is read exactly, and not cached.
+    chunk, one fetches it.
     """
 
     def __init__(self, reader: RangeReader, *, chunk_bytes: int = CHUNK_BYTES, store: ChunkStore | None = None) -> None:
-        if chunk_bytes < 1:
-            raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
         self.reader = reader
         self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
         self.chunk_bytes = chunk_bytes
@@ -182,28 +179,22 @@ class ChunkCache:
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        limit = self.store.largest
-        large = [(start, stop) for start, stop in ranges if stop - start > limit]
-        small = [(start, stop) for start, stop in ranges if stop - start <= limit]
-        wanted = [(self._number, chunk) for chunk in chunks_of(small, self.chunk_bytes)]
+        wanted = [(self._number, chunk) for chunk in chunks_of(ranges, self.chunk_bytes)]
         chunks = self.store.get(wanted)
         bytes_asked = sum(stop - start for start, stop in ranges)
         self.stats.add(hits=len(chunks), misses=len(wanted) - len(chunks), bytes_asked=bytes_asked)
-
-        rest = iter(self._fetch_missing([key for key in wanted if key not in chunks], large, chunks))
+        self._fetch_missing([key for key in wanted if key not in chunks], chunks)
         places = [self._bytes_of((number, number + 1)) for _, number in wanted]
-        views = iter(assemble(small, places, [chunks[key] for key in wanted]))
-        return [next(rest) if stop - start > limit else next(views) for start, stop in ranges]
+        return assemble(ranges, places, [chunks[key] for key in wanted])
 
-    def _fetch_missing(
-        self, missing: Sequence[ChunkKey], large: Sequence[Range], chunks: dict[ChunkKey, bytes]
-    ) -> list[memoryview]:
-        """Add the missing chunks to `chunks`; return the bytes of the large ranges, which the same read fetches."""
+    def _fetch_missing(self, missing: Sequence[ChunkKey], chunks: dict[ChunkKey, bytes]) -> None:
+        """Add the missing chunks to `chunks`."""
+        if not missing:
+            return
         with self.store.flights.started(missing) as (ours, theirs):
             chunks |= self.store.get(ours.keys)
             runs = runs_of([key[1] for key in ours.keys if key not in chunks])
-            answers = self.stats.read(self.reader, [*map(self._bytes_of, runs), *large])
-            fetched = self._cut(runs, answers)
+            fetched = self._cut(runs, self.stats.read(self.reader, [*map(self._bytes_of, runs)]))
             self.store.put(fetched)
             ours.land(fetched)
         chunks |= fetched
@@ -211,9 +202,7 @@ class ChunkCache:
         for flight in set(theirs.values()):
             landed = flight.wait()
             chunks |= {key: landed[key] for key, holder in theirs.items() if holder is flight and key in landed}
-        if failed := [key for key in theirs if key not in chunks]:
-            self._fetch_missing(failed, [], chunks)
-        return answers[len(runs) :]
+        self._fetch_missing([key for key in theirs if key not in chunks], chunks)
 
     def _bytes_of(self, run: tuple[int, int]) -> Range:
         first, stop = run
@@ -224,7 +213,7 @@ class ChunkCache:
         size = self.chunk_bytes
         return {
             (self._number, chunk): bytes(answer[(chunk - first) * size : (chunk - first + 1) * size])
-            for (first, stop), answer in zip(runs, answers, strict=False)
+            for (first, stop), answer in zip(runs, answers, strict=True)
             for chunk in range(first, stop)
         }
 

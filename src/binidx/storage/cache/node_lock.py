@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from binidx.storage.cache.block_files import try_lock
+from binidx.storage.stores.local import boot_id
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
 """Shortest and longest pause between two attempts at the lock, in seconds. A pause is a 32nd of the time waited, so
@@ -65,9 +66,9 @@ def acquire_node_lock(
         check: called while this process waits; its exception ends the wait.
         wait: with False, do not wait.
     """
-    descriptor, locked = _try_path(path)
+    descriptor, locked = _try_path(path) if path else (None, None)
     try:
-        if path is None or descriptor is None or locked is None:
+        if descriptor is None or locked is None:
             yield NodeLock(True)
         elif not locked:
             if wait:
@@ -78,14 +79,14 @@ def acquire_node_lock(
             os.ftruncate(descriptor, 0)
             yield NodeLock(True, _node_name(descriptor), left, descriptor)
     finally:
-        if path is not None and locked and descriptor in _descriptors:
+        if path and locked and descriptor in _descriptors:
             # While it is locked: a process that has opened it meanwhile finds it removed, and makes another.
             with contextlib.suppress(OSError):
                 os.unlink(path)
         _close(descriptor)
 
 
-def _try_path(path: str | None) -> tuple[int | None, bool | None]:
+def _try_path(path: str) -> tuple[int | None, bool | None]:
     """Open and lock a file; return its descriptor and what `try_lock` returned; (None, None) if it cannot be opened."""
     while (descriptor := _open(path)) is not None:
         locked = try_lock(descriptor, fcntl.LOCK_EX)
@@ -95,9 +96,7 @@ def _try_path(path: str | None) -> tuple[int | None, bool | None]:
     return None, None
 
 
-def _open(path: str | None) -> int | None:
-    if path is None:
-        return None
+def _open(path: str) -> int | None:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -134,13 +133,8 @@ def _read(descriptor: int) -> bytes:
 
 def _node_name(descriptor: int) -> str:
     """Return a name for this file and this boot of the machine; empty if there is no boot ID."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-    except OSError:
-        return ""
     status = os.fstat(descriptor)
-    return f"{boot}:{status.st_dev}:{status.st_ino}"
+    return f"{boot_id().strip()}:{status.st_dev}:{status.st_ino}" if boot_id() else ""
 
 
 def _close_in_child() -> None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import xxhash
 
 from binidx.storage.cache.block_files import directory_of_index
-from binidx.storage.interfaces import RangeReader, SealableReader
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.ranges import as_sealable
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import node_id, staging_path
 
@@ -77,8 +78,8 @@ def find_seal(reader: RangeReader, settings: ReadSettings, check: str) -> Seal:
         settings: of the location, with the directory of index files.
         check: name of the check; another result has another name.
     """
-    directory = directory_of_index(settings)
-    version = reader.version_key() if isinstance(reader, SealableReader) and directory else None
+    sealable, directory = as_sealable(reader), directory_of_index(settings)
+    version = sealable.version_key() if sealable and directory else None
     if version is None or directory is None:
         return Seal()
     key = xxhash.xxh3_128_hexdigest(f"{check} {version}".encode())

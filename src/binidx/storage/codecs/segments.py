@@ -28,14 +28,13 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
 
 import numpy as np
 import xxhash
 import zstandard
 
-from binidx.errors import ConfigError, FormatError
-from binidx.storage.codecs.seek_table import MAX_SEGMENT_BYTES, SeekTable, format_table, parse_table, tail_bytes
+from binidx.errors import FormatError
+from binidx.storage.codecs.seek_table import SeekTable, format_table, parse_table, tail_bytes
 from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
 from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
@@ -176,19 +175,12 @@ class SegmentWriter:
         writer: writer of the compressed bytes.
         level: compression level of zstd, 1 to 22.
         segment_bytes: plain bytes of a segment; the last one may be shorter.
-
-    Raises:
-        ConfigError: a level or size out of range.
     """
 
     def __init__(
         self, writer: Writer, level: int | None = None, *, segment_bytes: int = SEGMENT_BYTES, threads: int = 0
     ) -> None:
         self.level = DEFAULT_LEVEL if level is None else level
-        if self.level not in LEVELS:
-            raise ConfigError(f"compression level {level}, needed {LEVELS[0]} to {LEVELS[-1]}")
-        if not 1 <= segment_bytes <= MAX_SEGMENT_BYTES:
-            raise ConfigError(f"segments of {segment_bytes} bytes, needed 1 to {MAX_SEGMENT_BYTES}")
         self.segment_bytes = segment_bytes
         self._writer = writer
         self._threads = threads or thread_count()
@@ -238,9 +230,7 @@ class SegmentWriter:
     def __enter__(self) -> SegmentWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.finish()
         # An error does not wait for pending batches: after a fork their threads do not exist.

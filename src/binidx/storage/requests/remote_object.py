@@ -275,7 +275,7 @@ class RemoteObject:
     """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
 
     Args:
-        location: of an object with a scheme; chains such as simplecache::s3://bucket/key work.
+        location: of an object with a scheme.
         info: an earlier report of the store, so that no HEAD request is sent; reads are pinned to this version.
 
     Raises:

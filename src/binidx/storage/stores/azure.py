@@ -41,7 +41,7 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
 
     def find(self, uri: str, *, pattern: bool) -> list[str]:
         # adlfs returns container/key, without the account.
-        key = self.fs.split_path(self.path(uri))[1]
+        _, key = self.split(uri)
         root = uri.rstrip("/").removesuffix(key.rstrip("/")).rstrip("/")
         return [f"{root}/{self.fs.split_path(path)[1]}" for path in super().find(uri, pattern=pattern)]
 

@@ -24,7 +24,7 @@ from binidx.errors import (
     redacted_text,
 )
 from binidx.storage.store_protocols import DrivenStore, Driver
-from binidx.storage.stores.registry import local_path, protocols, store_class
+from binidx.storage.stores.registry import local_path, scheme_of, store_class
 
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}
 """HTTP statuses after which the same request may succeed."""
@@ -101,11 +101,13 @@ def translated(uri: str, error: Exception) -> BinidxError:
     if isinstance(error, PermissionError) or forbidden:
         if local_path(uri) is not None:
             return access_denied(uri)
-        return AccessError(f"{uri}: access denied ({driver_text(error)}); check the credentials, {_credentials(uri)}")
+        return AccessError(
+            f"{uri}: access denied ({driver_text(error)}); check the credentials, {_driver(uri).credentials}"
+        )
     if names & NO_CREDENTIALS:
-        return AccessError(f"{uri}: no credentials found; set {_credentials(uri)}")
+        return AccessError(f"{uri}: no credentials found; set {_driver(uri).credentials}")
     if names & BAD_CREDENTIALS:
-        return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_credentials(uri)}")
+        return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_driver(uri).credentials}")
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
     return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
@@ -120,20 +122,15 @@ def access_denied(path: str) -> AccessError:
 
 def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
     """Return the error for a driver that is not installed, with the way to install it."""
-    driver = next((driver for driver in _drivers(uri) if driver.package), None)
-    remedy = f"needs {driver.package}; pip install {driver.install}" if driver else error
+    driver = _driver(uri)
+    remedy = f"needs {driver.package}; pip install {driver.install}" if driver.package else error
     return MissingDriverError(f"{uri}: {remedy}")
 
 
-def _credentials(uri: str) -> str:
-    """Return the place of the credentials, which in a chain are those of its last link that has a driver."""
-    return next((driver.credentials for driver in reversed(_drivers(uri))), Driver().credentials)
-
-
-def _drivers(uri: str) -> list[Driver]:
-    """Return the drivers that the classes of a URI's schemes name."""
-    classes = [store_class(scheme) for scheme in protocols(uri)]
-    return [kind.driver for kind in classes if isinstance(kind, DrivenStore)]
+def _driver(uri: str) -> Driver:
+    """Return the driver that the class of a URI's stores names."""
+    kind = store_class(scheme_of(uri))
+    return kind.driver if isinstance(kind, DrivenStore) else Driver()
 
 
 def hidden_cause(error: BaseException) -> Exception | None:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError, redacted
+from binidx.errors import ConfigError, ObjectNotFoundError, StorageError, redacted
 from binidx.storage.interfaces import FileVersion, Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
-from binidx.storage.stores.driver_errors import cause_of, http_status, missing_driver, storage_errors, translated
+from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 from binidx.storage.stores.identity import changed, check_length, check_unchanged, is_rewritten, object_info
-from binidx.storage.stores.local import node_view
-from binidx.storage.stores.registry import links, local_path, protocols, store_class
+from binidx.storage.stores.local import FILE_PRICES, node_view
+from binidx.storage.stores.registry import local_path, scheme_of, store_class
 
 CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
 """Requests in flight at once, over all threads and objects of a process, through a driver and directly: at 30 ms to the
@@ -39,9 +39,7 @@ Result = TypeVar("Result")
 def open_fsspec_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> FsspecStore:
     """Return the store of a URI whose provider has no class of its own."""
     fs, _ = open_filesystem(uri, storage_options or {})
-    # Chains report the kind of the filesystem that they are made of, and work otherwise.
-    kind = WritableAsyncStore if type(fs).async_impl and len(protocols(uri)) == 1 else BlockingFsspecStore
-    return kind(uri, storage_options)
+    return (WritableAsyncStore if type(fs).async_impl else BlockingFsspecStore)(uri, storage_options)
 
 
 class FsspecStore:
@@ -72,9 +70,7 @@ class FsspecStore:
         self._marks: dict[str, FileVersion | None] = {}
 
     def prices(self) -> Prices:
-        """Return the prices of the class; a chain costs what its last link costs."""
-        chain = protocols(self.uri)[1:]
-        return fsspec_class(chain[-1]).list_prices if chain else self.list_prices
+        return self.list_prices
 
     def pins(self, info: ObjectInfo) -> bool:
         return False
@@ -108,16 +104,14 @@ class FsspecStore:
 
     def path(self, uri: str) -> str:
         """Return the path of an object in the filesystem."""
-        if len(protocols(uri)) == 1:
-            return str(self.fs._strip_protocol(uri))
-        return open_filesystem(uri, self.storage_options)[1]
+        return str(self.fs._strip_protocol(uri))
 
     def find(self, uri: str, *, pattern: bool) -> list[str]:
         """Return the URIs of all objects that match a glob pattern, or that are below a folder; one listing."""
         fs, path = open_filesystem(uri, self.storage_options)
         with storage_errors(uri):
             paths = fs.glob(path) if pattern else fs.find(path)
-        return [name if "://" in name else f"{protocols(uri)[0]}://{name}" for name in paths]
+        return [name if "://" in name else f"{scheme_of(uri)}://{name}" for name in paths]
 
     def send(self, call: Callable[[Any], Result]) -> Result:
         """Return `call(fs)` for a filesystem whose driver retries."""
@@ -163,6 +157,11 @@ class FsspecWrites(FsspecStore):
             raise
         return str(answer.get("ETag", "")) if isinstance(answer, Mapping) else ""
 
+    def split(self, uri: str) -> tuple[str, str]:
+        """Split the name of an object in a bucket, whose driver has `split_path`, into bucket and key."""
+        bucket, key, _ = self.fs.split_path(self.path(uri))
+        return bucket, key
+
     def delete(self, uri: str) -> None:
         path = self.path(uri)
         self.send(lambda fs: fs.rm_file(path))
@@ -197,7 +196,7 @@ class FsspecWrites(FsspecStore):
 
 
 class BlockingFsspecStore(FsspecWrites):
-    """Store of a filesystem without coroutines, or of a chain of filesystems (simplecache::s3://bucket/key)."""
+    """Store of a filesystem without coroutines."""
 
     @property
     def _checked_afterwards(self) -> bool:
@@ -230,7 +229,7 @@ class BlockingFsspecStore(FsspecWrites):
 class FileStore(BlockingFsspecStore):
     """Store of the files of this machine, read by ranges."""
 
-    list_prices = Prices("file")
+    list_prices = FILE_PRICES
 
 
 class AsyncFsspecStore(FsspecStore):
@@ -298,21 +297,18 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
         AccessError: the given profile does not exist.
         StorageError: the driver refuses the options.
     """
-    try:
+    with storage_errors(uri):
         import fsspec
 
         if (local := local_path(uri)) is not None:
             return fsspec.filesystem("file"), os.path.abspath(local)
-        options = driver_options(uri, storage_options, reading=reading)
-        fs, path = _open_literally(uri, options) if "::" in links(uri)[-1] else fsspec.url_to_fs(uri, **options)
-    except BinidxError:
-        raise
-    except ImportError as error:
-        raise missing_driver(uri, error) from error
-    except ValueError as error:
-        raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from cause_of(error)
-    except Exception as error:
-        raise translated(uri, error) from cause_of(error)
+        try:
+            options = driver_options(uri, storage_options, reading=reading)
+            kind = fsspec.get_filesystem_class(scheme_of(uri))
+            # Not by `url_to_fs`, which takes :: in the name of an object for a chain of filesystems.
+            fs, path = kind(**{**kind._get_kwargs_from_urls(uri), **options}), kind._strip_protocol(uri)
+        except ValueError as error:
+            raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from cause_of(error)
     _opened.setdefault(id(fs), fs)
     return fs, str(path)
 
@@ -323,31 +319,12 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
 _opened: dict[int, Any] = {}
 
 
-def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Open a URI with :: in the name of its object, which fsspec would take for a chain."""
-    from fsspec import filesystem, get_filesystem_class
-
-    if len(links(uri)) > 1:
-        raise ConfigError(f"{uri}: found :: in the name of a chained object, which fsspec cannot read; rename it")
-    protocol = protocols(uri)[0]
-    kind = get_filesystem_class(protocol)
-    return filesystem(protocol, **{**kind._get_kwargs_from_urls(uri), **options}), kind._strip_protocol(uri)
-
-
 def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> dict[str, Any]:
-    """Return the options of a filesystem: the user's, else binidx's defaults, for each link of a chain.
+    """Return the options of a filesystem: the user's, else binidx's defaults.
 
     Args:
         reading: as in `open_filesystem`.
     """
-    first, *rest = protocols(uri)
-    options = fsspec_class(first).default_options(uri, drivers_own(storage_options), reading)
-    for protocol in rest:
-        options[protocol] = fsspec_class(protocol).default_options(uri, options.get(protocol, {}), 0)
-    return options
-
-
-def fsspec_class(scheme: str) -> type[FsspecStore]:
-    """Return the class of a URL scheme; the base class if its stores are not built on fsspec."""
-    kind = store_class(scheme)
-    return kind if isinstance(kind, type) and issubclass(kind, FsspecStore) else FsspecStore
+    kind = store_class(scheme_of(uri))  # a function, or a class that is not built on fsspec, has no defaults
+    known = kind if isinstance(kind, type) and issubclass(kind, FsspecStore) else FsspecStore
+    return known.default_options(uri, drivers_own(storage_options), reading)

@@ -55,10 +55,6 @@ class GcsStore(FsspecWrites, DirectStore):
     def pins(self, info: ObjectInfo) -> bool:
         return "generation" in info.identity
 
-    def split(self, uri: str) -> tuple[str, str]:
-        bucket, key, _ = self.fs.split_path(self.path(uri))
-        return bucket, key
-
     async def report(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
         bucket, key, generation = self.fs.split_path(self.path(uri))

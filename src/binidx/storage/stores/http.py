@@ -23,6 +23,7 @@ import logging
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,7 @@ class DirectStore(AsyncFsspecStore):
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(uri, storage_options)
-        self._routes: dict[tuple[int, str, str | None], _Route] = {}
+        self._routes = defaultdict[tuple[int, str, str | None], _Route](_Route)
 
     def pins(self, info: ObjectInfo) -> bool:
         return bool(if_match(info))
@@ -153,12 +154,9 @@ class DirectStore(AsyncFsspecStore):
 
     def route(self, info: ObjectInfo) -> _Route:
         """Return the route by which this process requests this version of an object."""
-        key = os.getpid(), info.uri, info.version
-        route = self._routes.get(key)
-        if route is None:
-            if len(self._routes) >= MAX_ADDRESSES:
-                self._routes.clear()
-            route = self._routes[key] = _Route()
+        route = self._routes[os.getpid(), info.uri, info.version]
+        if len(self._routes) > MAX_ADDRESSES:
+            self._routes.clear()
         return route
 
     async def _address(self, route: _Route, info: ObjectInfo, refused: Address | None = None) -> Address | None:

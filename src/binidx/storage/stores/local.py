@@ -35,6 +35,7 @@ from binidx.storage.stores.registry import check_file_name, local_path
 READ_AT_ONCE = 256 << 10
 
 
+FILE_PRICES = Prices("file")
 OPENED = ("_found", "_map", "_view", "_content")
 """Attributes that opening the file sets."""
 
@@ -75,7 +76,7 @@ class LocalFile:
         self.uri = check_file_name(os.fspath(path))
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
         self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
-        self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
+        self.stats, self._ask_ahead = ObjectStats(FILE_PRICES), AskAhead()
         self.identity, self.mark = identity or {}, mark
         if identity is None:
             self._open()
@@ -218,11 +219,16 @@ def staging_path(path: str) -> str:
 @functools.cache
 def node_id() -> str:
     """Return 8 hex digits that are the same for the processes of one kernel, between which all flocks hold."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        boot = uuid.uuid4().hex  # of this process only: MAC addresses and host names repeat in containers
+    boot = boot_id() or uuid.uuid4().hex  # of this process only: MAC addresses and host names repeat in containers
     return hashlib.blake2b(boot.encode(), digest_size=4).hexdigest()
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return the boot ID of the kernel; empty if there is none, as on macOS."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
 
 
 def sync_directory(path: str) -> None:

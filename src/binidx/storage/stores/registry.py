@@ -1,7 +1,6 @@
 """Registry of the stores, and what a URI names: which store, which path.
 
     s3://bucket/key                     S3Store
-    simplecache::s3://bucket/key        a chain: fsspec's own filesystem over S3, read as it comes
     /data/en.bin, file:///data/en.bin   a file of this machine
 
 A new provider is a module with a class, and a row here or a call of `register_store`. Everything known of a store,
@@ -81,29 +80,12 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
         >>> open_store("memory://bucket/key").prices().store
         'other'
     """
-    schemes = protocols(uri) or ["file"]
-    return store_class(schemes[0] if len(schemes) == 1 else "memory")(uri, storage_options)
+    return store_class(scheme_of(uri))(uri, storage_options)
 
 
-def links(uri: str) -> list[str]:
-    """Split a chain: `simplecache::s3://b/k::l` -> ["simplecache", "s3://b/k::l"]."""
-    if "::" not in uri:
-        return [uri]
-    parts = uri.split("::")
-    # Nothing is chained behind a store: :: in the name of an object is part of the name.
-    schemes = [part.partition("://")[0] for part in parts]
-    ends = (
-        place
-        for place, scheme in enumerate(schemes)
-        if scheme not in ("file", "local") and (scheme in STORES.known or scheme in STORES.names())
-    )
-    store = next(ends, len(parts) - 1)
-    return [*parts[:store], "::".join(parts[store:])]
-
-
-def protocols(uri: str) -> list[str]:
-    """Return the schemes of a URI: `simplecache::s3://b/k` -> ["simplecache", "s3"]; a plain path has none."""
-    return [link.partition("://")[0] for link in links(uri)] if "://" in uri else []
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, as "s3" of s3://bucket/key; "file" for a path."""
+    return uri.partition("://")[0] if "://" in uri else "file"
 
 
 def split_query(uri: str) -> tuple[str, str]:
@@ -125,7 +107,6 @@ def local_path(uri: str) -> str | None:
     """
     if "://" not in uri:
         return check_file_name(uri)
-    # Nothing is chained behind a file: :: in its name is part of the name.
     if uri.startswith(("file://", "local://")):
         from fsspec.implementations.local import LocalFileSystem
 
@@ -136,7 +117,7 @@ def local_path(uri: str) -> str | None:
 def check_file_name(path: str) -> str:
     """Return the path of a local file; raise ObjectNotFoundError if no file can have this name."""
     try:
-        if b"\0" not in os.fsencode(path):
+        if "\0" not in path and (path.isascii() or os.fsencode(path)):
             return path
         problem = "found a NUL"
     except UnicodeEncodeError as error:
@@ -148,8 +129,8 @@ def place_of(uri: str) -> str:
     """Return the scheme of a URI and its host or bucket, such as `s3://bucket`; `file://` for any local file."""
     if local_path(uri) is not None:
         return "file://"
-    parts = (link.partition("://") for link in links(uri))
-    return "::".join(f"{scheme}{mark}{rest.partition('/')[0]}" for scheme, mark, rest in parts)
+    scheme, mark, rest = uri.partition("://")
+    return f"{scheme}{mark}{rest.partition('/')[0]}"
 
 
 def join_uri(base: str, *parts: str) -> str:

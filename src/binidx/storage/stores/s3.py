@@ -14,7 +14,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree
@@ -95,10 +95,6 @@ class S3Store(FsspecWrites, DirectStore):
     @staticmethod
     def prepare(fs: Any) -> None:
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, as its options are
-
-    def split(self, uri: str) -> tuple[str, str]:
-        bucket, key, _ = self.fs.split_path(self.path(uri))
-        return bucket, key
 
     def _object(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
@@ -333,9 +329,8 @@ class S3Upload:
         fs, body = self._store.fs, b"".join(data)
         sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
         # botocore's timeout begins when the whole body is sent.
-        limited = asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
         with self._loss_reported():
-            return self._tag(self._begin(fs, limited).result())
+            return self._tag(self._send(fs, sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND))
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}
@@ -346,14 +341,13 @@ class S3Upload:
         with storage_errors(source.uri), self._loss_reported():
             fs = self._store.copying_fs()
             request = fs._call_s3("upload_part_copy", **self._object, UploadId=self.token, PartNumber=part, **wanted)
-            sent = self._begin(fs, request)
-            if wait([sent], seconds).done:
-                return self._tag(sent.result()["CopyPartResult"])
-        sent.cancel()
-        raise SlowCopyError(
-            f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
-            "a read_timeout in storage_options['config_kwargs'] above that allows more"
-        )
+            try:
+                return self._tag(self._send(fs, request, seconds)["CopyPartResult"])
+            except TimeoutError:
+                raise SlowCopyError(
+                    f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
+                    "a read_timeout in storage_options['config_kwargs'] above that allows more"
+                ) from None
 
     def complete(self, tags: Mapping[int, str]) -> str:
         numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
@@ -403,14 +397,14 @@ class S3Upload:
             sent.cancel()
         self._call("abort_multipart_upload", UploadId=self.token)
 
-    def _begin(self, fs: Any, request: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Send a request that `abort` can cancel; after `abort`, no request is sent."""
-        sent = asyncio.run_coroutine_threadsafe(request, fs.loop)
+    def _send(self, fs: Any, request: Coroutine[Any, Any, Any], seconds: float) -> Any:
+        """Send a request that `abort` can cancel, and return its response; after `abort`, no request is sent."""
+        sent = asyncio.run_coroutine_threadsafe(asyncio.wait_for(request, seconds), fs.loop)
         self._sent.add(sent)
         sent.add_done_callback(self._sent.discard)
         if self._aborted:
             sent.cancel()
-        return sent
+        return sent.result()
 
     def _call(self, method: str, **arguments: Any) -> Any:
         return self._store.fs.call_s3(method, **self._object, **arguments)

@@ -9,15 +9,15 @@ Memory: 8 MiB. Cost: the object is read once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from binidx.errors import ObjectExistsError
 from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.writing.concatenate import SourcePiece, read_piece
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import Hook, create_object
 
 BLOCK_BYTES = 8 << 20
 """Bytes that are compared at once."""
@@ -62,8 +62,27 @@ class ComparingWriter:
 
 
 @contextlib.contextmanager
-def create_or_compare(location: Location, refusal: str, *, overwrite: bool) -> Iterator[Writer]:
-    """Do `create_object`; an existing object is only compared with the written bytes, unless `overwrite`.
+def compare_object(
+    location: Location, refusal: str, *, codec: str | None = None, before_publish: Hook = None
+) -> Iterator[Writer]:
+    """Do `create_object` for an object that exists: the written bytes are only compared with it.
+
+    Args:
+        refusal, codec: as in `ComparingWriter`.
+        before_publish: called when all bytes were equal.
+
+    Raises:
+        ObjectExistsError: the object has other bytes.
+    """
+    writer = ComparingWriter(location, refusal, codec=codec)
+    yield writer
+    writer.finish()
+    if before_publish is not None:
+        before_publish()
+
+
+def create_or_compare(location: Location, refusal: str, *, overwrite: bool) -> AbstractContextManager[Writer]:
+    """Do `create_object`, or `compare_object` for an existing object unless `overwrite`.
 
     Args:
         refusal: message of the error if an existing object differs.
@@ -72,31 +91,5 @@ def create_or_compare(location: Location, refusal: str, *, overwrite: bool) -> I
         ObjectExistsError: the object exists and has other bytes.
     """
     if overwrite or not object_exists(location):
-        with create_object(location) as writer:
-            yield writer
-        return
-    comparing = ComparingWriter(location, refusal, codec="raw")
-    yield comparing
-    comparing.finish()
-
-
-class ComparedJoin:
-    """`Join` that compares pieces with an existing object, and publishes nothing."""
-
-    how = "compared"
-
-    def __init__(self, pieces: Sequence[SourcePiece], writer: ComparingWriter) -> None:
-        self._pieces, self._writer, self.moved_bytes = pieces, writer, 0
-
-    def fill(self, advance: Callable[[int], object]) -> None:
-        for piece in self._pieces:
-            for view in read_piece(piece):
-                self._writer.write(view)
-                self.moved_bytes += len(view)
-                advance(len(view))
-        self._writer.finish()
-
-    def publish(self, before_publish: Callable[[], object]) -> None:
-        before_publish()
-
-    def abandon(self) -> None: ...
+        return create_object(location)
+    return compare_object(location, refusal, codec="raw")

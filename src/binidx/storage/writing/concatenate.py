@@ -17,25 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from binidx.errors import ObjectChangedError, SlowCopyError, StorageError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader
+from binidx.storage.interfaces import RangeReader, VersionedReader, Writer
 from binidx.storage.location import Location
-from binidx.storage.open import ROUND_BYTES, codec_named
-from binidx.storage.ranges import cut
+from binidx.storage.open import codec_named, stream
 from binidx.storage.store_protocols import ComposingStore, MultipartStore, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
-from binidx.storage.stores.registry import protocols, store_class
+from binidx.storage.stores.registry import scheme_of, store_class
 from binidx.storage.threads import READS
+from binidx.storage.writing.compare import compare_object
 from binidx.storage.writing.multipart import PartUpload
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
@@ -111,7 +111,7 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 COPY_TRIES = 5
-"""Tries for a part that the store does not copy in time; parts in flight are halved each time, from 16 to 1."""
+"""Tries for a part that the store does not copy in time."""
 
 
 class Join(Protocol):
@@ -119,7 +119,7 @@ class Join(Protocol):
 
     Attributes:
         moved_bytes: bytes that passed through this process.
-        how: "server", "copy_file_range" or "stream".
+        how: "server", "copy_file_range", "stream", or "compared" if the object existed.
     """
 
     moved_bytes: int
@@ -140,21 +140,27 @@ def open_join(
     pieces: Sequence[SourcePiece],
     source_options: Mapping[str, Any] | None = None,
     codec: str = "raw",
+    refusal: str = "",
 ) -> Join:
     """Begin a new object that will be the pieces, one after the other.
 
     Args:
         pieces: their readers were opened with `source_options`.
         codec: name of the codec with which this process encodes the bytes of the pieces.
+        refusal: the object exists: compare it with the pieces, and raise ObjectExistsError with this message if it
+            differs.
 
     Raises:
         StorageError: the store refuses.
     """
-    here, uri = _store_class_of(location.uri), location.uri
-    same = codec == "raw" and all(_store_class_of(piece.reader.uri) == here for piece in pieces if piece.is_stored)
+    if refusal:
+        return _Streamed(functools.partial(compare_object, location, refusal, codec=codec), pieces, "compared")
+    uri = location.uri
+    kinds = {store_class(scheme_of(name)) for name in (uri, *(piece.reader.uri for piece in pieces if piece.is_stored))}
+    same = codec == "raw" and len(kinds) == 1
     local = location.local_path is not None
     with storage_errors(uri):
-        if same and not local and here is not None and dict(source_options or {}) == dict(location.options or {}):
+        if same and not local and dict(source_options or {}) == dict(location.options or {}):
             store = location.store
             if isinstance(store, MultipartStore):
                 plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
@@ -162,7 +168,8 @@ def open_join(
                     return _CopiedParts(location, plan)
             if isinstance(store, ComposingStore) and _composable(uri, pieces):
                 return _Composed(store, uri, pieces)
-        return _Streamed(location, pieces, "copy_file_range" if same and local else "stream", codec)
+        create = functools.partial(create_object, location)
+        return _Streamed(create, pieces, "copy_file_range" if same and local else "stream", codec)
 
 
 class _CopiedParts:
@@ -172,7 +179,6 @@ class _CopiedParts:
 
     def __init__(self, location: Location, plan: Sequence[Part]) -> None:
         self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
-        self._limit = CopyLimit(IN_FLIGHT)
         self._upload = PartUpload(location)
 
     def fill(self, advance: Callable[[int], object]) -> None:
@@ -201,49 +207,21 @@ class _CopiedParts:
         part = self._plan[number - 1]
         if isinstance(part, SourcePiece):
             return self._copy(number, part)
-        data = b"".join(bytes(view) for piece in part for view in read_piece(piece))
+        data = b"".join(bytes(view) for piece in part for view in stream(piece.reader, piece.stop, start=piece.start))
         self.moved_bytes += len(data)
         return self._upload.write(number, (0, len(data)), data)
 
     def _copy(self, number: int, piece: SourcePiece) -> str:
-        where = piece.start, piece.stop
-        for tries in itertools.count(1):
-            with self._limit.slot() as allowed:
-                if tries > 1 and (arrived := self._upload.find_part(number, where)) is not None:
-                    return arrived
-                try:
-                    return self._upload.copy(number, _info(piece.reader), where)
-                except SlowCopyError as error:
-                    self._limit.halve(allowed)
-                    if tries == COPY_TRIES:
-                        raise SlowCopyError(f"{error} ({tries} tries, the last with {allowed} in flight)") from error
-        raise AssertionError
-
-
-class CopyLimit:
-    """Number of copies that a store makes at once: halved when one of them is not done in time."""
-
-    def __init__(self, allowed: int) -> None:
-        self._allowed, self._running, self._changed = allowed, 0, threading.Condition()
-
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[int]:
-        """Wait until a copy may begin; yield how many may run at once."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running < self._allowed)
-            self._running += 1
-            allowed = self._allowed
-        try:
-            yield allowed
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def halve(self, allowed: int) -> None:
-        """Allow half of `allowed`: all copies that began together halve the number once."""
-        with self._changed:
-            self._allowed = min(self._allowed, max(1, allowed // 2))
+        where, tries = (piece.start, piece.stop), 1
+        while True:
+            try:
+                return self._upload.copy(number, _info(piece.reader), where)
+            except SlowCopyError as error:
+                if tries == COPY_TRIES:
+                    raise SlowCopyError(f"{error} ({tries} tries)") from error
+            if (arrived := self._upload.find_part(number, where)) is not None:
+                return arrived
+            tries += 1
 
 
 class _Composed:
@@ -286,17 +264,23 @@ class _Composed:
 class _Streamed:
     """A `Join` whose bytes pass through this process; between local files the kernel copies them where possible."""
 
-    def __init__(self, location: Location, pieces: Sequence[SourcePiece], how: str, codec: str) -> None:
+    def __init__(
+        self,
+        create: Callable[..., contextlib.AbstractContextManager[Writer]],
+        pieces: Sequence[SourcePiece],
+        how: str,
+        codec: str = "raw",
+    ) -> None:
         self._pieces, self.moved_bytes, self.how = pieces, 0, how
         self._before_publish: Callable[[], object] = lambda: None
         self._open = contextlib.ExitStack()
-        stored = self._open.enter_context(create_object(location, before_publish=lambda: self._before_publish()))
+        stored = self._open.enter_context(create(before_publish=lambda: self._before_publish()))
         self._writer = self._open.enter_context(codec_named(codec).create(stored, None))
 
     def fill(self, advance: Callable[[int], object]) -> None:
         for piece in self._pieces:
             at = self._copy_in_kernel(piece, advance) if piece.is_stored else piece.start
-            for view in read_piece(replace(piece, start=at)):
+            for view in stream(piece.reader, piece.stop, start=at):
                 self._writer.write(view)
                 self.moved_bytes += len(view)
                 advance(len(view))
@@ -312,7 +296,7 @@ class _Streamed:
     def _copy_in_kernel(self, piece: SourcePiece, advance: Callable[[int], object]) -> int:
         """Copy as much of a piece as the kernel can; return the byte at which the rest begins."""
         path, at = str(Location(piece.reader.uri).local_path), piece.start
-        if self.how == "stream":
+        if self.how != "copy_file_range":
             return at
         assert isinstance(self._writer, StagingFile)
         with storage_errors(self._writer.path), open(path, "rb", buffering=0) as source:
@@ -345,18 +329,6 @@ def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
         if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
             return -1
         raise
-
-
-def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
-    """Yield the bytes of a piece in views of up to 8 MiB."""
-    for around in cut((piece.start, piece.stop), ROUND_BYTES):
-        yield from piece.reader.read(cut(around, 8 << 20))
-
-
-def _store_class_of(uri: str) -> Any:
-    """Return the class of the store of a URI; None for a chain."""
-    schemes = protocols(uri) or ["file"]
-    return store_class(schemes[0]) if len(schemes) == 1 else None
 
 
 def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:

@@ -282,7 +282,9 @@ class ObjectCopy:
         self.save()
         self.watch.begin(f"{'copy' if self.codec == 'raw' else 'compress'} {self.target}", state.size, 0)
         with create_object(self.target, before_publish=self.before_publish) as stored:
-            read_ahead = map_in_flight(self._read, state.ranges.values(), state.num_in_flight)
+            read_ahead = map_in_flight(
+                lambda where: self.source.read([where])[0], state.ranges.values(), state.num_in_flight
+            )
             with contextlib.closing(read_ahead) as blocks, codec_named(self.codec).create(stored, self.level) as writer:
 
                 def write(data: memoryview) -> tuple[str, str]:
@@ -292,9 +294,6 @@ class ObjectCopy:
                 self._record(zip(state.ranges, map(write, blocks), strict=True))
             self.save()  # a process that lost its lease stops here
         return CopyCounts(len(state.sent), 0, object_identity(self.target)["size"])
-
-    def _read(self, where: Range) -> memoryview:
-        return self.source.read([where])[0]
 
     def _record(self, sent: Iterable[tuple[int, tuple[str, str]]]) -> None:
         """Add parts, as they are sent, to the state, and save it every few seconds."""

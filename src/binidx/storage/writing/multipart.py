@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from binidx.errors import redacted
@@ -69,9 +69,9 @@ class PartUpload:
     staged = None
 
     def __init__(self, location: Location, token: str = "") -> None:
-        self._location, self._locked = location, contextlib.ExitStack()
-        lock = self._locked.enter_context(acquire_node_lock(lock_path(location), wait=False))
-        try:
+        self._location = location
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(acquire_node_lock(lock_path(location), wait=False))
             other, _, pid = lock.message.decode(errors="replace").partition(" ")
             if not lock.first:
                 held = "%s: process %s of this node is uploading it, too (upload %s); the object published last stays"
@@ -81,9 +81,7 @@ class PartUpload:
             self._upload: MultipartUpload = self._retried(
                 lambda: location.store.upload(location.uri, token), opening=True
             )
-        except BaseException:
-            self._locked.close()
-            raise
+            self._locked = stack.pop_all()
         self.token = self._upload.token
         lock.leave_message(f"{self.token} {os.getpid()}".encode())
 
@@ -114,10 +112,6 @@ class PartUpload:
     def write(self, part: int, where: Range, data: Bytes) -> str:
         """Write one part, whose number counts from 1; return the tag that the store gave it."""
         return self._retried(lambda: self._upload.write(part, cut_views(data)))
-
-    def write_pieces(self, part: int, data: Sequence[memoryview]) -> str:
-        """Write one part, given in pieces; return its tag."""
-        return self._retried(lambda: self._upload.write(part, data))
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         """Let the store copy one part out of another object of this version; return its tag.

@@ -6,7 +6,7 @@ begin ── write ... write ── complete ── publish
 A killed process leaves staging files on disks. Each is locked (flock) while it is written, so a file without a lock has
 no writer if its name is of this node. The lock of a writer on another node is visible only on some file systems, so its
 file must not have changed for a day, too. The next writer of the same directory removes the files of this node; that of
-the same target, those of other nodes; and `binidx clean` both.
+the same target, those of other nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import mmap as mapping
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -146,7 +145,9 @@ class StagingFile:
 
 
 def remove_abandoned(path: str, now: float) -> None:
-    """Remove files that killed processes left beside a new file. Never raises.
+    """Remove staging files beside a new file whose writer is dead: no process has locked them. Never raises.
+
+    Files of other nodes must also be of the same target, and not have changed for a day.
 
     Args:
         now: present time by the clock of the file system.
@@ -156,28 +157,13 @@ def remove_abandoned(path: str, now: float) -> None:
         _unlisted[folder] -= 1
         return
     with contextlib.suppress(OSError):
-        for left, target in list_staging_files(folder, now):
-            if target in (None, name):
+        names = os.listdir(folder)
+        _unlisted[folder] = len(names) // LISTED_EACH
+        for match in filter(None, map(STAGING_NAME.fullmatch, names)):
+            left = os.path.join(folder, match[0])
+            is_ours = match[2] == node_id()
+            if is_ours or (match[1] == name and now - os.stat(left).st_mtime > FOREIGN_SECONDS):
                 remove_unlocked(left)
-
-
-def list_staging_files(folder: str, now: float) -> Iterator[tuple[str, str | None]]:
-    """Yield (path, target) of staging files whose writer may be dead: it is, if no process has locked the file.
-
-    The target is None for files of this node. Files of other nodes are yielded if they have not changed for a day.
-
-    Args:
-        now: present time by the clock of the file system.
-    """
-    names = os.listdir(folder)
-    _unlisted[folder] = len(names) // LISTED_EACH
-    for match in filter(None, map(STAGING_NAME.fullmatch, names)):
-        left = os.path.join(folder, match[0])
-        with contextlib.suppress(OSError):
-            if match[2] == node_id():
-                yield left, None
-            elif now - os.stat(left).st_mtime > FOREIGN_SECONDS:
-                yield left, match[1]
 
 
 _unlisted: dict[str, int] = {}
@@ -205,9 +191,9 @@ def new_buffer(num_bytes: int) -> mapping.mmap:
     return mapping.mmap(-1, max(num_bytes, 1), mapping.MAP_PRIVATE | mapping.MAP_ANONYMOUS)
 
 
-def written_pieces(buffer: mapping.mmap) -> list[memoryview]:
-    """Return views of the bytes written to a buffer."""
-    return cut_views(memoryview(buffer)[: buffer.tell()])
+def written_view(buffer: mapping.mmap) -> memoryview:
+    """Return a view of the bytes written to a buffer."""
+    return memoryview(buffer)[: buffer.tell()]
 
 
 BLOCK_BYTES = 50 << 20
@@ -252,8 +238,8 @@ class PartStream:
     def _send(self) -> None:
         if self._sent:
             self._sent[-1].result()
-        data, self._buffer = written_pieces(self._buffer), new_buffer(self._part_bytes)
-        self._sent.append(self._thread.submit(self._parts.write_pieces, len(self._sent) + 1, data))
+        data, self._buffer = written_view(self._buffer), new_buffer(self._part_bytes)
+        self._sent.append(self._thread.submit(self._parts.write, len(self._sent) + 1, (0, len(data)), data))
 
 
 class SpoolStream:
@@ -309,7 +295,7 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            self.store.put(self.uri, written_pieces(self.start))
+            self.store.put(self.uri, cut_views(written_view(self.start)))
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
@@ -326,8 +312,7 @@ class StagingUpload:
             file = self.store.open_stream(self.temporary or self.uri)
         else:
             file = SpoolStream(self.store, self.uri)
-        for piece in written_pieces(self.start):
-            file.write(piece)
+        file.write(written_view(self.start))
         return file
 
     def abandon(self) -> None:

@@ -1,0 +1,103 @@
+"""binidx check-node: what it finds on a node before a run, on real disks and a real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.gpt_data import TOKENIZER
+from helpers.random_datasets import Document, build_ours
+
+import binidx
+from binidx.corpus.convert import convert_dataset
+from binidx.run.plan import node_check
+from binidx.tools import main
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = tmp_path_factory.mktemp("node") / "en"
+    rng = np.random.default_rng(0)
+    documents = [Document(rng.integers(1, 500, 50, dtype=np.uint16), [50], [0]) for _ in range(2000)]
+    build_ours(prefix, documents, np.uint16, multimodal=False)
+    return str(prefix)
+
+
+@pytest.fixture(scope="module")
+def remote(local: str, s3: Any) -> str:
+    uri = f"{s3.fresh()}/en"
+    convert_dataset(local, uri)
+    return uri
+
+
+def save(directory: Path, prefix: str, **options: Any) -> str:
+    config = binidx.GPTDatasetConfig(**{
+        "random_seed": 1, "sequence_length": 16, "blend": ([prefix], None), "split": "1,0,0", "tokenizer": TOKENIZER,
+        "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False, **options,
+    })  # fmt: skip
+    binidx.Run(config, [1000, 0, 0], 8).save(path := f"{directory}/run.json")
+    return path
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, tuple[str, str]]:
+    """Run the command; return what was checked -> state and detail."""
+    assert main(["check-node", *arguments, "--json"]) == status
+    result = json.loads(capsys.readouterr().out)
+    return {row["what"]: (row["state"], row["detail"]) for row in result["checks"]}
+
+
+def test_a_sound_node_reads_its_store_and_leaves_nothing_behind(
+    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", f"{tmp_path}/index")
+    monkeypatch.setenv("BINIDX_CACHE_DIR", f"{tmp_path}/tokens")
+    (tmp_path / "caches").mkdir()
+    found = check(capsys, save(tmp_path, remote, path_to_cache=f"{tmp_path}/caches"), "--strict")
+    assert {state for state, _ in found.values()} == {"ok"}
+    store, index, tokens, caches = found.values()
+    assert "0 of 64 requests refused" in store[1]
+    assert "needed for index files" in index[1]
+    assert "needed for an epoch of this node's tokens" in tokens[1]
+    assert caches[1] == "an object was written, read and removed"
+    assert [*(tmp_path / "caches").iterdir()] == []
+
+
+def test_the_caches_of_a_run_in_a_store_are_tried_there(
+    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = check(capsys, save(tmp_path, remote))
+    assert found[f"{remote}/cache/GPTDataset_indices"] == ("ok", "an object was written, read and removed")
+
+
+def test_directories_without_access_or_room_are_named(
+    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("BINIDX_CACHE_DIR", f"{tmp_path}/file/tokens")
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
+    found = check(capsys, save(tmp_path, remote, path_to_cache=f"{tmp_path}/file/caches"), status=1)
+    assert found[f"{tmp_path}/file/tokens"][0] == "failed"
+    assert "Not a directory; needed a directory that this user can write to" in found[f"{tmp_path}/file/tokens"][1]
+    assert found["directory of index files"][0] == "warning"
+    assert found[f"{tmp_path}/file/caches"][0] == "warning"
+    assert "indices cannot be kept here" in found[f"{tmp_path}/file/caches"][1]
+
+
+def test_a_clock_that_differs_from_that_of_the_file_system_is_a_warning(
+    local: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now = save(tmp_path, local, path_to_cache=f"{tmp_path}/caches"), node_check.time.time
+    monkeypatch.setattr(node_check.time, "time", lambda: now() + 3600)
+    found = check(capsys, run, "--strict", status=1)
+    assert found == {
+        f"{tmp_path}/caches": ("warning", "its clock and that of this node differ by 3600 s; set both by NTP")
+    }
+
+
+def test_the_text_names_the_state_first(local: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-node", save(tmp_path, local, path_to_cache=f"{tmp_path}/caches")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"ok       {tmp_path}/caches", "         an object was written, read and removed"]
