@@ -16,6 +16,7 @@ import pytest
 import binidx
 from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile, StorageFormat, _Convert, convert_dataset
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
+from binidx.dataset.planned import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE
 from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FILE
@@ -25,7 +26,6 @@ from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
-from binidx.order.read_plan import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.finish import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
@@ -48,7 +48,7 @@ RUN = format_run(
 )
 MANIFEST = Manifest("0.1", {"seed": 7}, {}, {"idx": IDENTITY}, None, {"a": StoredArray("<i4", (10, 2), 208, "ab")})
 PLAN = ReadPlan(
-    "f", {"class": "GPTDataset"}, 0, 8, 4, 24, True, False, True,
+    "f", 0, 8, 4, 24, True, True, {"class": "GPTDataset"}, False,
     [PlannedSource("en", "uint16", [PlannedFile("en.bin", IDENTITY, None, 8, 8)])],
 )  # fmt: skip
 STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})

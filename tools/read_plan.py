@@ -18,19 +18,10 @@ import argparse
 
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 
-from ._command import RESUMES, chosen, command, print_result, shard
+from ._command import RESUMES, chosen, command, print_result
 from ._display import Bar, counts
-from ._runs import add_run, open_run, parse_steps
-
-
-def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    add_run(options)
-    options.add_argument("to", metavar="DIR", help="where to, path or URI")
-    options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
-    options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
-    options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
+from ._runs import open_run, parse_steps
+from .bake import add_options
 
 
 def write_plan(arguments: argparse.Namespace) -> None:

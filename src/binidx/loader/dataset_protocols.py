@@ -128,7 +128,7 @@ def find_megatron_samples(dataset: Any) -> str | None:
 
 def get_stored_order(dataset: Any) -> str | None:
     """Return the identity of the order in which a dataset is stored; None if its order is its own."""
-    return dataset.baked.fingerprint if isinstance(dataset, BakedDataset) else None
+    return dataset.stored.fingerprint if isinstance(dataset, BakedDataset) else None
 
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:

@@ -11,57 +11,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from binidx.dataset.planned import check_plannable
-from binidx.errors import ConfigError, ObjectExistsError, StorageError
+from binidx.dataset import planned
+from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
+from binidx.errors import ConfigError, ObjectExistsError
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.read_plan import (
-    BLOCK_SAMPLES,
-    PLAN_FILE,
-    PlannedFile,
-    PlannedPieces,
-    PlannedSource,
-    ReadPlan,
-    format_blocks,
-    format_table,
-    part_location,
-    read_plan,
-)
+from binidx.run.provenance.baking import describe_samples
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, read_document
 from binidx.storage.ranges import stored_reader
-from binidx.storage.requests.remote_object import is_absent, object_exists, object_identity
+from binidx.storage.requests.remote_object import find_object, object_exists
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
 
 PART_SAMPLES = 1 << 18
 """Samples of a part: 15 MB with 5 pieces a sample, 54 MB with 20."""
 
-AT_ONCE = 256 * BLOCK_SAMPLES
+AT_ONCE = 256 * planned.BLOCK_SAMPLES
 """Samples whose places are computed at once: 3 MB of arrays with 5 pieces a sample."""
 
 KINDS = ("GPTDataset", "BestFitGPTDataset")
 """Recorded names of the datasets whose samples are their tokens, pieces and the config alone."""
-
-
-class WrittenPlan(NamedTuple):
-    """Result of `write_read_plan`: the number of parts written, and of all parts that other machines must still write.
-
-    The plan can be read if none is missing."""
-
-    written: int
-    missing: int
 
 
 def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
@@ -83,22 +63,15 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     check_steps(steps, order.num_steps())
     if not steps:
         raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to plan")
-    config, schedule, members = order.config, order.reading.schedule, list_members(order.order)
-    check_plannable(config)
+    members = list_members(order.order)
     for member in members:
-        _check_member(member, config.sequence_length)
+        _check_member(member, order.config.sequence_length)
     is_single = order.reading.dataloader_type == "single"
     identity = order.order.identity if is_single else {"class": "PlannedDataset", "fingerprint": order.fingerprint}
     return ReadPlan(
-        fingerprint=order.fingerprint,
+        **describe_samples(order, steps, PART_SAMPLES),
         order=json.loads(json.dumps(identity, default=str)),
-        first=schedule.samples_before(steps.start),
-        stop=schedule.samples_before(steps.stop),
-        samples_per_part=PART_SAMPLES,
-        sequence_length=config.sequence_length,
-        add_extra_token=config.add_extra_token_to_sequence,
         masks_ends=any(isinstance(member, PackedOrder) and member.ends_documents for member in members),
-        blended=order.is_blended,
         sources=OPENS.map(_describe_source, order.sources),
     )
 
@@ -106,8 +79,8 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
 def _check_member(member: Order, sequence_length: int) -> None:
     """Raise ConfigError unless the samples of a source are GPT samples of this length."""
     order = member.order if isinstance(member, LazyOrder) else member
-    if not isinstance(order, GPTOrder | PackedOrder) or order.parameters.kind.partition("-")[0] not in KINDS:
-        kind = order.parameters.kind if isinstance(order, GPTOrder | PackedOrder) else type(order).__name__
+    kind = order.parameters.kind if isinstance(order, GPTOrder | PackedOrder) else type(order).__name__
+    if not isinstance(order, GPTOrder | PackedOrder) or kind.partition("-")[0] not in KINDS:
         raise ConfigError(f"order: found samples of {kind}, a read plan needs those of {' or '.join(KINDS)}")
     if order.parameters.sequence_length != sequence_length:
         lengths = f"{order.parameters.sequence_length} and {sequence_length} tokens"
@@ -119,24 +92,13 @@ def _describe_source(source: Source) -> PlannedSource:
     reader, parts = dataset.bin_reader, [(dataset.bin_reader, dataset.index.num_bytes)]
     if isinstance(reader, JoinedReader):  # of a virtual merge
         parts = [*zip(reader.parts, reader.sizes, strict=True)]
-    files = [_describe_file(*part, dataset.storage_options) for part in parts]
+    files = []
+    for part, num_bytes in parts:
+        stored = stored_reader(part)
+        sums = find_object(Location(stored.uri + SUFFIX, dataset.storage_options))
+        identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
+        files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
     return PlannedSource(source.prefix, np.dtype(dataset.index.dtype).name, files)
-
-
-def _describe_file(reader: RangeReader, num_bytes: int, options: Mapping[str, Any] | None) -> PlannedFile:
-    stored = stored_reader(reader)
-    sums = _find_identity(Location(stored.uri + SUFFIX, options)) if codec_of(stored.uri) == "raw" else None
-    return PlannedFile(stored.uri, dict(stored.identity), sums, reader.size, num_bytes)
-
-
-def _find_identity(location: Location) -> dict[str, Any] | None:
-    """Return the identity of an object; None if there is none."""
-    try:
-        return object_identity(location)
-    except StorageError as error:
-        if is_absent(error):
-            return None
-        raise
 
 
 def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
@@ -165,7 +127,7 @@ def write_read_plan(
     num_shards: int = 1,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_samples: None,
-) -> WrittenPlan:
+) -> tuple[int, int]:
     """Write the read plan of a run, which `PlannedDataset` reads; keep the parts that exist.
 
     Args:
@@ -189,24 +151,23 @@ def write_read_plan(
     target = Location.of(directory, storage_options)
     draft = target / "draft.json"
     put_if_absent(draft, plan.format())
-    found, plan_digest = read_plan(draft)
+    found, plan_digest = planned.read_plan(draft)
     if found != plan:
         raise ObjectExistsError(
             f"{draft}: is of another run, of other steps, or of data that changed since; write into another directory"
         )
 
     def write(part: range) -> bool:
-        file = part_location(target, part)
+        file, sizes = part_location(target, part), list[int]()
         if object_exists(file):
             watch(len(part))
             return False
-        sizes: list[int] = []
         with create_object(file) as out:
             for first in range(part.start, part.stop, AT_ONCE):
                 positions = np.arange(first, min(first + AT_ONCE, part.stop))
-                sizes += map(out.write, format_blocks(locate_pieces(order, positions), first, plan_digest))
+                sizes += map(out.write, planned.format_blocks(locate_pieces(order, positions), first, plan_digest))
                 watch(len(positions))
-            out.write(format_table(sizes, part, plan_digest))
+            out.write(planned.seal(np.array(sizes, "<u4").tobytes(), part, plan_digest))
         return True
 
     with OPENS.executor(threads) as pool:
@@ -214,5 +175,5 @@ def write_read_plan(
     others = [part_location(target, part) for part in plan.parts()] if num_shards > 1 else []
     missing = OPENS.map(object_exists, others).count(False)
     if not missing:
-        put_if_absent(target / "readplan.json", read_document(PLAN_FILE, draft))
-    return WrittenPlan(written, missing)
+        put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
+    return written, missing
