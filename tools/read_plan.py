@@ -33,13 +33,11 @@ def write_plan(arguments: argparse.Namespace) -> None:
     total = sum(map(len, mine))
     with Bar("read-plan") as bar:
         bar.begin("read-plan", total, 0, "samples")
-        options = chosen(arguments, "threads", "storage_options")
-        shares = {"shard": number, "num_shards": count}
-        written, missing = write_read_plan(order, arguments.to, plan, **shares, **options, watch=bar.advance)
-    text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now"
-    rest = f"; {counts(parts=missing)} of other shares missing" if missing else ""
+        options = chosen(arguments, "threads", "storage_options") | {"shard": number, "num_shards": count}
+        written, missing = write_read_plan(order, arguments.to, plan, **options, watch=bar.advance)
+    text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {missing} missing"
     values = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "missing": missing}
-    print_result(values, f"{arguments.to}: {text}{rest}", arguments)
+    print_result(values, f"{arguments.to}: {text}", arguments)
 
 
 main = command("read-plan", __doc__, add_options, write_plan, RESUMES)

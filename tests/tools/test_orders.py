@@ -206,9 +206,9 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--shard", "1/2"]) == 0
-    assert "0 samples in 0 parts, 0 written now; 1 part of other shares missing" in capsys.readouterr().out
+    assert "0 samples in 0 parts, 0 written now, 1 missing" in capsys.readouterr().out
     assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--shard", "0/2"]) == 0
-    assert "120 samples in 1 part, 1 written now\n" in capsys.readouterr().out
+    assert "120 samples in 1 part, 1 written now, 0 missing\n" in capsys.readouterr().out
     assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--json"]) == 0
     sizes = {"samples": 120, "parts": 1, "written": 0, "missing": 0}
     assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/plan", **sizes}

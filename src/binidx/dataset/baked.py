@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
 from binidx.dataset.token_dataset import TokenDataset
@@ -99,19 +100,20 @@ class PositionedDataset(ABC):
         uri: of the description.
     """
 
-    RECORDED_NAME: ClassVar[str]
-    UNPICKLED: ClassVar[Sequence[str]] = ("_samples",)
-    """Attributes that are made again."""
+    masks_ends = False
+    """Whether the last token of each piece has no label."""
 
     def __init__(self, directory: str, config: GPTDatasetConfig, stored: Baked, uri: str) -> None:
         self.directory, self.config, self.stored = directory, config, stored
+        if isinstance(config, GPTFIMDatasetConfig):
+            raise ConfigError("fim_rate: found fill in the middle, which a stored order lacks; train from the run")
         needed = (config.sequence_length, config.add_extra_token_to_sequence)
         found = (stored.sequence_length, stored.add_extra_token)
         if needed != found:
             raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); write it again")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self.UNPICKLED}
+        return {name: value for name, value in vars(self).items() if name not in ("_samples", "_assemble")}
 
     def __len__(self) -> int:
         return self.stored.stop
@@ -134,17 +136,17 @@ class PositionedDataset(ABC):
             raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
         samples, ids = self._read(positions)
         assert isinstance(samples, Samples)  # as GPTAssemble makes them
-        if ids is None:
-            return samples
-        return Samples(len(positions), samples.columns, samples.shared, {"dataset_id": ids.astype(np.int16)})
+        numbers = {} if ids is None else {"dataset_id": ids.astype(np.int16)}
+        return Samples(len(positions), samples.columns, samples.shared, numbers)
 
     @abstractmethod
     def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
         """Return the samples at these positions, and the source of each; None if the run is no blend."""
 
-    def _make_assemble(self, *, masks_ends: bool = False) -> GPTAssemble:
+    @cached_property
+    def _assemble(self) -> GPTAssemble:
         pad = choose_pad_token(self.config.tokenizer, bool(self.config.allow_ambiguous_pad_tokens))
-        return GPTAssemble.of(self.config, pad, masks_ends=masks_ends)
+        return GPTAssemble.of(self.config, pad, masks_ends=self.masks_ends)
 
 
 class BakedDataset(PositionedDataset):
@@ -188,7 +190,7 @@ class BakedDataset(PositionedDataset):
 
     @cached_property
     def _samples(self) -> TokenDataset:
-        return TokenDataset(self.order, self.parts, [self._make_assemble()] * len(self.parts))
+        return TokenDataset(self.order, self.parts, [self._assemble] * len(self.parts))
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the stored tokens.

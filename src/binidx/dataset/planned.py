@@ -23,18 +23,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.baked import Baked, PositionedDataset
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.torch_bridge import Sample
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.virtual import named_location
@@ -45,7 +45,7 @@ from binidx.order.source_order import join_ranges
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import Bytes, Range, RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import read_many, stored_reader
@@ -170,12 +170,8 @@ def format_blocks(pieces: PlannedPieces, first: int, plan_digest: str) -> Iterat
 
 def seal(data: bytes, positions: range, plan_digest: str) -> bytes:
     """Return bytes that describe the samples at these positions, and their digest."""
-    return data + _digest(data, positions, plan_digest)
-
-
-def _digest(data: Bytes, positions: range, plan_digest: str) -> bytes:
     seed = xxhash.xxh3_64_intdigest(f"{plan_digest} {positions.start} {positions.stop}".encode())
-    return xxhash.xxh3_64_intdigest(data, seed).to_bytes(DIGEST_BYTES, "little")
+    return data + xxhash.xxh3_64_intdigest(data, seed).to_bytes(DIGEST_BYTES, "little")
 
 
 class PlannedRows:
@@ -188,8 +184,7 @@ class PlannedRows:
     """
 
     def __init__(self, directory: Location, plan: ReadPlan, plan_digest: str) -> None:
-        self.directory, self.parts, self.plan_digest = directory, plan.parts(), plan_digest
-        self.first, self.samples_per_part = plan.first, plan.samples_per_part
+        self.directory, self.plan, self.parts, self.plan_digest = directory, plan, plan.parts(), plan_digest
         self._opened: dict[int, tuple[RangeReader, Numbers]] = {}
 
     def read(self, positions: Numbers) -> PlannedPieces:
@@ -202,14 +197,13 @@ class PlannedRows:
             FormatError: a part is damaged, or of another plan.
             ObjectNotFoundError: a part is missing.
         """
-        part, in_part = np.divmod(positions - self.first, self.samples_per_part)
+        part, in_part = np.divmod(positions - self.plan.first, self.plan.samples_per_part)
         in_part, row = np.divmod(in_part, BLOCK_SAMPLES)
-        blocks_per_part = -(-self.samples_per_part // BLOCK_SAMPLES)
+        blocks_per_part = -(-self.plan.samples_per_part // BLOCK_SAMPLES)
         blocks, place = np.unique(part * blocks_per_part + in_part, return_inverse=True)
         of_part, blocks = np.divmod(blocks, blocks_per_part)
-        decoded = []
-        for number in np.unique(of_part).tolist():
-            decoded += self._read_blocks(number, blocks[of_part == number])
+        reads = [self._read_blocks(number, blocks[of_part == number]) for number in np.unique(of_part).tolist()]
+        decoded = [*chain(*reads)]
         samples, pieces = (np.concatenate(columns) for columns in zip(*decoded, strict=True))
         row += np.cumsum([0, *(len(own) for own, _ in decoded)])[place.reshape(-1)]
         ends = np.concatenate([[0], np.cumsum(samples["num_pieces"], dtype=np.int64)])
@@ -224,7 +218,7 @@ class PlannedRows:
         reader, ends = self._open_part(number)
         positions = [self.parts[number][block * BLOCK_SAMPLES :][:BLOCK_SAMPLES] for block in blocks.tolist()]
         ranges = list(zip(ends[blocks].tolist(), ends[blocks + 1].tolist(), strict=True))
-        views = zip(self._read_sealed(reader, ranges, positions), positions, strict=True)
+        views = zip(self._unseal(reader, ranges, positions), positions, strict=True)
         split = [(view, len(own) * SAMPLE.itemsize) for view, own in views]
         return [(np.frombuffer(view[:size], SAMPLE), np.frombuffer(view[size:], PIECE)) for view, size in split]
 
@@ -236,7 +230,7 @@ class PlannedRows:
         location = part_location(self.directory, part)
         reader = open_object(location, cache=False)
         table_bytes = 4 * -(-len(part) // BLOCK_SAMPLES) + DIGEST_BYTES
-        table = self._read_sealed(reader, [(max(0, reader.size - table_bytes), reader.size)], [part])[0]
+        table = self._unseal(reader, [(max(0, reader.size - table_bytes), reader.size)], [part])[0]
         ends = np.concatenate([[0], np.cumsum(np.frombuffer(table, "<u4"), dtype=np.int64)])
         if location.local_path is None:
             reader = ChunkCache(reader, chunk_bytes=CHUNK_BYTES)
@@ -244,23 +238,18 @@ class PlannedRows:
         self._opened = {**dict([*self._opened.items()][-1:]), number: (reader, ends)}
         return reader, ends
 
-    def _read_sealed(
-        self, reader: RangeReader, ranges: Sequence[Range], positions: Sequence[range]
-    ) -> list[memoryview]:
+    def _unseal(self, reader: RangeReader, ranges: Sequence[Range], positions: Sequence[range]) -> list[memoryview]:
         """Return the bytes of ranges without their digests; wrong ones are read again, from the store."""
         views = reader.read(ranges)
         for place, own in enumerate(positions):
-            if not self._is_right(views[place], own):
+            if views[place] != seal(bytes(views[place][:-DIGEST_BYTES]), own, self.plan_digest):
                 views[place] = stored_reader(reader).read([ranges[place]])[0]
-            if not self._is_right(views[place], own):
+            if views[place] != seal(bytes(views[place][:-DIGEST_BYTES]), own, self.plan_digest):
                 raise FormatError(
                     f"{reader.uri}: rows of positions {own.start} to {own.stop} are damaged or of another plan, read "
                     "twice; delete this file and write it again with binidx read-plan"
                 )
         return [view[:-DIGEST_BYTES] for view in views]
-
-    def _is_right(self, view: memoryview, positions: range) -> bool:
-        return view[-DIGEST_BYTES:] == _digest(view[:-DIGEST_BYTES], positions, self.plan_digest)
 
 
 class PlannedDataset(PositionedDataset):
@@ -279,6 +268,10 @@ class PlannedDataset(PositionedDataset):
         config: config of the run. It names the data that may be read; sequence_length, extra token and masks must be
             the run's.
 
+    Attributes:
+        order_identity: identity of the samples and their order, in JSON values: that of the run's own dataset, if its
+            sampler is "single".
+
     Raises:
         ConfigError: the config has another sequence_length or extra token, or does not name a prefix of the plan.
         FormatError: the description is invalid. On read: rows are damaged.
@@ -293,15 +286,13 @@ class PlannedDataset(PositionedDataset):
     """
 
     RECORDED_NAME: ClassVar[str] = "PlannedDataset"
-    UNPICKLED = ("_assemble", "_rows", "readers")
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        self.file = Location(directory, config.storage_options) / "readplan.json"
-        self.plan, self.plan_digest = read_plan(self.file)
-        if isinstance(config, GPTFIMDatasetConfig):
-            raise ConfigError("fim_rate: found fill in the middle, a read plan has no numbers to seed it; leave it")
-        super().__init__(directory, config, self.plan, self.file.uri)
-        self.readers  # noqa: B018 - checks that the config names them
+        folder = Location(directory, config.storage_options)
+        self.plan, plan_digest = read_plan(file := folder / "readplan.json")
+        super().__init__(directory, config, self.plan, file.uri)
+        self.masks_ends, self.order_identity = self.plan.masks_ends, self.plan.order
+        self._rows, self._readers = PlannedRows(folder, self.plan, plan_digest), list_readers(self.plan, file, config)
 
     def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
         """Read the rows, then the tokens of all sources at once."""
@@ -312,40 +303,15 @@ class PlannedDataset(PositionedDataset):
             dtype, own = np.dtype(self.plan.sources[source].dtype), join_ranges(first, stop)
             starts, stops = pieces.starts[own], pieces.starts[own] + pieces.num_tokens[own] * dtype.itemsize
             parts.append((dtype, np.concatenate([[0], np.cumsum(stop - first)]), places.tolist()))
-            reads.append((self.readers[source], list(zip(starts.tolist(), stops.tolist(), strict=True))))
+            reads.append((self._readers[source], list(zip(starts.tolist(), stops.tolist(), strict=True))))
         try:
             views = read_many(reads)
         except (ObjectChangedError, ObjectNotFoundError) as error:
             again = "is of the data as it was; bring that back, or write the plan again with binidx read-plan"
             raise type(error)(f"{error}; the read plan {self.directory} {again}") from error
         for (dtype, bounds, rows), own_views in zip(parts, views, strict=True):
-            code = DType.code_from_dtype(dtype)
-            batch.fill(own_views, bounds, rows, dtype_code=code, item_bytes=dtype.itemsize)
+            batch.fill(own_views, bounds, rows, dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
         return self._assemble.finish(batch), pieces.sources if self.plan.blended else None
-
-    @cached_property
-    def _assemble(self) -> Any:
-        return self._make_assemble(masks_ends=self.plan.masks_ends)
-
-    @cached_property
-    def _rows(self) -> PlannedRows:
-        return PlannedRows(Location(self.directory, self.config.storage_options), self.plan, self.plan_digest)
-
-    @cached_property
-    def readers(self) -> list[RangeReader]:
-        """Readers of the plain tokens of each source, whose files are opened at the first read."""
-        blends = [self.config.blend, *(self.config.blend_per_split or ())]
-        named = {prefix for blend in blends if blend for prefix in blend[0]}
-
-        def read_lazily(file: PlannedFile) -> LazyReader:
-            is_named = strip_bin_suffix(file.uri) in named
-            location = Location(file.uri, self.file.options) if is_named else named_location(file.uri, self.file)
-            return LazyReader(file.uri, file.size, partial(open_planned, location, file, self.config.mmap_bin_files))
-
-        return [
-            JoinedReader(source.prefix, [*map(read_lazily, source.files)], [file.num_bytes for file in source.files])
-            for source in self.plan.sources
-        ]
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the tokens.
@@ -353,12 +319,32 @@ class PlannedDataset(PositionedDataset):
         Returns:
             One reader for each source; its files may not be open yet.
         """
-        return self.readers
+        return self._readers
 
-    @property
-    def order_identity(self) -> Any:
-        """Identity of the samples and their order: that of the run's own dataset if its sampler is "single"."""
-        return self.plan.order
+
+def list_readers(plan: ReadPlan, file: Location, config: GPTDatasetConfig) -> list[RangeReader]:
+    """Return readers of the plain tokens of each source, whose files are opened at the first read.
+
+    Args:
+        plan: the description.
+        file: its location.
+        config: config of the run.
+
+    Raises:
+        ConfigError: the plan names data that the config does not name, on a host or in a bucket of its own.
+    """
+    blends = [config.blend, *(config.blend_per_split or ())]
+    named = {prefix for blend in blends if blend for prefix in blend[0]}
+
+    def read_lazily(planned: PlannedFile) -> LazyReader:
+        is_named = strip_bin_suffix(planned.uri) in named
+        location = Location(planned.uri, file.options) if is_named else named_location(planned.uri, file)
+        return LazyReader(planned.uri, planned.size, partial(open_planned, location, planned, config.mmap_bin_files))
+
+    return [
+        JoinedReader(source.prefix, [*map(read_lazily, source.files)], [planned.num_bytes for planned in source.files])
+        for source in plan.sources
+    ]
 
 
 def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeReader:

@@ -480,13 +480,14 @@ def test_samples_that_are_more_than_their_tokens_are_refused(prefixes: list[str]
     (one,) = run.parts
     sources = one.dataset, one.dataset_path, one.indices, 100, one.index_split
     varlen = binidx.VarlenGPTDataset(*sources, run.config)
-    with pytest.raises(
-        ConfigError, match="order: found samples of VarlenGPTDataset, a read plan needs those of GPTDat"
-    ):
+    with pytest.raises(ConfigError, match="order: found VarlenGPTDataset of 16 tokens, a read plan needs GPTDat"):
         plan_reads(order_of(varlen), range(4))
     windows = load(prefixes[0])
     staged = binidx.LengthStagedDataset(windows, [binidx.LengthStage(4, 40), binidx.LengthStage(16, 20)])
-    with pytest.raises(ConfigError, match="order: found samples of 4 and 16 tokens, a read plan stores one length"):
+    with pytest.raises(
+        ConfigError,
+        match=r"order: found GPTDataset of 4 tokens, a read plan needs .* of 16",
+    ):
         plan_reads(order_of(staged), range(4))
     tokens = dict.fromkeys(("prefix", "middle", "suffix", "pad", "eod"), "t")
     fields = {name: value for name, value in vars(windows.config).items() if name in _init_fields(windows.config)}

@@ -48,15 +48,20 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
         IndexError: a step is beyond the end of the run.
         ConfigError: there are no steps, or the bounds of documents matter to the samples, which a bake does not store.
     """
-    check_steps(steps, order.num_steps())
-    if not steps:
-        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to bake")
+    check_planned(order, steps, "bake")
     config = order.config
     if any(isinstance(member, PackedOrder) for member in list_members(order.order)):
         raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
     check_bakeable(config)
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(**describe_samples(order, steps, max(1, PART_BYTES // stored)))
+
+
+def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
+    """Raise IndexError or ConfigError unless a run has these steps, at least one."""
+    check_steps(steps, order.num_steps())
+    if not steps:
+        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
 
 
 def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.run.provenance.baking import describe_samples
+from binidx.run.provenance.baking import check_planned, describe_samples
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.schedule import check_steps
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location
@@ -60,9 +59,7 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
 
     Source: ours.
     """
-    check_steps(steps, order.num_steps())
-    if not steps:
-        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to plan")
+    check_planned(order, steps, "plan")
     members = list_members(order.order)
     for member in members:
         _check_member(member, order.config.sequence_length)
@@ -76,15 +73,14 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     )
 
 
-def _check_member(member: Order, sequence_length: int) -> None:
+def _check_member(member: Order, length: int) -> None:
     """Raise ConfigError unless the samples of a source are GPT samples of this length."""
     order = member.order if isinstance(member, LazyOrder) else member
-    kind = order.parameters.kind if isinstance(order, GPTOrder | PackedOrder) else type(order).__name__
-    if not isinstance(order, GPTOrder | PackedOrder) or kind.partition("-")[0] not in KINDS:
-        raise ConfigError(f"order: found samples of {kind}, a read plan needs those of {' or '.join(KINDS)}")
-    if order.parameters.sequence_length != sequence_length:
-        lengths = f"{order.parameters.sequence_length} and {sequence_length} tokens"
-        raise ConfigError(f"order: found samples of {lengths}, a read plan stores one length")
+    kind, found = type(order).__name__, 0
+    if isinstance(order, GPTOrder | PackedOrder):
+        kind, found = order.parameters.kind, order.parameters.sequence_length
+    if kind.partition("-")[0] not in KINDS or found != length:
+        raise ConfigError(f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(KINDS)} of {length}")
 
 
 def _describe_source(source: Source) -> PlannedSource:
@@ -172,8 +168,7 @@ def write_read_plan(
 
     with OPENS.executor(threads) as pool:
         written = sum(pool.map(write, plan.parts()[shard::num_shards]))
-    others = [part_location(target, part) for part in plan.parts()] if num_shards > 1 else []
-    missing = OPENS.map(object_exists, others).count(False)
+    missing = OPENS.map(object_exists, [part_location(target, part) for part in plan.parts()]).count(False)
     if not missing:
         put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
     return written, missing
