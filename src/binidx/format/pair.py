@@ -41,6 +41,8 @@ from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
 logger = logging.getLogger(__name__)
+DIGEST = "index_digest"
+"""Name of the seal of `IndexedDataset.identity`."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +123,16 @@ class _Opening:
         idx_reader = open_object(idx, mmap=self.mmap, cache="disk")
         before = before or dict(idx_reader.identity)
 
-        def read_index(reader: RangeReader) -> SequenceIndex:
-            seal = find_seal(reader, prefix.settings, f"idx {self.multimodal}")
-            checked = seal.read()
-            num_tokens = None if checked is None else int(checked)
-            index = parse_index(read_whole(reader), uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
-            if num_tokens is None:
-                seal.write(str(index.num_tokens))
-            return index
-
         def open_tokens() -> RangeReader:
             return open_bin(prefix, mmap=self.mmap, cache=self.cache)
 
         def open_both(reader: RangeReader) -> Pair:
-            read = partial(read_index, reader)
+            def read() -> SequenceIndex:
+                return self._parse_index(read_whole(reader), reader, idx)
+
             index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
             pair = _join(index, bin_reader, dict(idx_reader.identity))
-            seal = find_seal(reader, prefix.settings, "index_digest")
+            seal = find_seal(reader, prefix.settings, DIGEST)
             return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
 
         try:
@@ -161,16 +156,32 @@ class _Opening:
         """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
         idx, data = prefix + ".idx", listed.index
         try:
-            if data is None:
-                data = read_whole(open_object(idx, cache="disk", found=listed.idx))
+            reader = open_object(idx, cache="disk", found=listed.idx) if data is None else None
+            data = read_whole(reader) if reader else data
             bin_reader = open_bin(prefix, listed=listed, cache=self.cache)
-            index = parse_index(data, uri=idx.uri, multimodal=self.multimodal)
-            pair = replace(_join(index, bin_reader, listed.identity), marks=version_marks(bin_reader))
+            pair = _join(self._parse_index(data, reader, idx), bin_reader, listed.identity)
+            seal = find_seal(reader, idx.settings, DIGEST)
+            pair = replace(pair, marks=version_marks(bin_reader), digest_seal=seal)
         except (FormatError, StorageError):
             listed.index = None
             return None
         listed.index = data
         return pair
+
+    def _parse_index(self, data: memoryview | None, reader: RangeReader | None, idx: Location) -> SequenceIndex:
+        """Return the arrays of an `.idx`, fully checked, by this process or by another one of this node.
+
+        Args:
+            data: its bytes.
+            reader: reader of them; None for bytes of a bundle.
+        """
+        seal = find_seal(reader, idx.settings, f"idx {self.multimodal}")  # of what is mapped now
+        checked = seal.read()
+        num_tokens = None if checked is None else int(checked)
+        index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
+        if checked is None:
+            seal.write(str(index.num_tokens))
+        return index
 
 
 def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import binidx
+from binidx.corpus.convert import convert_dataset
 from binidx.errors import FormatError
 from binidx.index.cache.index_files import IndexFiles, hash_npy
 from binidx.index.cache.manifest import StoredArray
+from binidx.storage.cache import cached_object
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores import local
 from binidx.storage.stores.local import LocalFile
@@ -145,3 +150,43 @@ def test_an_array_is_hashed_once_on_a_node_and_again_when_it_changes(tmp_path: P
     rewrite(path, 4096, b"x")
     with pytest.raises(FormatError, match="XXH3"):
         files.read_array("a", stored)
+
+
+def last_byte(uri: str) -> bytes:
+    """Return the last byte of a remote `.idx`, read through the disk cache by an object that no other reader has."""
+    gc.collect()
+    return bytes(read_whole(open_object(f"{uri}.idx", cache="disk"))[-1:])
+
+
+def test_the_chunks_of_a_cached_file_are_compared_once_on_a_node_and_again_when_it_changes(
+    tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_object, "TICK_SECONDS", 0)
+    write_dataset(tmp_path / "en")
+    uri = f"{s3.fresh()}/en"
+    convert_dataset(tmp_path / "en", uri)
+    right = last_byte(uri)
+    assert "good" in seals(tmp_path).values()
+    [block] = (tmp_path / "node" / "objects").rglob("*.block")
+    rewrite(block, block.stat().st_size - 1, b"x")  # its mtime is as it was: only its chunks would show it
+    assert last_byte(uri) == b"x"
+    os.utime(block)
+    assert last_byte(uri) == right
+
+
+def test_a_block_that_was_just_written_is_not_sealed(tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_object, "TICK_SECONDS", 1e9)
+    write_dataset(tmp_path / "en")
+    uri = f"{s3.fresh()}/en"
+    convert_dataset(tmp_path / "en", uri)
+    last_byte(uri)
+    assert not (tmp_path / "node" / "seals").exists()
+
+
+def test_a_block_marked_as_used_keeps_its_seal(tmp_path: Path) -> None:
+    block = tmp_path / "00000000.block"
+    block.write_bytes(b"x")
+    os.utime(block, (1, 1))
+    cached_object._touch(str(block))
+    assert block.stat().st_mtime == 1
+    assert block.stat().st_atime > 1

@@ -141,7 +141,8 @@ class IndexFiles:
             found: the object to read, if it is known; that saves a HEAD.
         """
         reader = open_object(self.array_file(name), cache="disk", found=found)
-        seal, content = find_seal(reader, self.directory.settings, "xxh3_64"), read_whole(reader)
+        content = read_whole(reader)
+        seal = find_seal(reader, self.directory.settings, "xxh3_64")  # of what is mapped now
         return content, seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
 
     def read_small(self, suffix: str) -> bytes | None:

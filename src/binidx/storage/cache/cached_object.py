@@ -42,7 +42,9 @@ from binidx.storage.cache.block_files import (
 )
 from binidx.storage.cache.eviction import CacheQuota, warn_once
 from binidx.storage.cache.memory import SingleFlight, runs_of
+from binidx.storage.cache.seals import Seal, make_seal
 from binidx.storage.interfaces import Range
+from binidx.storage.stores.local import node_view
 
 
 class ChunkLocks:
@@ -131,6 +133,12 @@ IDLE_SECONDS = 60.0
 """A block without a read for so long is unmapped; the file of any other is marked as used, for all processes."""
 
 RELEASED_PART = 4
+TICK_SECONDS = 0.05
+"""Age of the last write of a block after which another write is certain to show in its mtime."""
+
+GOOD = "good"
+"""Seal of an object whose chunks all agree with their checksums."""
+
 NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -146,7 +154,7 @@ class CachedObject:
     """
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
-        self.content = content
+        self.content, self.directory = content, directory
         self.path = os.path.join(directory, "objects", content.key)
         self.maps = BlockMaps(content)
         self._tick, self._check_idle_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
@@ -224,7 +232,10 @@ class CachedObject:
         for chunk, block in written:
             if block.is_good(chunk):
                 maps.good_at[chunk] = 1
-        return [chunk for chunk in unsure if not maps.good_at[chunk]]
+        missing = [chunk for chunk in unsure if not maps.good_at[chunk]]
+        if written and not missing and len(chunks) == self.content.num_chunks:
+            self._seal().write(GOOD)
+        return missing
 
     def absent(self, chunks: Sequence[int]) -> list[int]:
         """Return the chunks that were never written; damage is not checked."""
@@ -301,7 +312,24 @@ class CachedObject:
             if block is not None:
                 maps.add(block)
                 maps.used[number] = self._tick
+                if self._seal().read() == GOOD:
+                    maps.good[:] = 1
         return block
+
+    def version_key(self) -> str | None:
+        """See `SealableReader`: that of the mapped file of an object of one block; None for other objects."""
+        block = self.maps.blocks[0] if self.content.num_blocks == 1 else None
+        with contextlib.suppress(OSError):
+            path = block_path(self.path, 0)
+            status = os.stat(path)
+            is_mapped = block is not None and (status.st_dev, status.st_ino) == block.inode
+            if is_mapped and time.time() - status.st_mtime > TICK_SECONDS:
+                return f"{node_view()} {path} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
+        return None
+
+    def _seal(self) -> Seal:
+        """Return the seal of an object of which all chunks agree with their checksums."""
+        return make_seal(self.directory, self.version_key(), "chunks")
 
     def _map(self, number: int, create: bool) -> MappedBlock | None:
         path = block_path(self.path, number)
@@ -381,8 +409,9 @@ def _release_all(directory: str) -> None:
 
 
 def _touch(path: str) -> None:
+    """Mark a block as used: by its atime, as a new mtime would break its seals."""
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
 
 
 def _after_fork() -> None:

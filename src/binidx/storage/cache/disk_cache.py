@@ -8,7 +8,8 @@ The directory lies on a disk of this node or on a file system of the cluster, an
 that can access it. `block_files` describes its files and the locks against eviction, `cached_object` and
 `memory.SingleFlight` which process and thread fetches a chunk, `eviction` the quota.
 
-No cached byte is used before its checksum was compared, once for a chunk and process. So after a kill, a loss of power,
+No cached byte is used before its checksum was compared, once for a chunk and process; of index files, which are one
+block each, once for a node (`seals`). So after a kill, a loss of power,
 a full disk or flipped bits, chunks are fetched again, and wrong bytes are never returned. While a directory is used,
 its files must not be truncated (SIGBUS, as with every mmap); on a local file system they may be removed.
 """
@@ -61,7 +62,10 @@ small indices on a full disk. 8 ranks that each held an index of 81 GB would nee
 _in_memory: list[weakref.ref[NDArray[np.uint8]]] = []
 """Whole files that this process holds in memory, as their directory has no room for them."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+FIRST_PAUSE, LONGEST_PAUSE, WORK_SHARE = 0.001, 0.02, 20
+"""Shortest and longest pause of a thread that waits for chunks, in seconds; and the least ratio of a pause to the CPU
+time of the look before it: of a large file, each of 8 waiting ranks looks at thousands of chunks."""
+
 MARKS = ("etag", "generation", "version", "mtime")
 """Parts of an identity, of which a cached object needs one, else a new content of the same size would go unnoticed. A
 time is the weakest: it misses an object that is replaced within one tick of the store's clock by one of equal size."""
@@ -123,6 +127,9 @@ class DiskCache:
 
     def is_complete(self) -> bool:
         return False
+
+    def version_key(self) -> str | None:
+        return self.cached.version_key()
 
     def read_into(self, gather: Callable[[Any], int]) -> bool:
         self.cached.unmap_idle()
@@ -201,6 +208,7 @@ class DiskCache:
         done: set[int] = set()
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
         place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
+        worked = time.thread_time()
         while missing:
             with (
                 self.cached.flights.started(missing[place : place + at_once]) as (ours, theirs),
@@ -216,14 +224,15 @@ class DiskCache:
                 place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
             elif place >= len(missing):
                 waited |= {*missing}
+                least = WORK_SHARE * (time.thread_time() - worked)
                 if theirs:
-                    next(iter(theirs.values())).wait(LONGEST_PAUSE)
+                    next(iter(theirs.values())).wait(max(LONGEST_PAUSE, least))
                     pause = FIRST_PAUSE
                 else:
                     # A flight without a fetcher: waits for the pause, or until this thread's scope is cancelled.
-                    Flight[int, None]().wait(pause)
+                    Flight[int, None]().wait(max(pause, least))
                     pause = min(LONGEST_PAUSE, 1.5 * pause)
-                place = 0
+                place, worked = 0, time.thread_time()
             before = len(missing)
             missing = [chunk for chunk in self.cached.check_chunks(missing) if chunk not in done]
             if len(missing) < before:

@@ -92,7 +92,8 @@ def blocks_of(object_directory: str) -> list[BlockFile]:
             if entry.name.endswith(".block"):
                 with contextlib.suppress(OSError):
                     stat = entry.stat(follow_symlinks=False)
-                    blocks.append(BlockFile(entry.path, stat.st_blocks * 512, stat.st_mtime))
+                    used_at = max(stat.st_atime, stat.st_mtime)
+                    blocks.append(BlockFile(entry.path, stat.st_blocks * 512, used_at))
     return sorted(blocks, key=lambda block: block.path)
 
 

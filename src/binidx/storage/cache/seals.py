@@ -4,8 +4,9 @@
                                       content: the result of the check
 
 A file that is written to, replaced or restored has another inode or ctime, and after a restart of the machine, which
-may lose pages that were never synced, NODE is another: its seals no longer apply. What a seal says was true of these
-very bytes; bits that flip on the disk later are found as late as those of any mapped file.
+may lose pages that were never synced, NODE is another: its seals no longer apply. (Of a block of a disk cache the mtime
+counts, since its ctime changes when it is marked as used.) What a seal says was true of these very bytes; bits that
+flip on the disk later are found as late as those of any mapped file.
 
 Without seals each process of a node hashes every array of an index, and checks every length of the `.idx`: 0.6 s of
 CPU for 10^8 documents, times 8 ranks, at every start.
@@ -70,17 +71,28 @@ class Seal:
             _remove_old(directory, os.stat(self.path).st_mtime - KEPT_SECONDS)
 
 
-def find_seal(reader: RangeReader, settings: ReadSettings, check: str) -> Seal:
+def find_seal(reader: RangeReader | None, settings: ReadSettings, check: str) -> Seal:
     """Return the seal of a check of the file that a reader maps.
 
     Args:
-        reader: of the whole file.
+        reader: of the whole file; None: its bytes are in memory.
         settings: of the location, with the directory of index files.
         check: name of the check; another result has another name.
     """
-    sealable, directory = as_sealable(reader), directory_of_index(settings)
+    sealable, directory = reader and as_sealable(reader), directory_of_index(settings)
     version = sealable.version_key() if sealable and directory else None
-    if version is None or directory is None:
+    return make_seal(directory, version, check) if directory else Seal()
+
+
+def make_seal(directory: str, version: str | None, check: str) -> Seal:
+    """Return the seal of a check of a version of a file.
+
+    Args:
+        directory: of index files, or of a cache.
+        version: see `SealableReader.version_key`.
+        check: name of the check.
+    """
+    if version is None:
         return Seal()
     key = xxhash.xxh3_128_hexdigest(f"{check} {version}".encode())
     return Seal(os.path.join(directory, "seals", f"{node_id()}-{key}"))
