@@ -101,7 +101,7 @@ class PositionedDataset(ABC):
     """
 
     masks_ends = False
-    """Whether the last token of each piece has no label."""
+    """True if the last token of each piece has no label."""
 
     def __init__(self, directory: str, config: GPTDatasetConfig, stored: Baked, uri: str) -> None:
         self.directory, self.config, self.stored = directory, config, stored
