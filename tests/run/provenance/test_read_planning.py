@@ -495,6 +495,10 @@ def test_samples_that_are_more_than_their_tokens_are_refused(prefixes: list[str]
     planned(windows, f"{tmp_path}/plan")
     with pytest.raises(ConfigError, match="fim_rate: found fill in the middle"):
         binidx.PlannedDataset(f"{tmp_path}/plan", fim)
+    order = order_of(windows)
+    binidx.bake(order, f"{tmp_path}/baked", binidx.plan_bake(order, range(4)))
+    with pytest.raises(ConfigError, match="fim_rate: found fill in the middle"):
+        binidx.BakedDataset(f"{tmp_path}/baked", fim)
 
 
 def _init_fields(config: Any) -> set[str]:
