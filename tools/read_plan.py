@@ -29,8 +29,7 @@ def write_plan(arguments: argparse.Namespace) -> None:
     order = open_run(arguments)
     plan = plan_reads(order, parse_steps(order, arguments.steps))
     number, count = arguments.shard
-    mine = plan.parts()[number::count]
-    total = sum(map(len, mine))
+    total = sum(map(len, mine := plan.parts()[number::count]))
     with Bar("read-plan") as bar:
         bar.begin("read-plan", total, 0, "samples")
         options = chosen(arguments, "threads", "storage_options") | {"shard": number, "num_shards": count}

@@ -227,12 +227,11 @@ class PlannedRows:
         if (opened := self._opened.get(number)) is not None:
             return opened
         part = self.parts[number]
-        location = part_location(self.directory, part)
-        reader = open_object(location, cache=False)
+        reader = open_object(part_location(self.directory, part), cache=False)
         table_bytes = 4 * -(-len(part) // BLOCK_SAMPLES) + DIGEST_BYTES
         table = self._unseal(reader, [(max(0, reader.size - table_bytes), reader.size)], [part])[0]
         ends = np.concatenate([[0], np.cumsum(np.frombuffer(table, "<u4"), dtype=np.int64)])
-        if location.local_path is None:
+        if self.directory.local_path is None:
             reader = ChunkCache(reader, chunk_bytes=CHUNK_BYTES)
         # Two are kept: a batch may end in the next part.
         self._opened = {**dict([*self._opened.items()][-1:]), number: (reader, ends)}
@@ -333,8 +332,7 @@ def list_readers(plan: ReadPlan, file: Location, config: GPTDatasetConfig) -> li
     Raises:
         ConfigError: the plan names data that the config does not name, on a host or in a bucket of its own.
     """
-    blends = [config.blend, *(config.blend_per_split or ())]
-    named = {prefix for blend in blends if blend for prefix in blend[0]}
+    named = {prefix for blend in (config.blend, *(config.blend_per_split or ())) if blend for prefix in blend[0]}
 
     def read_lazily(planned: PlannedFile) -> LazyReader:
         is_named = strip_bin_suffix(planned.uri) in named

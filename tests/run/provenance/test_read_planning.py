@@ -24,6 +24,7 @@ import binidx.run.provenance.read_planning as planning
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.dataset.planned import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
+from binidx.dataset.rank_agreement import identify
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.torch_loader import build_pretraining_data_loader
@@ -412,6 +413,13 @@ def test_states_of_the_run_and_of_its_plan_are_the_same(
     assert cyclic is not None
     with pytest.raises(ConfigError, match="resume: state is for fingerprint"):
         cyclic.load_state_dict(state)
+
+
+def test_ranks_compare_the_plans_that_they_read(prefixes: list[str], tmp_path: Path) -> None:
+    run, other = (load(prefixes[0], random_seed=seed) for seed in (5, 6))
+    one, again, another = (planned(each, f"{tmp_path}/{n}") for n, each in enumerate((run, run, other)))
+    assert len(one) == len(another)
+    assert identify(one) == identify(again) != identify(another)
 
 
 def test_a_plan_traces_nothing(prefixes: list[str], tmp_path: Path) -> None:
