@@ -21,7 +21,9 @@ from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
 
+from binidx.storage.requests.node_rates import node_rates
 from binidx.storage.requests.retries import ANSWERED
+from binidx.storage.requests.scheduler import _schedulers
 from binidx.tools import seaweed
 from binidx.tools.seaweed import S3Server, s3_server
 
@@ -124,6 +126,15 @@ def _patient_reads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """This process shares rates with no other one; its children share theirs, of servers that others do not have."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = str(tmp_path_factory.mktemp("rates") / "binidx" / "rates")
+        patch.setattr("binidx.storage.requests.node_rates.default_path", lambda: path)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Index files of this run go to a directory of its own, which no earlier run has filled."""
     with pytest.MonkeyPatch.context() as patch:
@@ -135,6 +146,9 @@ def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _unknown_stores() -> None:
     """No store has answered yet: tests give one name to many servers."""
     ANSWERED.clear()
+    node_rates().forget()
+    for scheduler in _schedulers.values():
+        scheduler._limiters.clear()
 
 
 @pytest.fixture(autouse=True)

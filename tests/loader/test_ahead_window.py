@@ -88,3 +88,17 @@ def test_a_busy_loader_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
     assert max(opened) <= 4 * 8
     assert ahead._queue is not None
     assert ahead._queue._window.batches == 8
+
+
+def test_while_a_store_refuses_requests_one_batch_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_throttled", lambda: True)
+    ahead = ReadAheadDataset(Numbers(800), build_sampler("single", range(800), 0, 8, 0, 1), num_batches=16)
+    for start in range(0, 800, 8):
+        assert [*ahead.__getitems__([*range(start, start + 8)])] == [
+            *Numbers(800).__getitems__([*range(start, start + 8)])
+        ]
+        assert ahead._queue is not None
+        groups = [*ahead._queue._groups]
+        assert all(group.num_batches == 1 for group in groups)
+        assert sum(not group.is_read for group in groups) <= 1

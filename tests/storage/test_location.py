@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from binidx.errors import ObjectNotFoundError
-from binidx.storage.location import Location
+from binidx.storage.location import ENDPOINT_VARIABLES, Location
 
 SECRET = {"key": "5ec4e7", "binidx": {"deadline_seconds": 7}}
 
@@ -73,3 +73,15 @@ def test_nothing_shown_of_a_location_has_its_secrets() -> None:
     with pytest.raises(ObjectNotFoundError) as caught:
         raise ObjectNotFoundError(f"{location}: no such object")
     assert "5ec4e7" not in str(caught.value)
+
+
+def test_a_partition_is_a_folder_on_its_server_or_a_bucket_where_a_limit_holds_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ENDPOINT_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    assert Location("s3://b/en/000.bin").partition == "s3://b/en"
+    assert Location("s3://b/en/000.bin", {"endpoint_url": "http://h:1"}).partition == "s3://b/en http://h:1"
+    assert Location("gs://b/en/000.bin").partition == "gs://b"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")
+    assert Location("s3://b/en/000.bin").partition == "s3://b/en http://h:2"

@@ -39,6 +39,15 @@ def test_a_line_names_all_that_happened() -> None:
     )
 
 
+def test_a_line_says_how_long_a_store_throttled_and_at_which_rates() -> None:
+    throttled = {"throttled_seconds": 10.0, "throttled_allowed": 5200.0, "throttled_served": 4980.0}
+    assert stats.report_line(used(**throttled)) == "throttled 10.0 s at 498 requests/s of 520 sent"
+    line = stats.report_line(used(**throttled, throttled_alone=10.0))
+    assert line == "throttled 10.0 s at 498 requests/s of 520 sent (each process by itself)"
+    rates = stats.rates(stats.sum_usage(used(**throttled)))
+    assert (rates["goodput"], rates["request_limit"]) == (498.0, 520.0)
+
+
 @pytest.mark.parametrize(
     ("counts", "line"),
     [

@@ -48,6 +48,7 @@ from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
+from binidx.storage.requests.rate_limiter import is_throttled
 from binidx.storage.stats import NAMES, add_usage, usage, usage_since
 
 BUDGET_BYTES = 128 << 20
@@ -190,7 +191,7 @@ class ReadAheadQueue:
     def _take(self, batch: Batch) -> Any:
         group = self._groups[0]
         in_flight = sum(not queued.is_read for queued in self._groups)
-        self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT)
+        self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT and not is_throttled())
         self._fill()
         group.hurry()
         group.wait()
@@ -207,8 +208,13 @@ class ReadAheadQueue:
         return samples
 
     def _fill(self) -> None:
-        """Submit groups of batches as far as the window allows; a group counts until its last batch is served."""
+        """Submit groups of batches as far as the window allows; a group counts until its last batch is served.
+
+        While a store refuses requests, nothing is submitted before all is read, and then one batch.
+        """
         free = self._window.batches - sum(group.num_batches for group in self._groups)
+        if is_throttled():
+            free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1
         while free >= (size := min(self._next_size, self._max_group_size())):
             batches: list[Batch] = []
             while len(batches) < size and (batch := self._prediction.next()) is not None:

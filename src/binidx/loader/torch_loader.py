@@ -280,8 +280,11 @@ class PretrainingLoader(DataLoader[Any]):
         Returns:
             Sums: samples, tokens, samples_ahead (read and not served), seconds, wait_seconds (of the trainer),
             requests, retries, hedges, refused (with 429 or 503), bytes_moved, bytes_wanted (of stores), bytes_local,
-            memory_hits, memory_misses, disk_hits, disk_misses (chunks of caches), dollars (list price of the requests).
-            Ratios, 0 if nothing happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate.
+            memory_hits, memory_misses, disk_hits, disk_misses (chunks of caches), throttled_seconds (in which requests
+            waited for the rate that a store grants; in them throttled_allowed requests of the node might be sent, and
+            throttled_served got a response), dollars (list price of the requests).
+            Ratios, 0 if nothing happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate, request_limit
+            and goodput (requests a second of the node while it was throttled: allowed, and answered).
 
         Example:
             >>> loader.metrics()["tokens_per_second"]

@@ -9,6 +9,7 @@ Functions below the public ones take a `Location`, never a URI and options.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from typing import Any
 from binidx.errors import redacted
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import join_uri, local_path, open_store, place_of
+
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
+"""Variables that name the server of a bucket."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,6 +67,15 @@ class Location:
     def place(self) -> str:
         """Scheme and host or bucket, such as `s3://bucket`; `file://` for any local file."""
         return place_of(self.uri)
+
+    @cached_property
+    def partition(self) -> str:
+        """Folder of the object, or its bucket where a limit of requests holds for a bucket, and the endpoint if set."""
+        is_bucket = self.store.prices().doubling_seconds < math.inf
+        given = self.options or {}
+        named = (given.get("endpoint_url"), (given.get("client_kwargs") or {}).get("endpoint_url"))
+        endpoints = {*named, *map(os.environ.get, ENDPOINT_VARIABLES)} - {None, ""}
+        return " ".join([self.place if is_bucket else self.uri.rpartition("/")[0], *sorted(map(str, endpoints))])
 
     @property
     def name(self) -> str:

@@ -69,7 +69,7 @@ class ReadSettings:
             are checksums.
         deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
         outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
-            5xx, or 429 or 503 to all requests of the process; None: two minutes less than the timeout of the process
+            5xx, or 429 or 503 to all processes of the node; None: two minutes less than the timeout of the process
             group of torch.distributed, 8 minutes without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for

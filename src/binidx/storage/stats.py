@@ -135,10 +135,13 @@ NAMES = [
     "layers added",
     "caches added",
     *("samples", "samples_ahead", "tokens", "seconds", "wait_seconds"),
+    *("throttled_seconds", "throttled_allowed", "throttled_served", "throttled_alone"),
 ]
 """Counters of a process. "dollars": list price of the requests. "layers added": bytes that layers moved beyond those
 asked of them; "caches added": those of caches, which keep them. The last ones are of loaders: samples served, samples
-read ahead and not served, tokens served, seconds since the first batch, seconds that the trainer waited."""
+read ahead and not served, tokens served, seconds since the first batch, seconds that the trainer waited.
+"throttled_...": seconds in which requests waited for a rate that a store grants; in them, requests that the rate
+allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.Lock()
@@ -208,7 +211,13 @@ def report_line(used: Usage, run_tokens: float = 1e12) -> str:
         used: counters of `usage`.
         run_tokens: tokens of the run for which the cost of the requests is extrapolated.
     """
-    parts = [served_part(used), reads_part(used), *caches_parts(used), cost_part(used, run_tokens)]
+    parts = [
+        served_part(used),
+        reads_part(used),
+        throttled_part(used),
+        *caches_parts(used),
+        cost_part(used, run_tokens),
+    ]
     return "; ".join(filter(None, parts)) or "nothing was read"
 
 
@@ -238,6 +247,16 @@ def reads_part(used: Usage) -> str:
     ratio = f" ({moved / (wanted + kept):.2f}x)" if wanted > 0 else ""
     cached = f" and {bytes_text(kept)} more cached" if kept else ""
     return f"{sent} moved {bytes_text(moved)} for {bytes_text(wanted)} wanted{cached}{ratio}"
+
+
+def throttled_part(used: Usage) -> str:
+    """Return for how long the store throttled this process, and the rates of the node in that time."""
+    seconds = used["throttled_seconds"]
+    if not seconds:
+        return ""
+    served, allowed = used["throttled_served"] / seconds, used["throttled_allowed"] / seconds
+    alone = " (each process by itself)" if used["throttled_alone"] else ""
+    return f"throttled {seconds:,.1f} s at {served:,.0f} requests/s of {allowed:,.0f} sent{alone}"
 
 
 def caches_parts(used: Usage) -> list[str]:
@@ -276,6 +295,7 @@ def sum_usage(used: Usage) -> dict[str, float]:
     loaders = {name: used[name] for name in ("samples", "tokens", "samples_ahead", "seconds", "wait_seconds")}
     stores = {name: used[f"remote {name}"] for name in ("requests", *AGAIN, "bytes_moved")}
     caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
+    throttled = {name: used[name] for name in ("throttled_seconds", "throttled_allowed", "throttled_served")}
     wanted = used["remote bytes_asked"] - used["layers added"]
     return {
         **loaders,
@@ -283,6 +303,7 @@ def sum_usage(used: Usage) -> dict[str, float]:
         "bytes_wanted": max(0.0, wanted),
         "bytes_local": used["local bytes_asked"],
         **caches,
+        **throttled,
         "dollars": used["dollars"],
     }
 
@@ -298,4 +319,8 @@ def rates(sums: Usage) -> dict[str, float]:
         for cache in CACHES
     }
     speed = ratio(sums["tokens"], sums["seconds"])
-    return {"tokens_per_second": speed, "wait_share": ratio(sums["wait_seconds"], sums["seconds"]), **hits}
+    throttled = {
+        "request_limit": ratio(sums["throttled_allowed"], sums["throttled_seconds"]),
+        "goodput": ratio(sums["throttled_served"], sums["throttled_seconds"]),
+    }
+    return {"tokens_per_second": speed, "wait_share": ratio(sums["wait_seconds"], sums["seconds"]), **hits, **throttled}

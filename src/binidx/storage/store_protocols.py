@@ -15,6 +15,7 @@ A store sends one request for a call; `storage.requests` decides how many, when,
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -56,6 +57,8 @@ class Prices:
         dollars_per_write: price of a PUT or a copy.
         reads_per_second: GETs a second that the store publishes for one partition, before it divides it; 0: unknown.
         limit: what the limit holds for, and how it grows, for messages.
+        doubling_seconds: shortest time in which clients may double their rate beyond `reads_per_second`, which then
+            holds for a bucket; inf: no such rule.
     """
 
     store: str = "other"
@@ -63,6 +66,7 @@ class Prices:
     dollars_per_write: float = 0.0
     reads_per_second: float = 0.0
     limit: str = ""
+    doubling_seconds: float = math.inf
 
 
 @dataclass(frozen=True)

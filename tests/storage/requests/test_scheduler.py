@@ -300,6 +300,28 @@ def test_a_store_that_refuses_some_and_answers_others_is_throttled_and_not_out(
     assert any(map(outlasted, patiences)) is is_waited_for, "the later ones are for a slow machine"
 
 
+def test_a_lost_connection_after_long_refusals_begins_an_outage_of_its_own(patient: Scheduler) -> None:
+    """The store answers others: it was throttled until then, not out."""
+
+    def outlasted(patience: float) -> bool:
+        store, others, began = Store(), Store(), time.monotonic()
+
+        async def refused() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, patient.run, others.read(2))
+            if time.monotonic() < began + 2 * patience:
+                raise HTTPStatusError(503)
+            store.script = [None]
+            raise ConnectionResetError("gone")
+
+        store.script = [refused] * 1000
+        try:
+            return patient.run(store.read(1, outage_seconds=patience)) == [answer(1, 11)]
+        except StorageError:
+            return False
+
+    assert any(map(outlasted, (0.4, 4.0, 40.0))), "the later ones are for a slow machine"
+
+
 @pytest.mark.parametrize(("demanded", "patience"), [("0.4", NEVER), ("1000", 0.4)])
 def test_no_request_is_sent_before_retry_after_or_the_end_of_patience(
     patient: Scheduler, demanded: str, patience: float

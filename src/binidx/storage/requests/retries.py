@@ -3,7 +3,7 @@
     timeouts, bodies cut off, malformed responses       until the deadline of the read
     an outage: 408, 5xx, no connection, resets          for `outage_seconds`; logged once a minute
     throttling: 429, 503                                the same, counted from the last good response of the store to
-                                                        any request of this process: if it answers others, it is not out
+                                                        any process of this node: if it answers others, it is not out
     a wrong response: `stores.identity`                  four tries: a proxy in a bad moment, or a broken one
     no response from a store that never sent one        four tries: it may not exist
     404, 403, 412, 416, certificates, the rest          one try

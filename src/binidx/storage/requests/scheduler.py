@@ -4,6 +4,9 @@
                               ▲           │ late: a hedge is sent, the first response wins
                               └── pause ──┘ failed, or stalled: sent again, as `retries` allow
 
+Requests to a store that refuses some wait between queue and flight for the rate that it grants: `rate_limiter`. No
+hedges are sent then.
+
 A thread hands over a whole read and waits once; tasks take one request after the other. This costs 5 to 10 us of CPU
 beside the 50 us of a bare request. A read ends with its last response, its first request that failed for good, its
 deadline, or its scope; its requests in flight are then cancelled.
@@ -19,6 +22,7 @@ Source: Dean and Barroso, The Tail at Scale, 2013.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -33,6 +37,7 @@ from binidx.errors import StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import Scope, current_scope
+from binidx.storage.requests.rate_limiter import RateLimiter
 from binidx.storage.requests.retries import (
     ANSWERED,
     History,
@@ -55,6 +60,9 @@ WATCH_SECONDS = 0.1
 """Seconds between two checks for late requests."""
 
 
+TRIES_BY_RATE = 2
+"""Refusals of one request after which it also pauses where the rate is limited: its object may be what is refused."""
+
 SLOWEST = 1_000_000
 """Bytes per second; a slower link counts as stalled."""
 
@@ -65,7 +73,12 @@ class ReadRequests:
     Args:
         fetch: sends the request for bytes start to stop.
         opening: whether the read looks for an object, whose store may not exist.
+
+    Attributes:
+        number, limiter: order of the read, and limiter of its requests; the scheduler sets both.
     """
+
+    limiter: RateLimiter
 
     def __init__(
         self,
@@ -76,7 +89,8 @@ class ReadRequests:
         *,
         opening: bool = False,
     ) -> None:
-        self.uri, self.store = location.uri, location.place
+        self.location, self.uri, self.store, self.partition = location, location.uri, location.place, location.partition
+        self.number = 0
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
@@ -86,8 +100,8 @@ class ReadRequests:
         self.sent = self.retries = self.hedges = self.refused = 0
         self.is_logged = logger.isEnabledFor(logging.DEBUG)
         self.histories: dict[int, History] = {}  # of requests that failed or are late
-        # Of an outage: when it began, and when a request of it is sent again.
-        self.outage_began, self.resumes = math.inf, -math.inf
+        # When refusals began, and an outage; when a request of either is sent again.
+        self.refusals_began, self.outage_began, self.resumes = math.inf, math.inf, -math.inf
         self.timer: asyncio.TimerHandle | None = None
         self.outcome: Future[list[Any]] = Future()
 
@@ -146,11 +160,17 @@ class ReadRequests:
         seconds, error = pause(len(history.failures)), history.failures[-1][1]
         if not is_outage(error):
             return seconds
-        self.outage_began = min(self.outage_began, now)
-        left = end_of_patience(self.store, history, self.outage_began, self.settings) - now
-        if left <= 0:
+        if is_throttled(error):
+            began = self.refusals_began = min(self.refusals_began, now)
+            self.outage_began = math.inf  # it answers
+            if self.limiter.is_limited:  # it waits for its ticket
+                seconds = pause(len(history.failures) - TRIES_BY_RATE) if len(history.failures) > TRIES_BY_RATE else 0.0
+        else:
+            began = self.outage_began = min(self.outage_began, now)
+        end = end_of_patience(self.store, history, began, self.settings)
+        if (left := end - now) <= 0:
             return None
-        warn_of_outage(self.store, error, self.outage_began, self.settings.patience_seconds)
+        warn_of_outage(self.store, error, end - self.settings.patience_seconds, self.settings.patience_seconds)
         seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
         self.resumes = max(self.resumes, now + seconds)
         return seconds
@@ -180,6 +200,9 @@ class Scheduler:
         self.hedges = HedgeTimer()
         self._queue: deque[ReadRequests] = deque()
         self._again: deque[tuple[ReadRequests, int]] = deque()
+        self._admitted: deque[tuple[ReadRequests, int]] = deque()
+        self._limiters: dict[str, RateLimiter] = {}
+        self._numbers = itertools.count()
         # task -> read, place, time sent; in the order in which they were sent.
         self._running: dict[asyncio.Task[None], tuple[ReadRequests, int, float]] = {}
         self._watching = False
@@ -220,8 +243,18 @@ class Scheduler:
             self.loop.call_soon_threadsafe(self._drop, read, error)
 
     def _submit(self, read: ReadRequests) -> None:
+        read.number = next(self._numbers)
+        if read.partition not in self._limiters:
+            self._limiters[read.partition] = RateLimiter(read.location, self.loop, self._admit, self.limit)
+        read.limiter = self._limiters[read.partition]
         self._queue.append(read)
         self._pump()
+
+    def _admit(self, read: ReadRequests, place: int) -> None:
+        """Queue a request that waited for its limiter."""
+        if not self._admitted:
+            self.loop.call_soon(self._pump)
+        self._admitted.append((read, place))
 
     def _pump(self) -> None:
         while (request := self._next()) is not None:
@@ -229,7 +262,13 @@ class Scheduler:
 
     def _next(self) -> tuple[ReadRequests, int] | None:
         """Return the next request, if fewer than `limit` are in flight: one to retry, else one of the oldest read."""
-        while len(self._running) < self.limit and (self._again or self._queue):
+        while len(self._running) < self.limit and (self._admitted or self._again or self._queue):
+            if self._admitted:
+                read, place = self._admitted.popleft()
+                if not read.over:
+                    return read, place
+                read.limiter.note_end()
+                continue
             if self._again:
                 read, place = self._again.popleft()
                 read.retries += not read.over
@@ -239,7 +278,7 @@ class Scheduler:
                 read.unsent += 1
                 if read.over or read.unsent >= len(read.ranges):
                     self._queue.popleft()
-            if not read.over:
+            if not read.over and read.limiter.admits(read, place):
                 return read, place
         return None
 
@@ -284,6 +323,7 @@ class Scheduler:
             read.log(place, self.loop.time() - sent, "ok", answer)
             read.answered_at = self.loop.time()
             ANSWERED[read.store] = read.answered_at
+            read.limiter.note_response(read.answered_at)
             self.hedges.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
@@ -302,6 +342,11 @@ class Scheduler:
         if is_throttled(error):
             read.refused += 1
             note_refusal(read.store, error)
+            read.limiter.note_refusal()
+            if read.limiter.answered_at > ANSWERED.get(read.store, -math.inf):
+                ANSWERED[read.store] = read.limiter.answered_at  # to another process of this node
+        else:
+            read.limiter.note_end()
         if history.is_final():
             self._drop(read, given_up(read.uri, history, read.where(place)))
         elif history.hedges_in_flight:
@@ -319,6 +364,8 @@ class Scheduler:
 
     def _expire(self, read: ReadRequests) -> None:
         now, due = self.loop.time(), read.due(self._bytes_in_flight())
+        if now >= due and read.limiter.holds(read):
+            due = ANSWERED.get(read.store, -math.inf) + read.seconds  # it waits for others, and not for the store
         if now < due:
             read.timer = self.loop.call_later(due - now, self._expire, read)
             return
@@ -335,6 +382,7 @@ class Scheduler:
         for task in [task for task, (read, place, _) in self._running.items() if wanted(read, place)]:
             read, place, sent = self._running.pop(task)
             task.cancel()
+            read.limiter.note_end()
             read.log(place, self.loop.time() - sent, "cancelled")
 
     def _watch_again(self) -> None:
@@ -363,7 +411,7 @@ class Scheduler:
                 continue  # dropped just now, with its read
             if age > self.hedges.STALLED + in_flight / SLOWEST:
                 self._give_up(task, age)
-            elif read.hedge and self._may_hedge(read, place, age, in_flight):
+            elif read.hedge and not read.limiter.is_throttling and self._may_hedge(read, place, age, in_flight):
                 self._hedge(read, place, sent)
 
     def _may_hedge(self, read: ReadRequests, place: int, age: float, in_flight: int) -> bool:
@@ -376,6 +424,7 @@ class Scheduler:
         history.hedged = True
         history.hedges_in_flight += 1
         read.hedges += 1
+        read.limiter.in_flight += 1
         self._start(read, place)
 
     def _give_up(self, task: asyncio.Task[None], age: float) -> None:

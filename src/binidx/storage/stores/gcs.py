@@ -30,7 +30,10 @@ class GcsStore(FsspecWrites, DirectStore):
 
     # One region, Standard, November 2026: $0.004 per 10,000 class B, $0.05 per 10,000 class A requests
     # (cloud.google.com/storage/pricing).
-    list_prices = Prices("gs", 0.004 / 10_000, 0.05 / 10_000, 5_000, "a bucket, which GCS doubles every 20 minutes")
+    list_prices = Prices(
+        *("gs", 0.004 / 10_000, 0.05 / 10_000, 5_000, "a bucket, which GCS doubles every 20 minutes"),
+        doubling_seconds=1_200,
+    )
     driver = Driver(
         "gcsfs",
         "'binidx[gcs]'",

@@ -1,0 +1,224 @@
+"""Limiter of the requests of one process to one partition of a store: the line of requests that wait for the rate.
+
+    slow start     at most `window` requests in flight: FIRST_WINDOW, one more with each response, twice as many after
+                   WIDEN_SECONDS
+    unlimited      every request is sent at once; SHARED_COUNT outcomes are counted, then shared
+    limited        requests wait in a line, the oldest read first; they are sent by tickets of `RequestRate`
+
+A process takes tickets for CHUNK_SECONDS at a time and waits for these before it takes the next, so all processes that
+have waiting requests get equal parts. A refused request goes back to its place in the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from binidx.errors import redacted
+from binidx.storage.location import Location
+from binidx.storage.requests.node_rates import NodeRates, node_rates
+from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.stats import add_usage
+
+logger = logging.getLogger(__name__)
+
+FIRST_WINDOW = 16
+WIDEN_SECONDS = 0.1
+SHARED_COUNT = 16
+CHUNK_SECONDS = 0.01
+LONGEST_SLEEP = 0.25
+"""Longest time until a waiting process looks at the limit again, which others may have raised."""
+
+BUSY_SECONDS = 0.005
+"""Time until a second try while another process changes a rate."""
+
+THROTTLED_SECONDS = 1.0
+"""Time for which a process counts as throttled after a request of it had to wait."""
+
+LOG_AFTER_SECONDS, LOG_SECONDS = 2.0, 60.0
+"""Time of waiting after which a throttling store is logged, and the time between two lines."""
+
+
+def is_throttled() -> bool:
+    """Return whether requests of this process wait for a rate, or did a moment ago."""
+    return time.monotonic() < _throttled_until.get(os.getpid(), 0.0)
+
+
+_throttled_until: dict[int, float] = {}
+"""Process -> until when it counts as throttled, by `time.monotonic`."""
+
+
+class WaitingRead(Protocol):
+    """A read in the line.
+
+    Attributes:
+        number: order in which reads came.
+        over: whether it has ended.
+    """
+
+    number: int
+
+    @property
+    def over(self) -> bool: ...
+
+
+class RateLimiter:
+    """Limiter of one partition. All methods must be called on one event loop.
+
+    Args:
+        location: an object of the partition.
+        send: is called with a read and the number of its request that may be sent now.
+        largest_window: requests in flight at which the slow start ends.
+
+    Attributes:
+        in_flight: requests that were admitted or sent beside others, and have not ended.
+        is_limited: whether requests wait for tickets.
+        answered_at: when the store answered a process of the node last, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        loop: asyncio.AbstractEventLoop,
+        send: Callable[[Any, int], None],
+        largest_window: int,
+        rates: NodeRates | None = None,
+    ) -> None:
+        prices = location.store.prices()
+        ceiling = prices.reads_per_second if prices.doubling_seconds < math.inf else math.inf
+        self._new = lambda: RequestRate(ceiling=ceiling, doubling_seconds=prices.doubling_seconds)
+        self._name, self._loop, self._send = location.partition, loop, send
+        self._rates = rates or node_rates()
+        self._line: list[tuple[int, int, WaitingRead]] = []
+        self._window, self._largest_window = min(FIRST_WINDOW, largest_window), largest_window
+        self._served = self._refused = 0
+        self._ticket, self._num_tickets = 0.0, 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits_since, self._counted_at, self._logged_at = math.inf, math.inf, -math.inf
+        self.in_flight, self.is_limited, self.answered_at = 0, False, -math.inf
+
+    def admits(self, read: WaitingRead, place: int) -> bool:
+        """Return whether a request may be sent now; if not, it waits in the line."""
+        if not self.is_limited and self.in_flight < self._window:
+            self.in_flight += 1
+            return True
+        heapq.heappush(self._line, (read.number, place, read))
+        if self._timer is None:
+            self._advance() if self.is_limited else self._wait_for_window()
+        return False
+
+    @property
+    def is_throttling(self) -> bool:
+        """True while requests wait in the line because the rate is limited."""
+        return self.is_limited and bool(self._line)
+
+    def holds(self, read: WaitingRead) -> bool:
+        """Return whether a request of a read waits in the line."""
+        return any(waiting is read for _, _, waiting in self._line)
+
+    def note_response(self, now: float) -> None:
+        """Count a request that ended with a response."""
+        self.answered_at = now
+        self._served += 1
+        if self._window < self._largest_window:
+            self._window += 1
+        if self._served >= SHARED_COUNT and not self.is_throttling:
+            self._advance()
+        self.note_end()
+
+    def note_refusal(self) -> None:
+        """Count a request that ended with a refusal."""
+        self._refused += 1
+        self._advance()
+        self.note_end()
+
+    def note_end(self) -> None:
+        """Count a request that ended in any way."""
+        self.in_flight -= 1
+        self._send_window()
+
+    def _send_window(self) -> None:
+        while self._line and not self.is_limited and self.in_flight < self._window:
+            self._send_oldest()
+
+    def _send_oldest(self) -> None:
+        _, place, read = heapq.heappop(self._line)
+        self.in_flight += 1
+        self._send(read, place)
+
+    def _advance(self) -> None:
+        """Share outcomes with the node, send the requests whose tickets are due, and set the time of the next call."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._line and self._line[0][2].over:
+            heapq.heappop(self._line)
+        exchanged = self._rates.change(self._name, self._new, self._exchange)
+        num_due, seconds = (0, BUSY_SECONDS) if exchanged is None else exchanged
+        for _ in range(num_due):
+            self._send_oldest()
+        self._send_window()
+        if not (self._line and self.is_limited):
+            self._waits_since = self._counted_at = math.inf
+        elif self._timer is None:
+            self._timer = self._loop.call_later(seconds, self._advance)
+
+    def _widen(self) -> None:
+        self._timer = None
+        self._window = min(2 * self._window, self._largest_window)
+        self._send_window()
+        self._wait_for_window()
+
+    def _wait_for_window(self) -> None:
+        if self._line and self._timer is None and self._window < self._largest_window:
+            self._timer = self._loop.call_later(WIDEN_SECONDS, self._widen)
+
+    def _exchange(self, rate: RequestRate, now: float) -> tuple[int, float]:
+        """Return how many requests are due, and the seconds until the next one is."""
+        rate.note(now, self._served, self._refused)
+        self._served = self._refused = 0
+        self.is_limited, self.answered_at = rate.is_limited, max(self.answered_at, rate.answered_at)
+        num_due, self._num_tickets = 0, self._num_tickets if rate.is_limited else 0
+        self._count_waiting(rate, now)
+        while rate.is_limited and num_due < len(self._line):
+            if not self._num_tickets:
+                self._num_tickets = min(len(self._line) - num_due, max(1, math.ceil(rate.limit * CHUNK_SECONDS)))
+                self._ticket = rate.take(now, self._num_tickets)
+            if (seconds := rate.seconds_until(self._ticket)) > 0:
+                return num_due, min(seconds, LONGEST_SLEEP)
+            num_due = min(num_due + self._num_tickets, len(self._line))
+            self._num_tickets = 0
+        return num_due, 0.0
+
+    def _count_waiting(self, rate: RequestRate, now: float) -> None:
+        """Count the time since the last call if requests waited in it, and log it when it becomes long."""
+        if not (rate.is_limited and self._line):
+            return
+        _throttled_until[os.getpid()] = now + THROTTLED_SECONDS
+        self._waits_since = min(self._waits_since, now)
+        seconds = max(0.0, now - self._counted_at)
+        self._counted_at = now
+        add_usage(
+            {
+                "throttled_seconds": seconds,
+                "throttled_allowed": rate.limit * seconds,
+                "throttled_served": rate.goodput * seconds,
+                "throttled_alone": 0.0 if self._rates.is_shared else seconds,
+            }
+        )
+        if now - self._waits_since > LOG_AFTER_SECONDS and now - self._logged_at > LOG_SECONDS:
+            self._logged_at = now
+            sharing = "all processes of this node" if self._rates.is_shared else "this process alone"
+            logger.warning(
+                "%s: throttled for %.1f s: serves %.0f requests/s, refuses %.1f %%; %s sends %.0f/s at most, and reads "
+                "ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: binidx plan "
+                "--tokens-per-second",
+                *(redacted(self._name), now - self._waits_since, rate.goodput, 100 * rate.refused_share),
+                *(sharing, rate.limit),
+            )

@@ -1,0 +1,171 @@
+"""Requests of a process that wait for the rate of their partition, against a real server with a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers.rated_objects import RatedServer, rated_objects
+
+from binidx.errors import StorageError
+from binidx.storage.location import Location
+from binidx.storage.requests import rate_limiter
+from binidx.storage.requests.node_rates import NodeRates, node_rates
+from binidx.storage.requests.rate_limiter import RateLimiter, is_throttled
+from binidx.storage.requests.remote_object import RemoteObject
+from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.stats import report, usage, usage_since
+
+DATA = bytes(range(256)) * 4096
+RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RatedServer]:
+    path = tmp_path_factory.mktemp("rated") / "data.bin"
+    path.write_bytes(DATA)
+    with rated_objects(path, delay_ms=1, partitions=("/a/", "/b/")) as server:
+        yield server
+
+
+def open_it(server: RatedServer, key: str = "a/data", **settings: Any) -> RemoteObject:
+    options = {"endpoint_url": server.endpoint, "key": "k", "secret": "s", "binidx": {"max_gap": 0, **settings}}
+    return RemoteObject(Location.of(f"s3://bucket/{key}", options))
+
+
+def read(reader: RemoteObject) -> None:
+    assert [bytes(view) for view in reader.read(RANGES)] == [DATA[start:stop] for start, stop in RANGES]
+
+
+def rate_of(reader: RemoteObject) -> RequestRate:
+    found = node_rates().change(reader.location.partition, RequestRate, lambda rate, now: RequestRate(**vars(rate)))
+    assert found is not None
+    return found
+
+
+def test_a_store_that_grants_enough_is_not_limited(server: RatedServer) -> None:
+    server.become()
+    reader = open_it(server)
+    read(reader)
+    assert not rate_of(reader).is_limited
+    assert reader.stats.refused == 0
+    assert server.counts()["/a/"]["granted"] == len(RANGES)
+
+
+def test_a_read_beyond_the_limit_waits_and_sends_little_more(
+    server: RatedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.become(rate=100, burst_seconds=0.5)
+    reader, before = open_it(server), usage()
+    for _ in range(5):
+        read(reader)
+    counts = server.counts()["/a/"]
+    assert rate_of(reader).is_limited
+    assert counts["granted"] == 5 * len(RANGES)
+    assert counts["refused"] == reader.stats.refused < counts["granted"] / 2
+    assert usage_since(before)["throttled_seconds"] > 1
+    assert " requests/s of " in report()
+    assert "throttled for" in caplog.text
+
+
+def test_partitions_are_limited_each_by_itself(server: RatedServer) -> None:
+    server.become(rate=100, burst_seconds=0.5)
+    hot, cold = open_it(server, "a/data"), open_it(server, "b/data")
+    read(hot)
+    cold.read(RANGES[:10])
+    assert rate_of(hot).is_limited
+    assert not rate_of(cold).is_limited
+
+
+def test_retry_after_delays_only_the_refused_request(server: RatedServer) -> None:
+    server.become(rate=200, burst_seconds=0.2, retry_after=1)
+    reader = open_it(server)
+    read(reader)
+    assert reader.stats.refused > 0
+
+
+def test_a_store_that_grants_one_now_and_then_outlasts_deadline_and_patience(server: RatedServer) -> None:
+    """The read takes longer than either; the store answers within both."""
+    server.become(rate=20, burst_seconds=0.2)
+    reader = open_it(server, deadline_seconds=5, outage_seconds=5, hedge=False)
+    read(reader)
+    assert server.counts()["/a/"]["granted"] == len(RANGES)
+
+
+def test_a_store_that_refuses_everything_is_out(server: RatedServer) -> None:
+    server.become(random_share=1.0)
+    reader = open_it(server, outage_seconds=1)
+    with pytest.raises(StorageError, match="outage_seconds"):
+        read(reader)
+
+
+def test_processes_without_a_shared_file_adapt_alone_and_the_report_says_so(
+    server: RatedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.become(rate=100, burst_seconds=0.5)
+    monkeypatch.setattr(rate_limiter, "node_rates", lambda: alone)
+    alone = NodeRates(None)
+    read(open_it(server))
+    assert "(each process by itself)" in report()
+
+
+class Read:
+    over = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run_limiter(limit: float, reads: list[Read]) -> list[int]:
+    """Admit one request of each read, in the given order, under a limit; return the order in which they were sent."""
+    sent: list[int] = []
+    rates = NodeRates(None)
+
+    async def run() -> None:
+        location = Location("x://b/k")
+        done = asyncio.Event()
+
+        def send(read: Read, place: int) -> None:
+            sent.append(read.number)
+            if len(sent) == len(reads):
+                done.set()
+
+        rates.change(location.partition, lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
+        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates)
+        limiter.note_refusal()
+        for read in reads:
+            assert not limiter.admits(read, 0)
+        await done.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    thread.join()
+    return sent
+
+
+def test_the_oldest_read_goes_first() -> None:
+    assert run_limiter(20.0, [Read(number) for number in (5, 3, 4, 1, 2)]) == [1, 2, 3, 4, 5]
+    assert is_throttled()
+
+
+def test_slow_start_widens_with_responses_and_time() -> None:
+    async def run() -> tuple[int, int]:
+        sent: list[int] = []
+        limiter = RateLimiter(
+            Location("x://b/k"),
+            asyncio.get_running_loop(),
+            lambda read, place: sent.append(place),
+            128,
+            NodeRates(None),
+        )
+        admitted = sum(limiter.admits(Read(0), place) for place in range(100))  # type: ignore[arg-type]
+        limiter.note_response(1.0)
+        at_first = admitted + len(sent)
+        while len(sent) + admitted < 100:
+            await asyncio.sleep(0.01)
+        return admitted, at_first
+
+    assert asyncio.run(run()) == (rate_limiter.FIRST_WINDOW, rate_limiter.FIRST_WINDOW + 2)

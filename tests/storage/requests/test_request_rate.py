@@ -1,0 +1,156 @@
+"""The rate of requests to a partition: transitions over given times, and fleets in simulated time."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from helpers.simulated_fleet import Fleet
+from servers.grants import Bucket
+
+from binidx.storage.requests import request_rate
+from binidx.storage.requests.request_rate import RequestRate
+
+
+def limited(limit: float, **fields: float) -> RequestRate:
+    return RequestRate(limit=limit, updated=100.0, **{"waited_at": 100.0, **fields})
+
+
+def steady(rate: RequestRate, per_second: float, share: float, seconds: float) -> None:
+    """Send at the rate that is allowed, at most `per_second`; a share of it is refused, evenly."""
+    owed = refused = 0.0
+    for _ in range(int(seconds * 100)):
+        now = rate.updated + 0.01
+        owed += min(per_second, rate.limit) / 100
+        count, owed = int(owed), owed % 1
+        refused += count * share
+        rate.note(now, count - int(refused), int(refused))
+        refused %= 1
+        rate.waited_at = now if rate.limit <= per_second else rate.waited_at
+
+
+def test_a_rate_without_refusals_is_unlimited() -> None:
+    rate = RequestRate(updated=100.0)
+    steady(rate, 1000.0, 0.0, 10.0)
+    assert not rate.is_limited
+    assert rate.goodput == pytest.approx(1000, rel=0.05)
+
+
+def test_single_refusals_and_a_store_that_refuses_everything_limit_nothing() -> None:
+    rate = RequestRate(updated=100.0)
+    steady(rate, 100.0, 0.02, 10.0)
+    assert not rate.is_limited
+    out = RequestRate(updated=100.0)
+    steady(out, 1000.0, 1.0, 10.0)
+    assert not out.is_limited
+
+
+def test_many_refusals_limit_the_rate_to_the_goodput() -> None:
+    rate = RequestRate(updated=100.0)
+    steady(rate, 1000.0, 0.0, 5.0)
+    rate.note(105.1, 50, 50)
+    assert rate.limit == pytest.approx(request_rate.FLOOR * rate.tested_limit * (1 - rate.tested_share))
+    rate.note(105.4)
+    rate.note(106.4, 400, 0)
+    assert rate.test_from == math.inf, "the lower rate is not refused: it is kept, and grows"
+    assert rate.limit < 1000
+
+
+def test_refusals_that_do_not_depend_on_the_rate_do_not_lower_it() -> None:
+    rate = RequestRate(updated=100.0)
+    steady(rate, 1000.0, 0.2, 10.0)
+    assert rate.limit > 700
+
+
+def test_a_limit_grows_without_refusals_only_while_requests_wait() -> None:
+    waiting, idle = limited(100.0, waited_at=100.0), limited(100.0, waited_at=0.0, refused_at=100.0)
+    for now in range(101, 111):
+        waiting.waited_at = now
+        waiting.note(now)
+        idle.note(now)
+    assert waiting.limit > 200
+    assert idle.limit == 100
+
+
+def test_a_calm_rate_is_unlimited_again() -> None:
+    rate = limited(100.0, waited_at=100.0, refused_at=100.0)
+    rate.note(100 + request_rate.CALM_SECONDS - 1)
+    assert rate.is_limited
+    rate.note(102 + request_rate.CALM_SECONDS)
+    assert not rate.is_limited
+
+
+def test_tickets_are_due_in_order_at_the_limit() -> None:
+    rate = limited(10.0)
+    rate.note(100.0)
+    tickets = [rate.take(100.0, 1) for _ in range(4)]
+    assert [rate.seconds_until(ticket) for ticket in tickets] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    rate.limit = 20.0
+    assert rate.seconds_until(tickets[3]) == pytest.approx(0.2), "all that wait gain by a higher limit"
+
+
+def test_unused_tickets_are_kept_for_a_moment_only() -> None:
+    rate = limited(100.0)
+    rate.note(200.0)
+    assert rate.clock - rate.issued == max(1.0, 100 * request_rate.BURST_SECONDS)
+
+
+def test_beyond_a_ceiling_the_rate_doubles_in_its_time_and_below_it_nothing_is_limited() -> None:
+    rate = RequestRate(updated=100.0, ceiling=5000.0, doubling_seconds=1200.0)
+    steady(rate, 2400.0, 0.0, 20.0)
+    assert (rate.is_limited, rate.ceiling) == (False, 5000.0)
+    steady(rate, 20_000.0, 0.0, 1200.0)
+    assert rate.limit == pytest.approx(10_000, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_processes_use_the_granted_rate_and_send_little_more(seed: int) -> None:
+    fleet = Fleet(1, 8, Bucket(500.0), num_ranges=45, step_seconds=45 * 8 / 1100, seed=seed)
+    fleet.run(60.0)
+    assert fleet.sent / fleet.served <= 1.1
+    assert fleet.served >= 0.95 * 500 * 60
+    assert min(fleet.steps) >= 0.85 * max(fleet.steps)
+    assert max(fleet.waits) <= 2.0
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2, 0.4])
+def test_a_store_that_refuses_at_random_is_not_slowed_to_a_crawl(share: float) -> None:
+    fleet = Fleet(1, 8, Bucket(1e9), num_ranges=45, step_seconds=45 * 8 / 1100, random_share=share)
+    fleet.run(30.0)
+    assert fleet.served > 0.6 * (1 - share) * 1100 * 30 * 0.85
+
+
+def test_many_nodes_take_the_first_step_in_the_time_of_the_limit() -> None:
+    fleet = Fleet(60, 8, Bucket(330.0), num_ranges=50, num_steps=1)
+    fleet.run(math.inf)
+    assert fleet.now <= 1.1 * 60 * 8 * 50 / 330
+
+
+def test_a_larger_grant_is_used_within_seconds() -> None:
+    bucket = Bucket(100.0)
+    fleet = Fleet(1, 8, bucket, num_ranges=45)
+    fleet.run(20.0)
+    bucket.rate, before = 400.0, fleet.served
+    fleet.run(40.0)
+    assert fleet.served - before > 0.8 * 400 * 20
+
+
+def test_a_smaller_grant_costs_few_refusals() -> None:
+    bucket = Bucket(500.0)
+    fleet = Fleet(1, 8, bucket, num_ranges=45)
+    fleet.run(20.0)
+    bucket.rate, refused = 50.0, bucket.refused
+    fleet.run(40.0)
+    assert bucket.refused - refused < 600, "two tests at the old rate, and 5 % of what is sent afterwards"
+
+
+def test_any_outcomes_leave_a_positive_finite_or_unlimited_rate() -> None:
+    draw = random.Random(1)
+    for _ in range(200):
+        rate = RequestRate(updated=100.0)
+        for _ in range(100):
+            rate.note(rate.updated + draw.expovariate(1), draw.randrange(50), draw.choice([0, 0, 1, 50]))
+            rate.take(rate.updated, draw.randrange(1, 9))
+            assert rate.limit >= request_rate.LEAST
+            assert not math.isnan(rate.clock + rate.issued + rate.goodput)
