@@ -16,6 +16,7 @@ import pytest
 import binidx
 from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile, StorageFormat, _Convert, convert_dataset
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
+from binidx.dataset.planned import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE
 from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FILE
@@ -46,6 +47,10 @@ RUN = format_run(
     binidx.Run(CONFIGURED, [0, 4, 0], 2, rampup_batch_size=(2, 2, 100), global_batch_size=8, stages=STAGES)
 )
 MANIFEST = Manifest("0.1", {"seed": 7}, {}, {"idx": IDENTITY}, None, {"a": StoredArray("<i4", (10, 2), 208, "ab")})
+PLAN = ReadPlan(
+    "f", 0, 8, 4, 24, True, True, {"class": "GPTDataset"}, False,
+    [PlannedSource("en", "uint16", [PlannedFile("en.bin", IDENTITY, None, 8, 8)])],
+)  # fmt: skip
 STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})
 RECORD = Record("p", "hf", 3, [RowCounts(2, 2)], [Extent(0, 9, 9)], {"text": TokenCounts(2, 9, "ab")}, 0, 1.5, 1.0)
 TOKENIZER = {
@@ -72,6 +77,7 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
          "dataset": {"documents": 1, "sequences": 1, "tokens": 2}, "machines": {}}).encode()),
     "parts": (PARTS_FILE, format_parts("uint16", [VirtualPart("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
     "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
+    "read plan": (PLAN_FILE, PLAN.format()),
     "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
     "job": (JOB_FILE, json.dumps({**JOB_FILE.tags, **asdict(JobFile("p", ["a"], {"keys": ["text"]}))}).encode()),
     "record": (RECORD_FILE, RECORD.to_bytes()),
@@ -196,6 +202,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("baked", "binidx", "raw", "x: $.binidx: expected 'baked' (found 'raw'); needs a file written by binidx bake"),
     ("baked", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
     ("baked", "blended", 1, "x: $.blended: expected bool (found 1); "),
+    ("read plan", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
+    ("read plan", "sources", [{"prefix": "a", "dtype": "text", "files": []}], "x: $.sources[0]: data type 'text' not "),
     ("bundle", "0", ["s3://b/p", 0], "x: $[0]: expected array of length 5 (found ['s3://b/p', 0])"),
     ("bundle", "0.1", -1, "x: $[0][1]: expected int >= 0 (found -1)"),
     ("job", "inputs", "a", "x: $.inputs: expected array (found 'a')"),
@@ -274,6 +282,7 @@ LARGE: dict[str, tuple[str, Callable[[str], Any], type[BinidxError]]] = {
     "run": ("run.json", binidx.Run.load, ConfigError),
     "packed": ("packed.json", load_packed_run, ConfigError),
     "baked": ("baked.json", lambda uri: read_baked(Location.of(uri)), FormatError),
+    "read plan": ("readplan.json", lambda uri: read_plan(Location.of(uri)), FormatError),
     "parts": ("x.parts.json", lambda uri: read_parts(Location.of(uri.removesuffix(".parts.json"))), FormatError),
     "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(Location.of(uri)), FormatError),
     "tokenizer.json": ("tokenizer.json", describe_tokenizer, FormatError),

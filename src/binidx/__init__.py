@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
     from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
     from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
+    from binidx.dataset.planned import PlannedDataset as PlannedDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
     from binidx.dataset.staged.staged_blend import Stage as Stage
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from binidx.run.provenance.accounts import account as account
     from binidx.run.provenance.baking import bake as bake
     from binidx.run.provenance.baking import plan_bake as plan_bake
+    from binidx.run.provenance.read_planning import plan_reads as plan_reads
+    from binidx.run.provenance.read_planning import write_read_plan as write_read_plan
     from binidx.run.provenance.run_order import RunOrder as RunOrder
     from binidx.run.run_file import Run as Run
     from binidx.storage.open import open_object as open_object
@@ -99,6 +102,7 @@ NAMES = {
     "dataset.megatron.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
     "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],
+    "dataset.planned": ["PlannedDataset"],
     "dataset.torch_bridge": ["find_topology"],
     "format.idx": ["DType"],
     "format.indexed_dataset": ["IndexedDataset"],
@@ -121,6 +125,7 @@ NAMES = {
     "run.load": ["load_dataset"],
     "run.provenance.accounts": ["account"],
     "run.provenance.baking": ["bake", "plan_bake"],
+    "run.provenance.read_planning": ["plan_reads", "write_read_plan"],
     "run.provenance.run_order": ["RunOrder"],
     "run.run_file": ["Run"],
     "storage.open": ["open_object", "register_codec"],

@@ -43,7 +43,17 @@ BENCHES = (
     "trace_s3",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "peers_long", "sweep", "billion", "large", "cold_start_large", "trace", "transports")
+ON_REQUEST = (
+    "peers",
+    "peers_long",
+    "sweep",
+    "billion",
+    "large",
+    "cold_start_large",
+    "trace",
+    "transports",
+    "read_plan",
+)
 
 
 def main() -> None:

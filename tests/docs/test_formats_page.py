@@ -18,6 +18,8 @@ import zstandard
 from helpers.pages import python_blocks, read_page
 
 import binidx
+from binidx.run.global_order import GlobalOrder
+from binidx.run.schedule import BatchSchedule
 
 PAGE = read_page("reference/formats")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -128,6 +130,41 @@ def test_a_cached_block_is_read_by_its_tables() -> None:
     usage = parse("Usage", (GOLDEN / "state/disk-cache/usage").read_bytes())
     assert usage["bytes"] > 0
     assert usage["failed"] == 0.0 < usage["counted"]
+
+
+def test_a_read_plan_is_read_by_its_tables(tmp_path: Path) -> None:
+    run = binidx.load_dataset(str(LOCAL / "corpus/en"), 24, num_samples=200)
+    order = binidx.RunOrder.of_dataset(run.wrapped, GlobalOrder(BatchSchedule(1, 1, 1), len(run)))
+    plan = binidx.plan_reads(order, range(100))
+    binidx.write_read_plan(order, str(tmp_path), plan)
+    about = (tmp_path / "readplan.json").read_bytes()
+    assert (tmp_path / "draft.json").read_bytes() == about
+    named = {name for row in rows("Read plans") for name in re.findall(r"`([^`]+)`", row[0])}
+    found = {*paths(json.loads(about))}
+    assert named <= found
+    assert {path.split("[")[0] for path in named} == {re.split(r"[.\[]", path)[0] for path in found}
+    data, tokens = (tmp_path / "000000000000.rows").read_bytes(), np.fromfile(LOCAL / "corpus/en.bin", "<u2")
+
+    def seed(first: int, stop: int) -> int:
+        return xxhash.xxh3_64_intdigest(f"{xxhash.xxh3_128_hexdigest(about)} {first} {stop}".encode())
+
+    end = data[-16:]
+    table = parse("End of a part", end, B=2)
+    assert table["digest"] == xxhash.xxh3_64_intdigest(end[:-8], seed(0, 100))
+    assert sum(table["sizes"]) == len(data) - len(end)
+    begin = 0
+    for first, size in zip((0, 64), table["sizes"].tolist(), strict=True):
+        count, whole = min(64, 100 - first), data[begin : begin + size]
+        block = parse("Block of a read plan", whole, N=count, P=(size - 8 - 6 * count) // 10)
+        assert block["digest"] == xxhash.xxh3_64_intdigest(whole[:-8], seed(first, first + count))
+        pieces = iter(struct.iter_unpack("<IHI", block["pieces"].tobytes()))
+        for number, (num_pieces, source) in enumerate(struct.iter_unpack("<IH", block["samples"].tobytes())):
+            own = [next(pieces) for _ in range(num_pieces)]
+            starts = [(low + (high << 32)) // 2 for low, high, _ in own]
+            text = [tokens[start : start + length] for start, (_, _, length) in zip(starts, own, strict=True)]
+            assert source == 0
+            assert (np.concatenate(text)[:24] == run[first + number]["tokens"].numpy()).all()
+        begin += size
 
 
 JSON_FILES = {

@@ -277,6 +277,12 @@ def test_bake(saved_run: str) -> None:
     assert (next(iter(found["loader"]))["tokens"][0] == train[order.trace(range(1))[0].sample[0]]["tokens"]).all()
 
 
+def test_read_plan(saved_run: str) -> None:
+    found = run_blocks("how-to/read-plan", {"folder": saved_run})
+    train, order = found["run"].build()[0], found["order"]
+    assert (next(iter(found["loader"]))["tokens"][0] == train[order.trace(range(1))[0].sample[0]]["tokens"]).all()
+
+
 # Text and documents
 
 

@@ -571,6 +571,7 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "part record": part_record,
     "orders": json_file("orders"),
     "baked": json_file("baked"),
+    "read plan": json_file("read plan"),
     "claim": json_file("claim"),
     "cached object": json_file("cached object"),
     "lineage": lineage,

@@ -49,6 +49,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("account {run}", ""),
     ("order {run} --to {out}/order", "parquet"),
     ("bake {run} {out}/baked", ""),
+    ("read-plan {run} {out}/plan", ""),
     ("cache list --help", ""),
     ("estimate {text} --tokenizer {tokenizer}", "tokenizers"),
     ("estimate {table} --tokenizer {tokenizer}", "tokenizers parquet"),

@@ -33,6 +33,7 @@ from helpers.preprocess_crash import killed_after, status_of
 from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, write_lines
 
 import binidx.run.provenance.baking as baking
+import binidx.run.provenance.read_planning as read_planning
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
@@ -112,6 +113,13 @@ def bake(at: Path, out: str) -> None:
     baking.bake(order, out, baking.plan_bake(order, range(order.num_steps() or 0)))
 
 
+def read_plan(at: Path, out: str) -> None:
+    read_planning.PART_SAMPLES = 16
+    order = order_of(at)
+    plan = read_planning.plan_reads(order, range(order.num_steps() or 0))
+    read_planning.write_read_plan(order, out, plan)
+
+
 def order(at: Path, out: str) -> None:
     found = order_of(at)
     export(found, out, plan_by_steps(range(found.num_steps() or 0), 3), threads=2)
@@ -130,6 +138,7 @@ JOBS: dict[str, Job] = {
     "convert": convert,
     "preprocess": tokenize,
     "bake": bake,
+    "read-plan": read_plan,
     "order": order,
     "pack": lambda at, out: indexed_to_packed(IndexedDataset(f"{at}/en"), out, "t", 500, 0),
     "pack --back": lambda at, out: packed_to_indexed(

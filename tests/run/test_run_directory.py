@@ -154,3 +154,14 @@ def test_a_run_of_the_config_of_a_loaded_one_keeps_its_directory(
     again = binidx.Run.load(f"{elsewhere}/second.json")
     assert again.directory == str(data)
     assert described(again) == described(other)
+
+
+def test_a_planned_run_is_read_from_any_directory(data: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data)
+    assert main(["read-plan", "run.json", f"{elsewhere}/plan", "--steps", "0:8"]) == 0
+    monkeypatch.chdir(elsewhere)
+    # The same plan: its fingerprint has the text of the prefixes, not the place from which they were opened.
+    assert main(["read-plan", f"{data}/run.json", "plan", "--steps", "0:8"]) == 0
+    run = binidx.Run.load(f"{data}/run.json")
+    planned, train = binidx.PlannedDataset("plan", run.config), run.build()[0]
+    assert planned[0]["tokens"].tolist() == train[0]["tokens"].tolist()  # type: ignore[index]

@@ -204,6 +204,20 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
         assert baked[number]["tokens"].tolist() == train[number]["tokens"].tolist()
 
 
+def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--shard", "1/2"]) == 0
+    assert "0 samples in 0 parts, 0 written now, 1 missing" in capsys.readouterr().out
+    assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--shard", "0/2"]) == 0
+    assert "120 samples in 1 part, 1 written now, 0 missing\n" in capsys.readouterr().out
+    assert main(["read-plan", str(run_file), f"{tmp_path}/plan", "--json"]) == 0
+    sizes = {"samples": 120, "parts": 1, "written": 0, "missing": 0}
+    assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/plan", **sizes}
+    train = binidx.Run.load(str(run_file)).build()[0]
+    planned = binidx.PlannedDataset(f"{tmp_path}/plan", train.config)
+    for number in (0, 7, 119):
+        assert planned[number]["tokens"].tolist() == train[number]["tokens"].tolist()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -214,6 +228,8 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
         (["bake", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
         (["bake", "{run}", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
+        (["read-plan", "{run}", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
+        (["read-plan", "{run}", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to plan"),
         (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
         (["order", "{run}", "--to", "x", "--steps", "9:2"], "--steps: found 9 to 2, the run has 15 steps"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),

@@ -8,6 +8,7 @@ DIR/{first:012d}-dataset_id.npy      of a blend: the dataset of each sample
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
 from binidx.dataset.token_dataset import TokenDataset
@@ -25,6 +27,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.order.blended_order import BakedOrder
+from binidx.order.order_protocols import Numbers
 from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import StoredSource
 from binidx.storage.interfaces import RangeReader
@@ -87,7 +90,66 @@ def part_prefix(directory: str, part: range) -> str:
     return join_uri(directory, f"{part.start:012d}")
 
 
-class BakedDataset:
+class PositionedDataset(ABC):
+    """Base of datasets of the samples of a run by position: sample i was served after i consumed samples.
+
+    Args:
+        directory: URI of what is stored of the run.
+        config: config of the run.
+        stored: description of what is stored.
+        uri: of the description.
+    """
+
+    masks_ends = False
+    """True if the last token of each piece has no label."""
+
+    def __init__(self, directory: str, config: GPTDatasetConfig, stored: Baked, uri: str) -> None:
+        self.directory, self.config, self.stored = directory, config, stored
+        if isinstance(config, GPTFIMDatasetConfig):
+            raise ConfigError("fim_rate: found fill in the middle, which a stored order lacks; train from the run")
+        needed = (config.sequence_length, config.add_extra_token_to_sequence)
+        found = (stored.sequence_length, stored.add_extra_token)
+        if needed != found:
+            raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); write it again")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_samples", "_assemble")}
+
+    def __len__(self) -> int:
+        return self.stored.stop
+
+    def __repr__(self) -> str:
+        positions = f"positions {self.stored.first:,} to {self.stored.stop:,}"
+        return f"{type(self).__name__}({redacted(self.directory)}, {positions} x {self.config.sequence_length:,})"
+
+    def __getitem__(self, idx: int) -> Sample:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
+        """Return the samples at these positions, read at once.
+
+        Raises:
+            IndexError: a position is not stored.
+        """
+        positions, first, stop = np.asarray(idxs, np.int64), self.stored.first, self.stored.stop
+        if len(positions) and not (first <= positions.min() and positions.max() < stop):
+            raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
+        samples, ids = self._read(positions)
+        assert isinstance(samples, Samples)  # as GPTAssemble makes them
+        numbers = {} if ids is None else {"dataset_id": ids.astype(np.int16)}
+        return Samples(len(positions), samples.columns, samples.shared, numbers)
+
+    @abstractmethod
+    def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
+        """Return the samples at these positions, and the source of each; None if the run is no blend."""
+
+    @cached_property
+    def _assemble(self) -> GPTAssemble:
+        pad = choose_pad_token(self.config.tokenizer, bool(self.config.allow_ambiguous_pad_tokens))
+        return GPTAssemble.of(self.config, pad, masks_ends=self.masks_ends)
+
+
+class BakedDataset(PositionedDataset):
     """Dataset of a run that `binidx bake` has stored in the order of its steps.
 
     Sample i is the one that the run's loaders served at position i (after i consumed samples), with any sampler. Read
@@ -113,51 +175,22 @@ class BakedDataset:
     RECORDED_NAME: ClassVar[str] = "BakedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        self.directory, self.config = directory, config
         uri = join_uri(directory, "baked.json")
-        self.baked = read_baked(Location(uri, config.storage_options))
-        self._check_config(uri)
-        self.parts = OPENS.map(self._open, self.baked.parts())
+        check_bakeable(config)
+        super().__init__(directory, config, read_baked(Location(uri, config.storage_options)), uri)
+        self.parts = OPENS.map(self._open, self.stored.parts())
         members = [SequenceOrder(StoredSource(part.path_prefix, part, range(len(part)))) for part in self.parts]
-        positions = range(self.baked.first, self.baked.stop)
-        self.order = BakedOrder(self.baked.fingerprint, positions, self.baked.samples_per_part, members)
-        self.dataset_ids = self._dataset_ids() if self.baked.blended else None
+        positions = range(self.stored.first, self.stored.stop)
+        self.order = BakedOrder(self.stored.fingerprint, positions, self.stored.samples_per_part, members)
+        self.dataset_ids = self._dataset_ids() if self.stored.blended else None
 
-    def __len__(self) -> int:
-        return self.baked.stop
-
-    def __repr__(self) -> str:
-        positions = f"positions {self.baked.first:,} to {self.baked.stop:,}"
-        return f"BakedDataset({redacted(self.directory)}, {positions} x {self.config.sequence_length:,})"
-
-    def __getitem__(self, idx: int) -> Sample:
-        return self.__getitems__([idx])[0]
-
-    def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
-        """Return the samples at these positions, read at once.
-
-        Raises:
-            IndexError: a position is not stored.
-        """
-        positions = np.asarray(idxs, np.int64)
-        if len(positions) and not (self.baked.first <= positions.min() and positions.max() < self.baked.stop):
-            raise IndexError(
-                f"{self.directory}: positions {list(idxs)} not stored (found {self.baked.first} to {self.baked.stop})"
-            )
-        samples = self._samples.__getitems__(positions.tolist())
-        assert isinstance(samples, Samples)  # as GPTAssemble makes them
-        if self.dataset_ids is None:
-            return samples
-        ids = {"dataset_id": self.dataset_ids[positions - self.baked.first]}
-        return Samples(len(positions), samples.columns, samples.shared, ids)
+    def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
+        ids = None if self.dataset_ids is None else self.dataset_ids[positions - self.stored.first]
+        return self._samples.__getitems__(positions.tolist()), ids
 
     @cached_property
     def _samples(self) -> TokenDataset:
-        pad = choose_pad_token(self.config.tokenizer, bool(self.config.allow_ambiguous_pad_tokens))
-        return TokenDataset(self.order, self.parts, [GPTAssemble.of(self.config, pad)] * len(self.parts))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_samples"}
+        return TokenDataset(self.order, self.parts, [self._assemble] * len(self.parts))
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the stored tokens.
@@ -167,29 +200,22 @@ class BakedDataset:
         """
         return [part.bin_reader for part in self.parts]
 
-    def _check_config(self, uri: str) -> None:
-        check_bakeable(self.config)
-        needed = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
-        found = (self.baked.sequence_length, self.baked.add_extra_token)
-        if needed != found:
-            raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); bake it again")
-
     def _open(self, part: range) -> IndexedDataset:
         prefix = part_prefix(self.directory, part)
         stored = IndexedDataset(prefix, mmap=self.config.mmap_bin_files, storage_options=self.config.storage_options)
         lengths = stored.sequence_lengths
-        if len(lengths) != len(part) or (lengths != self.baked.stored_length).any():
-            needed = f"{len(part)} of {self.baked.stored_length} tokens"
+        if len(lengths) != len(part) or (lengths != self.stored.stored_length).any():
+            needed = f"{len(part)} of {self.stored.stored_length} tokens"
             raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
         return stored
 
     def _dataset_ids(self) -> NDArray[np.int16]:
-        uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]
+        uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.stored.parts()]
         options = self.config.storage_options
         parts = OPENS.map(
             lambda uri: parse_npy(read_whole(open_object(uri, storage_options=options, cache=False))), uris
         )
         ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *parts])
-        if len(ids) != self.baked.stop - self.baked.first:
+        if len(ids) != self.stored.stop - self.stored.first:
             raise FormatError(f"{self.directory}: {len(ids)} dataset ids, need one for each sample; bake it again")
         return ids

@@ -43,6 +43,7 @@ from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
+from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
@@ -351,7 +352,9 @@ def identify(dataset: Any) -> Any:
     Args:
         dataset: a dataset; a user's own is identified by its class and number of samples.
     """
-    size = {"num_samples": len(dataset)}
+    size: dict[str, Any] = {"num_samples": len(dataset)}
+    if isinstance(dataset, PlannedDataset):
+        size["order"] = dataset.plan.fingerprint
     if isinstance(dataset, BlendedDataset):
         return {**dataset.order_identity, **size, "datasets": [*map(identify, dataset.datasets)]}
     if not isinstance(dataset, MegatronDataset):

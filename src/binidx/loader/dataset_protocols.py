@@ -14,6 +14,7 @@ from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
+from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import recorded_name
@@ -114,7 +115,7 @@ def is_full_validation(dataset: Any) -> bool:
 
 def identify_order(dataset: Any) -> Any:
     """Return all values that the samples and their order depend on; for a user's own dataset, its class and length."""
-    if isinstance(dataset, OrderedDataset):
+    if isinstance(dataset, OrderedDataset | PlannedDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
 
@@ -127,7 +128,7 @@ def find_megatron_samples(dataset: Any) -> str | None:
 
 def get_stored_order(dataset: Any) -> str | None:
     """Return the identity of the order in which a dataset is stored; None if its order is its own."""
-    return dataset.baked.fingerprint if isinstance(dataset, BakedDataset) else None
+    return dataset.stored.fingerprint if isinstance(dataset, BakedDataset) else None
 
 
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:

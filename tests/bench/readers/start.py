@@ -38,6 +38,8 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
 
     def build() -> Any:
         config = binidx.GPTDatasetConfig(**arguments(given))
+        if "plan" in given:
+            return binidx.PlannedDataset(given["plan"], config)
         return binidx.BlendedMegatronDatasetBuilder(
             binidx.GPTDataset, given.get("sizes", SIZES), lambda: True, config
         ).build()[0]
@@ -45,7 +47,7 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
     def first(train: Any) -> Any:
         return next(iter(binidx.build_pretraining_data_loader(train, consumed_samples=0, micro_batch_size=BATCH)))
 
-    binidx.build_pretraining_data_loader, binidx.GPTDataset, binidx.BlendedMegatronDatasetBuilder  # noqa: B018  lazy
+    binidx.build_pretraining_data_loader, binidx.GPTDataset, binidx.BlendedMegatronDatasetBuilder, binidx.PlannedDataset  # noqa: B018  lazy
     return build, first
 
 

@@ -1,0 +1,174 @@
+"""Write the read plan of a run: the places of the tokens of its samples, in its order, for `dataset/planned.py`.
+
+For runs whose many nodes start from one bucket: a node reads kilobytes instead of every `.idx` and index. The plan has
+56 bytes for a sample of 5 pieces, and copies no token.
+
+The work is cut into parts that are written atomically and in any order. Existing parts are kept, so an interrupted job
+resumes, and several machines may share it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from binidx.dataset import planned
+from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
+from binidx.errors import ConfigError, ObjectExistsError
+from binidx.order.blended_order import list_members
+from binidx.order.document_packing import PackedOrder
+from binidx.order.gpt_order import GPTOrder, LazyOrder
+from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.run.provenance.baking import check_planned, describe_samples
+from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.adapters import JoinedReader
+from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.location import Location
+from binidx.storage.open import codec_of, read_document
+from binidx.storage.ranges import stored_reader
+from binidx.storage.requests.remote_object import find_object, object_exists
+from binidx.storage.threads import OPENS
+from binidx.storage.writing.publish import create_object, put_if_absent
+
+PART_SAMPLES = 1 << 18
+"""Samples of a part: 15 MB with 5 pieces a sample, 54 MB with 20."""
+
+AT_ONCE = 256 * planned.BLOCK_SAMPLES
+"""Samples whose places are computed at once: 3 MB of arrays with 5 pieces a sample."""
+
+KINDS = ("GPTDataset", "BestFitGPTDataset")
+"""Recorded names of the datasets whose samples are their tokens, pieces and the config alone."""
+
+
+def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
+    """Return the description of a read plan of these steps.
+
+    Args:
+        order: the order of the run.
+        steps: steps whose samples the plan has.
+
+    Returns:
+        The description, which `write_read_plan` publishes beside the parts.
+
+    Raises:
+        IndexError: a step is beyond the end of the run.
+        ConfigError: there are no steps, or the samples depend on more than the places of their tokens.
+
+    Source: ours.
+    """
+    check_planned(order, steps, "plan")
+    members = list_members(order.order)
+    for member in members:
+        _check_member(member, order.config.sequence_length)
+    is_single = order.reading.dataloader_type == "single"
+    identity = order.order.identity if is_single else {"class": "PlannedDataset", "fingerprint": order.fingerprint}
+    return ReadPlan(
+        **describe_samples(order, steps, PART_SAMPLES),
+        order=json.loads(json.dumps(identity, default=str)),
+        masks_ends=any(isinstance(member, PackedOrder) and member.ends_documents for member in members),
+        sources=OPENS.map(_describe_source, order.sources),
+    )
+
+
+def _check_member(member: Order, length: int) -> None:
+    """Raise ConfigError unless the samples of a source are GPT samples of this length."""
+    order = member.order if isinstance(member, LazyOrder) else member
+    kind, found = type(order).__name__, 0
+    if isinstance(order, GPTOrder | PackedOrder):
+        kind, found = order.parameters.kind, order.parameters.sequence_length
+    if kind.partition("-")[0] not in KINDS or found != length:
+        raise ConfigError(f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(KINDS)} of {length}")
+
+
+def _describe_source(source: Source) -> PlannedSource:
+    dataset = source.dataset
+    reader, parts = dataset.bin_reader, [(dataset.bin_reader, dataset.index.num_bytes)]
+    if isinstance(reader, JoinedReader):  # of a virtual merge
+        parts = [*zip(reader.parts, reader.sizes, strict=True)]
+    files = []
+    for part, num_bytes in parts:
+        stored = stored_reader(part)
+        sums = find_object(Location(stored.uri + SUFFIX, dataset.storage_options))
+        identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
+        files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
+    return PlannedSource(source.prefix, np.dtype(dataset.index.dtype).name, files)
+
+
+def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
+    """Return the places of the tokens of the samples at some positions of a run.
+
+    Args:
+        order: the order of the run.
+        positions: shape (B,).
+    """
+    samples = order.reading.samples_at(positions)
+    spans, bounds = order.order.spans(samples)
+    starts = np.empty(len(spans), np.int64)
+    for source in np.unique(spans[:, 0]).tolist():
+        rows = np.flatnonzero(spans[:, 0] == source)
+        starts[rows] = order.sources[source].dataset.locate_all(np.ascontiguousarray(spans[rows, 1:]))[:, 0]
+    return PlannedPieces(order.order.locate(samples)[0], bounds, starts, spans[:, 3])
+
+
+def write_read_plan(
+    order: RunOrder,
+    directory: str,
+    plan: ReadPlan,
+    *,
+    threads: int = 2,
+    shard: int = 0,
+    num_shards: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Callable[[int], object] = lambda num_samples: None,
+) -> tuple[int, int]:
+    """Write the read plan of a run, which `PlannedDataset` reads; keep the parts that exist.
+
+    Args:
+        order: the order of the run.
+        directory: path or URI of the target.
+        plan: the result of `plan_reads`, the same for all machines that share the work.
+        threads: number of threads, each of which writes a part.
+        shard, num_shards: this machine's share: every num_shards-th part, from part `shard` on.
+        storage_options: options of the target's store.
+        watch: called with the number of samples that were written, and for each part that exists.
+
+    Returns:
+        The number of parts written, and of those that are still missing: shares of other machines. The plan can be
+        read when none is.
+
+    Raises:
+        ObjectExistsError: the directory holds the plan of another run, or of other data.
+
+    Source: ours.
+    """
+    target = Location.of(directory, storage_options)
+    draft = target / "draft.json"
+    put_if_absent(draft, plan.format())
+    found, plan_digest = planned.read_plan(draft)
+    if found != plan:
+        raise ObjectExistsError(
+            f"{draft}: is of another run, of other steps, or of data that changed since; write into another directory"
+        )
+
+    def write(part: range) -> bool:
+        file, sizes = part_location(target, part), list[int]()
+        if object_exists(file):
+            watch(len(part))
+            return False
+        with create_object(file) as out:
+            for first in range(part.start, part.stop, AT_ONCE):
+                positions = np.arange(first, min(first + AT_ONCE, part.stop))
+                sizes += map(out.write, planned.format_blocks(locate_pieces(order, positions), first, plan_digest))
+                watch(len(positions))
+            out.write(planned.seal(np.array(sizes, "<u4").tobytes(), part, plan_digest))
+        return True
+
+    with OPENS.executor(threads) as pool:
+        written = sum(pool.map(write, plan.parts()[shard::num_shards]))
+    missing = OPENS.map(object_exists, [part_location(target, part) for part in plan.parts()]).count(False)
+    if not missing:
+        put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
+    return written, missing
