@@ -47,7 +47,7 @@ INDEX_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class RequestRate:
+class PlaceRate:
     """Requests a second of all ranks together to one bucket.
 
     Attributes:
@@ -124,18 +124,18 @@ class RunPlan:
         return dollars
 
     @property
-    def request_rates(self) -> Sequence[RequestRate]:
+    def request_rates(self) -> Sequence[PlaceRate]:
         """Requests a second to each bucket, the most first; none without `tokens_per_second`."""
         samples = sum(cost.samples for cost in self.costs)
         if self.tokens_per_second is None or not samples:
             return []
         per_request = self.tokens_per_second / self.inventory.run.config.sequence_length / samples
-        rates: dict[str, RequestRate] = {}
+        rates: dict[str, PlaceRate] = {}
         for cost in self.costs:
             if cost.reading.requests:
                 place = cost.summary.location.place
                 before = rates[place].requests_per_second if place in rates else 0.0
-                rates[place] = RequestRate(place, before + cost.reading.requests * per_request, cost.prices)
+                rates[place] = PlaceRate(place, before + cost.reading.requests * per_request, cost.prices)
         return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
 
     @property
@@ -279,7 +279,7 @@ def _warnings(plan: RunPlan) -> Iterator[str]:
         )
 
 
-def _busy_places(rates: Sequence[RequestRate]) -> Iterator[str]:
+def _busy_places(rates: Sequence[PlaceRate]) -> Iterator[str]:
     for rate in rates:
         prices = rate.prices
         if 0 < prices.reads_per_second < rate.requests_per_second:

@@ -107,7 +107,7 @@ def is_outage(error: BaseException) -> bool:
     return http_status(error) in TRANSIENT_STATUSES or (bool(names & AWAY) and not silent)
 
 
-def is_throttled(error: BaseException) -> bool:
+def is_refusal(error: BaseException) -> bool:
     """Return whether a store refused a request because there are too many: 429, or 503 (SlowDown)."""
     return http_status(error) in (429, 503)
 
@@ -122,7 +122,7 @@ def end_of_patience(store: str, history: History, began: float, settings: ReadSe
     patience = settings.patience_seconds
     if history.opening:
         patience = min(patience, settings.deadline_seconds)
-    if is_throttled(history.failures[-1][1]):
+    if is_refusal(history.failures[-1][1]):
         began = max(began, ANSWERED.get(store, began))
     return began + patience
 
@@ -138,7 +138,7 @@ def warn_of_outage(store: str, error: Exception, began: float, patience: float) 
     now, store = time.monotonic(), redacted(store)
     if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
         _warned[store] = now
-        state, since = ("throttled", " after its last response") if is_throttled(error) else ("out", "")
+        state, since = ("throttled", " after its last response") if is_refusal(error) else ("out", "")
         logger.warning(
             "%s: %s for %.0f s (%s); requests are tried again for %.0f s%s (outage_seconds)",
             *(store, state, now - began, shortly(error), patience, since),

@@ -44,7 +44,7 @@ from binidx.storage.requests.retries import (
     end_of_patience,
     given_up,
     is_outage,
-    is_throttled,
+    is_refusal,
     note_refusal,
     out_of_time,
     pause,
@@ -160,7 +160,7 @@ class ReadRequests:
         seconds, error = pause(len(history.failures)), history.failures[-1][1]
         if not is_outage(error):
             return seconds
-        if is_throttled(error):
+        if is_refusal(error):
             began = self.refusals_began = min(self.refusals_began, now)
             self.outage_began = math.inf  # it answers
             if self.limiter.is_limited:  # it waits for its ticket
@@ -339,7 +339,7 @@ class Scheduler:
         history = read.history(place, sent)
         read.log(place, self.loop.time() - sent, shortly(error))
         history.note(error)
-        if is_throttled(error):
+        if is_refusal(error):
             read.refused += 1
             note_refusal(read.store, error)
             read.limiter.note_refusal()
