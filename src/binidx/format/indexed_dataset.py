@@ -394,7 +394,12 @@ class IndexedDataset:
 
     @property
     def opened(self) -> Mapping[str, Mapping[str, Any]]:
-        """Identities of both objects, "idx" and "bin", when they were opened; with `checked` only of the `.idx`."""
+        """Identities of the opened objects: "idx" -> identity of the `.idx`, "bin" -> identity of the `.bin`.
+
+        An identity has JSON values: `size`, and `etag`, `generation`, `version` or `mtime`. For a virtual merge it has
+        the digest of the list of parts, under "parts". If the dataset was opened with the argument `checked`, "bin" is
+        absent.
+        """
         return self._opened
 
     @staticmethod

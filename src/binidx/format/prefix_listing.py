@@ -86,11 +86,16 @@ File = tuple[Identity, memoryview]
 
 @dataclass
 class ListedPair:
-    """Pair that is the same in two listings of its folder: the `.idx`, the plain `.bin`, and its checksums if any.
+    """`.idx` and uncompressed `.bin` of one prefix, unchanged between two listings and therefore of one dataset.
+
+    Later reads are pinned to the listed versions.
 
     Attributes:
+        idx: the listed `.idx`.
+        bin: the listed `.bin`.
+        sums: the listed `.bin.xxh3`; None if there is none.
         sidecars: suffixes of the sidecars that exist, of those in `SIDECARS`.
-        index: bytes of the `.idx`, from a bundle or after they were read.
+        index: bytes of the `.idx`, from the bundle of the run or from a read of the file; None until then.
     """
 
     idx: Found

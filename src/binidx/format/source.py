@@ -254,7 +254,11 @@ class VirtualSource(_CheckedSource):
 
     @property
     def checked_by(self) -> str | None:
-        """Check of the tokens when they are read, as in `PairSource`; "in part" if only some parts are checked."""
+        """Name of the check that a read applies to the tokens; None if the tokens of no part are checked.
+
+        The name is "checksums" (`.bin.xxh3`) or the codec's check ("frames" for zstd) if all parts have the same check.
+        It is "checksums" if all parts are checked, but in different ways, and "in part" if some parts are not checked.
+        """
         kinds = {pair.checked_by for pair in self.pairs}
         return kinds.pop() if len(kinds) == 1 else "in part" if None in kinds else "checksums"
 
@@ -340,12 +344,16 @@ def open_source(
 
 
 def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:
-    """Return the piece that ends an object of the stored pieces of all pairs, such as a seek table; [] without one.
+    """Return the end of an object that joins the stored pieces of several pairs, such as a zstd seek table.
 
     Args:
-        uri: name of the object, for errors.
-        codec: codec of the object and of the pairs.
-        pairs: the pairs whose pieces the object has, in order.
+        uri: URI of the joined object, for error messages.
+        codec: codec of the joined object and of all pairs.
+        pairs: pairs whose stored pieces the object contains, in its order.
+
+    Returns:
+        A list with one piece in memory, which follows the pieces of all pairs; [] if the codec does not join stored
+        objects ("raw").
     """
     joining = codec_named(codec).joining
     if joining is None:

@@ -205,7 +205,16 @@ class GPTOrder(SourceOrder):
         return len(self.sample_index) - 1
 
     def candidates(self, sequences: Numbers) -> Numbers:
-        """Return the samples that may have a token of some sequences, by one pass over each array."""
+        """Return the samples that may contain a token of the given sequences, ascending; no sample with one is missing.
+
+        The method reads `document_index` and `shuffle_index` once from start to end, and searches `sample_index`.
+
+        Args:
+            sequences: sequence numbers in the dataset, in any order, shape (n,), int64.
+
+        Returns:
+            Sample numbers, shape (m,), int64. Some of these samples may contain no token of the given sequences.
+        """
         positions = find_positions(self.document_index, sequences)
         # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
         # Searched for values of its own type, or all of it would be converted to another.

@@ -160,10 +160,21 @@ class ChatAssemble(SampleAssemble):
         return padding_multiple(self.config, hybrid=hybrid, sequence_parallel=hybrid or not self.is_main)
 
     def tokenize(self, conversation: Conversation | str) -> Tokenized:
-        """Return tokens and targets of one conversation, or of a text and its EOD, all of which is trained on.
+        """Tokenize one conversation or one text.
+
+        A text gets an EOD at its end, unless it ends in one. A conversation gets one, too, except with
+        `megatron_samples="main"`.
+
+        Args:
+            conversation: messages with "role" and "content", or a text.
+
+        Returns:
+            Tokens and targets, each of shape (n,), int64, not shifted. A target is the token itself, or IGNORE (-100)
+            for a token that is not trained on. All tokens of a text and an appended EOD are trained on; `mask_loss`
+            masks `masked_id` later.
 
         Raises:
-            ConfigError: the tokenizer cannot tokenize conversations.
+            ConfigError: the tokenizer has no `tokenize_conversation`.
         """
         tokenizer = self.config.tokenizer
         if isinstance(conversation, str):

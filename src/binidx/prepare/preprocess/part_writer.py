@@ -82,7 +82,15 @@ def _read_rows(file: Location) -> Iterator[dict[str, Any]]:
 
 
 class DatasetWriter:
-    """Writer of a part's dataset of one key."""
+    """Writer of the dataset that one part of a job makes for one key: `.bin`, `.idx` and, if the job has it, lineage.
+
+    Call `add` for each batch, then `publish`. `close` removes the staging files that are not published.
+
+    Args:
+        files: locations of the job's objects; its job gives dtype, codec and the lineage option.
+        part: the part to write.
+        key: JSON key, or Parquet column, whose texts the dataset contains.
+    """
 
     def __init__(self, files: JobFiles, part: Part, key: str) -> None:
         self._prefix, self._columns = files.prefix(part, key), IndexColumns(files.job.dtype)

@@ -232,11 +232,15 @@ def machines_of(manifests: Manifests) -> dict[str, Machine]:
 
 
 def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
-    """Return whether a manifest is of this job, without rows that its `on_error` would have treated differently.
+    """Return whether a manifest describes the dataset that this job would write.
+
+    Both must have the same plan digest (part names and recipe). `on_error` may differ only if the manifest counts no
+    row that is not a document, since the policy then changed nothing.
 
     Args:
-        manifest: content of a manifest.
-        job, parts: this job, and all its parts.
+        manifest: parsed content of the manifest of a dataset.
+        job: the job to compare with.
+        parts: all parts of the job.
     """
     dropped = manifest.get("counts", {}).get("dropped", {})
     same_policy = manifest.get("job", {}).get("on_error") == job.on_error

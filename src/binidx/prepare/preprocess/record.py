@@ -108,11 +108,15 @@ def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
 
 
 def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
-    """Return the counts of each machine by name; the name is "" for records of older versions.
+    """Return the work of each machine of a job: finished parts, documents, tokens, stored bytes of text, and speed.
 
     Args:
-        parts: all parts of a job.
-        records: name of each finished part -> its record.
+        parts: all parts of the job, finished or not; they give the stored bytes.
+        records: part name -> record, for each finished part.
+
+    Returns:
+        Machine name -> its work, sorted by name. A record of an older version has no machine name; its work is under
+        "". `bytes_per_second` is None if no record of the machine has an end time.
     """
     sizes, machines = part_sizes(parts), dict[str, Machine]()
     for host in sorted({record.host for record in records.values()}):

@@ -46,10 +46,15 @@ NEWLINE = ord("\n")
 
 @dataclass(frozen=True)
 class ShuffledLines(JsonResult):
-    """Result of a shuffle of lines.
+    """Report of a finished `shuffle_lines`; the lines themselves are in the object `target`.
 
     Attributes:
-        num_bytes: bytes of text, newlines included.
+        target: URI of the object with the shuffled lines.
+        num_inputs: number of input objects.
+        num_lines: number of lines written, blank lines included.
+        num_bytes: uncompressed bytes of the lines, newlines included.
+        num_buckets: number of buckets into which the first pass split the lines.
+        seconds: elapsed time.
     """
 
     target: str

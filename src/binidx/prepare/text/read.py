@@ -156,13 +156,24 @@ class _CountingIterator:
 def read_lines(
     piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
 ) -> Iterator[tuple[Lines, int]]:
-    """Yield (run of lines, number of stored bytes read for it) of a slice; arguments as those of `ReadRequest`.
+    """Read the lines of a slice in runs of whole lines, and check that the object did not change meanwhile.
 
     Args:
-        piece: slice of a format with lines.
-        batch_bytes, max_line_bytes: plain bytes of a run, and the limit of a line with its newline.
-        location: of the slice's object.
-        extent: updated with the part of the input that was read.
+        piece: slice of a format with lines (not Parquet).
+        batch_bytes: approximate uncompressed bytes of a run; a run is longer if a line does not fit.
+        max_line_bytes: limit of a line with its newline. A longer line is a run without data, and `too_long` has its
+            length.
+        location: location of the object that contains the slice.
+        extent: only its `end` is set, to the uncompressed size of the input, after the last run and only if the end of
+            the object was reached. The caller adds the lines with `extent.add`.
+
+    Returns:
+        Pairs of a run of lines and the number of stored bytes read since the previous pair, for a progress bar.
+
+    Raises:
+        ObjectChangedError: the object is not the planned version.
+        FormatError: the compressed data is damaged.
+        StorageError: the store failed.
     """
     decompress, before = FORMATS[piece.format].decompress, 0
     with closing(_stream_stored_bytes(piece, location)) as pieces:

@@ -111,7 +111,19 @@ def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
 
 
 def fetch_content(location: Location, merges: str) -> bytes:
-    """Return the content of a tokenizer's object; with `merges`, the tokenizer.json made of both objects."""
+    """Fetch the content of a tokenizer file.
+
+    Args:
+        location: location of the file; of the `vocab.json` if `merges` is given.
+        merges: URI of the `merges.txt`, read with the storage options of `location`; "" if there is none.
+
+    Returns:
+        The bytes of the file; with `merges`, the bytes of a `tokenizer.json` built from both files.
+
+    Raises:
+        ObjectNotFoundError: a file is missing.
+        FormatError: a file is too large for a tokenizer; or, with `merges`, one of the files has another format.
+    """
     content = fetch_object(location)
     return gpt2_json(location.uri, content, fetch_object(Location(merges, location.options))) if merges else content
 

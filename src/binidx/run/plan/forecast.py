@@ -214,16 +214,18 @@ PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
 
 @dataclass(frozen=True)
 class Costs:
-    """Use of one source in training, and its store traffic, all nodes together.
+    """Forecast for one source of a training run: its size, its use, and the requests and bytes of reading it.
 
     Attributes:
-        documents, tokens: counts of the source's train split.
-        samples: number of samples served, all ranks together.
-        epochs: number of passes over the source's tokens.
-        prices: list prices of the store, and the name under which requests are counted and billed: "s3", "gs", ...
-        pieces_per_sample: mean number of ranges per sample.
-        reading: cost of all reads of these samples.
-        epoch_bytes: bytes of a node's disk cache for the node's part of one epoch.
+        summary: sizes and counts of the source's files.
+        documents: number of sequences in the source's train split.
+        tokens: number of tokens in the source's train split.
+        samples: number of samples served from the source, summed over all ranks.
+        epochs: number of passes over the train split, with a fraction for a partial pass; 0.0 if it has no tokens.
+        prices: list prices of the store; `prices.store` is the name by which its requests are counted: "s3", "gs", ...
+        pieces_per_sample: mean number of token ranges read per sample.
+        reading: requests and bytes from the store for these samples, summed over all nodes; zero for a local source.
+        epoch_bytes: bytes that the disk cache of one node needs for its part of one epoch; 0.0 for a local source.
     """
 
     summary: DatasetSummary

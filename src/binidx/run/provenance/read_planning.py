@@ -44,18 +44,23 @@ KINDS = ("GPTDataset", "BestFitGPTDataset")
 
 
 def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
-    """Return the description of a read plan of these steps.
+    """Return the description of a read plan, which lists where the tokens of the samples of some steps are stored.
+
+    The description covers the run and its token files, without the samples. `write_read_plan` takes it, computes the
+    places of the tokens and writes them in parts; `PlannedDataset` reads the result. The function looks up the
+    checksums of each token file in the store.
 
     Args:
         order: the order of the run.
-        steps: steps whose samples the plan has.
+        steps: consecutive steps whose samples the plan covers.
 
     Returns:
-        The description, which `write_read_plan` publishes beside the parts.
+        The content of `readplan.json`: range of samples, options of the run, URIs and identities of its token files.
 
     Raises:
         IndexError: a step is beyond the end of the run.
-        ConfigError: there are no steps, or the samples depend on more than the places of their tokens.
+        ConfigError: `steps` is empty; or a source is not a GPT or best-fit dataset of the run's `sequence_length`, so
+            that the places of tokens alone do not determine its samples.
 
     Source: ours.
     """

@@ -176,7 +176,11 @@ class CachedObject:
     # Reading
 
     def begin(self) -> tuple[BlockMaps, int]:
-        """Start a read; return the `BlockMaps` that it uses, and the number of the read."""
+        """Start a read; return the current `BlockMaps` and the next read number.
+
+        The caller stores the number in `used` for each block that it reads; `release` keeps the blocks marked with the
+        latest number. Blocks stay mapped while the caller holds the `BlockMaps`. No call ends a read.
+        """
         self._tick = tick = self._tick + 1
         return self.maps, tick
 

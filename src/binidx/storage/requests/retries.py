@@ -246,14 +246,19 @@ def out_of_time(
 def retried(
     location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
 ) -> Result:
-    """Return `request()`, called again in this thread after transient failures.
+    """Call `request` until it succeeds, with pauses in this thread after transient failures; return its result.
 
     Args:
-        settings: None: those of the location.
-        opening: whether it may be the first request to a store, which may not exist.
+        location: object of the request, for error messages and default settings.
+        request: blocking function without arguments, which can be called again after a failure.
+        settings: time limits of the retries; None for those of the location.
+        opening: True if the request may be the first to a store, which may not exist. As long as the store has sent no
+            good response to this process, the fourth transient failure without an HTTP status is then final. If False,
+            such failures are retried within the time limits.
 
     Raises:
-        BinidxError: it failed for good; with the history if there was more than one try.
+        BinidxError: the failure is not transient, or the tries or the time are used up. After more than one try, the
+            message lists the tries.
     """
     store, settings = location.place, settings or location.settings
     history = History(time.monotonic(), opening=opening and store not in ANSWERED)

@@ -128,7 +128,16 @@ class DirectStore(AsyncFsspecStore):
         return bool(if_match(info))
 
     async def address(self, info: ObjectInfo) -> Address:
-        """Return the address of this version of an object; raise any exception if no direct request is possible."""
+        """Return the aiohttp session, URL, headers and options with which GET requests are sent without the driver.
+
+        The URL or the headers carry any credentials. They pin the version of the object where the store supports that.
+
+        Args:
+            info: object and version to read, as the store reported them.
+
+        Raises:
+            Exception: of any class, if the object cannot be requested without the driver; `fetch` then uses the driver.
+        """
         raise NotImplementedError
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
