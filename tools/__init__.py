@@ -27,7 +27,7 @@ COMMANDS = {
     "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
-    "read-plan": ("read_plan", "the places of a run's tokens in training order, to start without an index"),
+    "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "trace": ("trace_step", "samples, documents and text of a step"),
     "verify": ("verify", "check a dataset: structure, checksums, token ids"),

@@ -186,7 +186,7 @@ def test_idle_blocks_are_unmapped_and_used_ones_marked(tmp_path: Path, monkeypat
     read_blocks(reader, 1)
     assert reader.cached.maps.mapped() == [1]
     now = time.time()
-    used = {int(path.stem): now - path.stat().st_mtime > 500 for path in tmp_path.glob("objects/*/*.block")}
+    used = {int(Path(block.path).stem): now - block.used_at > 500 for block in eviction.block_files(str(tmp_path))}
     assert used == {0: True, 1: False, 2: True}
     read_blocks(reader, 0, 2)
     assert reader.stats.misses == 48

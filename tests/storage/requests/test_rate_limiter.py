@@ -125,7 +125,7 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
     rates = NodeRates(None)
 
     async def run() -> None:
-        location = Location("x://b/k")
+        location = Location("memory://b/k")
         done = asyncio.Event()
 
         def send(read: Read, place: int) -> None:
@@ -155,7 +155,7 @@ def test_slow_start_widens_with_responses_and_time() -> None:
     async def run() -> tuple[int, int]:
         sent: list[int] = []
         limiter = RateLimiter(
-            Location("x://b/k"),
+            Location("memory://b/k"),
             asyncio.get_running_loop(),
             lambda read, place: sent.append(place),
             128,

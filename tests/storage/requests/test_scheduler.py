@@ -67,7 +67,7 @@ class Store:
     def read(self, *starts: int, opening: bool = False, **settings: Any) -> ReadRequests:
         ranges = [(start, start + 10) for start in starts]
         found = ReadSettings(**{"deadline_seconds": NEVER, **settings})
-        return ReadRequests(Location("x://b/k"), self.fetch, ranges, found, opening=opening)
+        return ReadRequests(Location("memory://b/k"), self.fetch, ranges, found, opening=opening)
 
 
 def answer(start: int, stop: int) -> bytes:
@@ -197,7 +197,7 @@ def test_a_slow_store_is_not_asked_twice_as_much(hedging: Scheduler) -> None:
 def test_the_first_error_for_good_ends_the_read_and_drops_the_rest(patient: Scheduler) -> None:
     store = Store()
     store.script = [NEVER, NEVER, NEVER, FileNotFoundError("no such key")]
-    with pytest.raises(ObjectNotFoundError, match=r"^x://b/k: no such object"):
+    with pytest.raises(ObjectNotFoundError, match=r"^memory://b/k: no such object"):
         patient.run(store.read(*range(20), hedge=False))
     assert eventually(lambda: store.now == 0)
 
@@ -205,7 +205,7 @@ def test_the_first_error_for_good_ends_the_read_and_drops_the_rest(patient: Sche
 def test_a_deadline_ends_the_read_and_frees_its_places(patient: Scheduler) -> None:
     store = Store(NEVER)
     with pytest.raises(
-        StorageError, match=r"^x://b/k: range 0-10 not done within \d+ s; no answer came; deadline_seconds"
+        StorageError, match=r"^memory://b/k: range 0-10 not done within \d+ s; no answer came; deadline_seconds"
     ):
         patient.run(store.read(*range(8), deadline_seconds=0.2, hedge=False))
     assert eventually(lambda: store.now == 0)
@@ -217,9 +217,9 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -
     store = Store()
     store.script = [0.0] * 20 + [NEVER] * 80
     ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
-    read = ReadRequests(Location("x://b/k"), store.fetch, ranges, ReadSettings(deadline_seconds=2.0, hedge=False))
+    read = ReadRequests(Location("memory://b/k"), store.fetch, ranges, ReadSettings(deadline_seconds=2.0, hedge=False))
     began = time.monotonic()
-    with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within \d+ s"):
+    with pytest.raises(StorageError, match=r"^memory://b/k: range 20-30 not done within \d+ s"):
         patient.run(read)
     assert 2.0 < time.monotonic() - began < 300
     assert read.unanswered == 80
@@ -338,7 +338,7 @@ def test_a_store_that_never_answered_is_not_waited_for_and_one_that_did_is(patie
     store.script = [HTTPStatusError(503)] * 1000
     with pytest.raises(StorageError, match=r" 503, .*; deadline_seconds of "):
         patient.run(store.read(1, opening=True, deadline_seconds=0.3, outage_seconds=NEVER))
-    ANSWERED["x://b"] = 0.0
+    ANSWERED["memory://b"] = 0.0
     store.script = [ConnectionRefusedError("nobody there")] * 5
     assert patient.run(store.read(1, opening=True)) == [answer(1, 11)]
 
@@ -347,7 +347,7 @@ def test_a_read_on_the_loop_itself_is_an_error_and_no_deadlock(patient: Schedule
     async def read() -> None:
         patient.run(Store().read(1))
 
-    with pytest.raises(StorageError, match=r"^x://b/k: read on the event loop"):
+    with pytest.raises(StorageError, match=r"^memory://b/k: read on the event loop"):
         asyncio.run_coroutine_threadsafe(read(), patient.loop).result()
 
 
