@@ -105,10 +105,11 @@ from binidx.storage.requests import node_rates
 node_rates.default_path = lambda: sys.argv[1]
 rates = node_rates.node_rates()
 child = os.fork()
-print(rates.is_shared, node_rates.node_rates().is_shared, node_rates.node_rates() is rates, flush=True)
+found = rates.is_shared, node_rates.node_rates().is_shared, node_rates.node_rates() is rates
 if child:
-    os.waitpid(child, 0)
-else:
+    os.waitpid(child, 0)  # its line first: both write to one pipe
+print(*found, flush=True)
+if not child:
     os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
