@@ -17,7 +17,6 @@ from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, S
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.document_sample import count_tokens
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -184,5 +183,5 @@ def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfi
         split: the split.
     """
     shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-    counts = [count_tokens(dataset.sequence_lengths, split_range(shares, len(dataset))) for dataset in datasets]
+    counts = [dataset.index.tokens_of(split_range(shares, len(dataset))) for dataset in datasets]
     return max(1, sum(counts) // config.sequence_length)

@@ -34,7 +34,7 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.format.pair import local_version
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
-from binidx.storage.cache.seals import find_seal
+from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -133,8 +133,8 @@ class IndexFiles:
     def array_file(self, name: str) -> Location:
         return self.file(f"{name}.npy")
 
-    def read_cached(self, name: str, found: Found | None = None) -> tuple[memoryview, str]:
-        """Return the bytes of an array's file, cached in the index directory of this node, and their XXH3.
+    def read_cached(self, name: str, found: Found | None = None) -> tuple[memoryview, Seal]:
+        """Return the bytes of an array's file, cached in the index directory of this node, and the seal of their XXH3.
 
         Args:
             name: of the array.
@@ -143,8 +143,7 @@ class IndexFiles:
         file = self.array_file(name)
         reader = open_object(file, cache="disk", found=found)
         content = read_whole(reader)
-        seal = find_seal(reader, file, "xxh3_64")  # of what is mapped now
-        return content, seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
+        return content, find_seal(reader, file, "xxh3_64")  # of what is mapped now
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
@@ -200,8 +199,8 @@ class IndexFiles:
         if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
                 cached = self.read_cached(name, identity)
-        content, digest = cached or self.read_cached(name)
-        found = len(content), digest
+        content, seal = cached or self.read_cached(name)
+        found = len(content), seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
             raise FormatError(f"{self.array_file(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")

@@ -90,7 +90,7 @@ def _tokens_of(source: Source) -> int:
     own, index = source.sequences, source.dataset.index
     if not isinstance(own, range):
         return int(index.sequence_lengths[own].sum(dtype=np.int64))
-    return index.tokens_before(own.stop) - index.tokens_before(own.start)
+    return index.tokens_of(own)
 
 
 def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
