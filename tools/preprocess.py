@@ -30,8 +30,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.format.sidecars.dataset_manifest import Machine
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
-from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_status, preprocess
+from binidx.prepare.preprocess.preprocess import JobStatus, Report, job_status, preprocess
 from binidx.prepare.text.read import FORMATS
 from binidx.storage.open import COMPRESSED
 

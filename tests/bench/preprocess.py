@@ -33,7 +33,7 @@ from pathlib import Path
 import fsspec
 from servers.latency_proxy import latency_proxy
 
-from binidx.jobs import LocalExecutor
+from binidx.jobs.engines import LocalExecutor
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.inputs import find_inputs
@@ -58,7 +58,7 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.jobs import configure_malloc
+from binidx.jobs.engines import configure_malloc
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs

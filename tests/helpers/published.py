@@ -66,7 +66,8 @@ if __name__ == "__main__":
 """
 
 REGISTERED = f"""{USE}
-from binidx.jobs import open_engine, run_tasks
+from binidx.jobs.engines import open_engine
+from binidx.jobs.runner import run_tasks
 
 
 def first_tokens(prefix):

@@ -17,9 +17,9 @@ import pytest
 from helpers.crashing_task import kills_its_worker, local_work
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
-from binidx import jobs as driver
 from binidx.errors import ConfigError, UnreachableError, WorkerError
-from binidx.jobs import ATTEMPTS, open_engine, run_tasks
+from binidx.jobs.engines import open_engine
+from binidx.jobs.runner import ATTEMPTS, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
 
 BIN = Path(sys.executable).parent
@@ -147,8 +147,8 @@ def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_dask(tmp_path
 def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(driver, "NO_WORKER_SECONDS", 1.0)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(runner, "NO_WORKER_SECONDS", 1.0)
     with (
         dask_cluster(tmp_path) as (address, _),
         pytest.raises(WorkerError, match=r"no worker for .*: 3; ") as raised,
@@ -159,8 +159,8 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
 
 @pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(driver, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(runner, "LOST_SECONDS", 1.0)
     with dask_cluster(tmp_path, num_workers=0) as (address, processes):
         engine = open_engine(f"dask={address}")
 

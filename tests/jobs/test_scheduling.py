@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from binidx import jobs as module
 from binidx.errors import FormatError, StorageError, UnreachableError, WorkerError
-from binidx.jobs import ATTEMPTS, JobEngine, TaskFailure, run_tasks
+from binidx.jobs import runner as module
+from binidx.jobs.runner import ATTEMPTS, JobEngine, TaskFailure, run_tasks
 
 
 @pytest.fixture(autouse=True)

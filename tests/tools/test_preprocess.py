@@ -24,9 +24,9 @@ def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process takes seconds to begin; one test begins some."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from binidx import jobs
+    from binidx.jobs import engines
 
-    monkeypatch.setattr(jobs, "LocalExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
 
 
 def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:

@@ -36,8 +36,9 @@ from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import choose_part_bytes, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, preprocess
+from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import group_by_size

@@ -16,8 +16,9 @@ from conftest import Bucket
 from helpers.preprocess_jobs import corpus, files_of, job_of, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_records
+from binidx.prepare.preprocess.preprocess import preprocess, read_records
 from binidx.prepare.preprocess.record import VERSION, Record
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text import read as reading

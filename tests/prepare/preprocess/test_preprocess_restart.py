@@ -22,9 +22,10 @@ from servers.latency_proxy import latency_proxy
 from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.finish import finish
 from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_finished_manifests, read_records
+from binidx.prepare.preprocess.preprocess import preprocess, read_finished_manifests, read_records
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.testing import ended_well, forked

@@ -25,7 +25,7 @@ from helpers.signed_urls import put_signed, secrets_in, signed, with_user
 from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import AccessError, BinidxError, UnreachableError
-from binidx.jobs import TaskFailure
+from binidx.jobs.runner import TaskFailure
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
@@ -152,9 +152,9 @@ def test_a_whole_job_writes_and_says_none_of_them(
 ) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from binidx import jobs
+    from binidx.jobs import engines
 
-    monkeypatch.setattr(jobs, "LocalExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
     caplog.set_level(logging.DEBUG, "binidx")
     rows = [{"text": text} for text in texts(60)]
     bad = write_lines(tmp_path / "bad.jsonl", [*rows, "{", {"text": None}, {"text": f"{EOD} x"}, *rows])

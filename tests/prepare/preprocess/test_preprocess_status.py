@@ -15,7 +15,8 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 from helpers.signed_urls import put_signed, secrets_in, signed
 
 from binidx.errors import FormatError
-from binidx.prepare.preprocess.preprocess import Report, Shard, preprocess
+from binidx.jobs.parts import Shard
+from binidx.prepare.preprocess.preprocess import Report, preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.tools import main
 

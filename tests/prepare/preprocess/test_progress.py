@@ -14,8 +14,9 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, build_status, job_status, read_records
+from binidx.prepare.preprocess.preprocess import build_status, job_status, read_records
 from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
     Record,

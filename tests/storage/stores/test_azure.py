@@ -17,8 +17,8 @@ from helpers.preprocess_jobs import EOD, corpus, tokenizer_path
 from servers.azurite import ACCOUNT, AzureServer
 
 import binidx
-from binidx import jobs
 from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError
+from binidx.jobs import engines
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists, read_small
@@ -121,7 +121,7 @@ def test_text_becomes_samples_without_leaving_azure(
     abfs: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Preprocess, convert, train, index caches and the disk cache: all equal to those of a disk."""
-    monkeypatch.setattr(jobs, "LocalExecutor", ThreadPoolExecutor)  # a process takes seconds to begin
+    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)  # a process takes seconds to begin
     texts = [f"abfs://{abfs.make_container(f'{name}{uuid.uuid4().hex}')[7:]}@{HOST}" for name in ("web", "books")]
     files = corpus(tmp_path / "text", count=300)
     for container, path in zip(texts, files, strict=True):

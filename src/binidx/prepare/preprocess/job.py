@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
 from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
+from binidx.jobs.parts import json_digest
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
@@ -172,11 +172,6 @@ def check_eod(tokenizer: TokenizerSpec, append_eod: bool) -> None:
     """Raise ConfigError if an EOD is to be added and the tokenizer has none."""
     if append_eod and tokenizer.eod is None:
         raise ConfigError(f"{tokenizer.uri}: append_eod needs an EOD; name the token with eod (--eod)")
-
-
-def json_digest(value: Any) -> str:
-    """Return the 128-bit digest of a JSON value, hex."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)

@@ -20,7 +20,8 @@ from typing import Any
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs import ATTEMPTS, JobEngine, open_engine, run_tasks
+from binidx.jobs.parts import Shard, Workers
+from binidx.jobs.runner import ATTEMPTS, run_tasks
 from binidx.prepare.preprocess.finish import (
     Records,
     claim_output,
@@ -37,7 +38,7 @@ from binidx.prepare.text.slices import Input
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import pause
-from binidx.storage.threads import READS, available_cores
+from binidx.storage.threads import READS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
@@ -75,22 +76,6 @@ class Report:
         machines = {name: asdict(machine) for name, machine in self.machines.items()}
         values = {name: getattr(self, name) for name in names}
         return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Every `count`-th part of a job, from number `index` on; `index` None: no part, the call only finishes the job."""
-
-    index: int | None
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.index is not None and not 0 <= self.index < self.count:
-            raise ConfigError(f"shard: found {self.index}/{self.count}, need a number from 0 to {self.count - 1}")
-
-    def select(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts of this shard."""
-        return parts[:0] if self.index is None else parts[self.index :: self.count]
 
 
 def preprocess(
@@ -135,10 +120,8 @@ def preprocess(
     """
     if shard is not None and overwrite:
         raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers: too few (found {workers}, need 1 or more)")
     began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)
-    inputs = find_job_inputs(job)
+    place, inputs = Workers(engine, workers, executor), find_job_inputs(job)
     parts = plan_parts(job, inputs)
     if manifests := remove_parts_of_finished(job, parts):
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
@@ -153,12 +136,7 @@ def preprocess(
         watch.begin("tokenize", sum(sizes.values()), done_bytes)
         uris = [job.output, *(file.uri for file in inputs)]
         remote = any(Location(uri).local_path is None for uri in uris)
-        place = (
-            open_engine(engine, workers, remote_data=remote)
-            if executor is None
-            else JobEngine(lambda: executor, lambda _: workers or available_cores(), owned=False)
-        )
-        for task, record in run_tasks(run_part, tasks, place):
+        for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
             records[task.part.name] = record
             watch.advance(sizes[record.name])
     num_made = len(records) - num_earlier

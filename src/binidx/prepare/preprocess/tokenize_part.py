@@ -19,7 +19,6 @@ import contextlib
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,8 @@ from numpy.typing import NDArray
 
 from binidx import errors
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs import TaskFailure, check_stop
+from binidx.jobs.parts import guarded
+from binidx.jobs.runner import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobFiles, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
@@ -46,7 +46,6 @@ from binidx.prepare.tokenizers.engine_choice import (
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.retries import is_transient
 from binidx.storage.writing.publish import write_object
 
 MOST_CHARACTERS = 1_000_000
@@ -195,14 +194,7 @@ class PartTask:
 
 def run_part(task: PartTask) -> Record | TaskFailure:
     """Make a part; return its record, or a TaskFailure."""
-    try:
-        return make_part(task.job, task.part)
-    except errors.BinidxError as error:
-        return TaskFailure(error.__class__(str(error)), is_transient(error))
-    except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return TaskFailure(errors.StorageError(f"{task}: {error}"), is_transient(error))
-    except Exception:  # a defect of ours: the traceback must cross processes
-        return TaskFailure(errors.WorkerError(f"{task}: {traceback.format_exc()}"), False)
+    return guarded(lambda: make_part(task.job, task.part), str(task))
 
 
 def make_part(job: Job, part: Part) -> Record:

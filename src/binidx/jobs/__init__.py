@@ -1,0 +1,1 @@
+"""Work in parts: engines, parts with records, restart."""

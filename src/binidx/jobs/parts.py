@@ -1,0 +1,247 @@
+"""Parts of a job: each is made whole or not at all, by any worker, and leaves a record.
+
+    parts ──► of this call's shard, without a record ──► engine ──► objects of the part, then its record
+                                                                                            │
+    finish, once every record exists ◄──────────────────────────────────────────────────────┘
+
+FOLDER/job.json       identity of the job; first object to appear, last to go
+FOLDER/NAME.json      {"binidx_record": 1, "result": values}: proof that the part NAME is finished
+
+The name of a part is a digest of all that decides its bytes, so a record is valid for any later call. A restart is the
+same call. Work without a folder has no records: each part is a file of the result, and is kept if it exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import xxhash
+
+from binidx import errors
+from binidx.jobs.engines import open_engine
+from binidx.jobs.runner import JobEngine, TaskFailure, run_tasks
+from binidx.json_models import JsonFile
+from binidx.storage.location import Location
+from binidx.storage.requests.remote_object import read_small
+from binidx.storage.requests.retries import is_transient
+from binidx.storage.threads import READS, REQUESTS, available_cores
+from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Values = dict[str, Any]
+"""Result of a part, in JSON values."""
+
+
+class Part(Protocol):
+    """Unit of work. `str()` names it in errors."""
+
+    @property
+    def name(self) -> str:
+        """Digest of all that decides its result."""
+
+    @property
+    def size(self) -> int:
+        """Units of work, for progress: bytes, rows or samples."""
+
+
+PartType = TypeVar("PartType", bound=Part)
+
+
+def json_digest(value: Any) -> str:
+    """Return the 128-bit digest of a JSON value, hex."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th part of a job, from number `index` on; `index` None: no part, the call only finishes the job."""
+
+    index: int | None
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.index is not None and not 0 <= self.index < self.count:
+            raise errors.ConfigError(
+                f"shard: found {self.index}/{self.count}, need a number from 0 to {self.count - 1}"
+            )
+
+    def select(self, parts: Sequence[Item]) -> Sequence[Item]:
+        """Return the parts of this shard."""
+        return parts[:0] if self.index is None else parts[self.index :: self.count]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers that make the parts of a job, and this call's share of the parts.
+
+    Args:
+        engine: name of an engine, see `jobs.engines`; None: threads of this process.
+        count: parts made at once. Default: the number of cores, or what a cluster has.
+        executor: any `concurrent.futures.Executor`, used instead of an engine; it stays open.
+        shard: make only these parts; None: all.
+    """
+
+    engine: str | None = None
+    count: int | None = None
+    executor: Executor | None = None
+    shard: Shard | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise errors.ConfigError(f"workers: too few (found {self.count}, need 1 or more)")
+
+    def open(self, *, remote_data: bool = False) -> JobEngine:
+        """Return the engine; `remote_data` as in `open_engine`."""
+        count = self.count or available_cores()
+        if (executor := self.executor) is not None:
+            return JobEngine(lambda: executor, lambda _: count, owned=False)
+        if self.engine is None:
+            return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
+        return open_engine(self.engine, self.count, remote_data=remote_data)
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """Field of a record besides its version."""
+
+    result: Values
+
+
+RECORD_FILE = JsonFile(RecordFile, {"binidx_record": 1}, hint="delete it and give the same command again")
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Folder of a job's parts and records.
+
+    Args:
+        location: the folder.
+        identity: all that decides the result of the job, in JSON values; no secrets.
+    """
+
+    location: Location
+    identity: Mapping[str, Any]
+
+    def claim(self) -> None:
+        """Write job.json; raise ObjectExistsError if the folder holds parts of another job."""
+        file, content = self.location / "job.json", json.dumps(self.identity, sort_keys=True).encode()
+        if not put_if_absent(file, content) and (found := read_small(file)) != content:
+            text = "" if found is None else bytes(found[:200]).decode("utf-8", "replace")
+            raise errors.ObjectExistsError(
+                f"{file}: parts of another job (found {text}); finish that job, or remove the folder"
+            )
+
+    def file(self, part: Part) -> Location:
+        """Return the location of a part's record."""
+        return self.location / f"{part.name}.json"
+
+    def read(self, part: Part) -> Values | None:
+        """Return the result in a part's record; None if it has no record."""
+        data = read_small(self.file(part))
+        return None if data is None else RECORD_FILE.decode(data, self.file(part).uri).result
+
+    def write(self, part: Part, result: Values) -> None:
+        """Write a part's record, after all its objects."""
+        write_object(self.file(part), [json.dumps({**RECORD_FILE.tags, "result": result}).encode()])
+
+    def remove(self, parts: Iterable[Part], objects: Iterable[Location] = ()) -> None:
+        """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
+        REQUESTS.map(delete_object, [*objects, *map(self.file, parts)])
+        delete_object(self.location / "job.json")
+        if (path := self.location.local_path) is not None:
+            with contextlib.suppress(OSError):
+                for staging in Path(path).glob("*.tmp"):  # of killed workers
+                    staging.unlink()
+                os.rmdir(path)
+
+
+@dataclass(frozen=True)
+class _Work(Generic[PartType]):
+    """Picklable call in a worker that makes a part and writes its record."""
+
+    make: Callable[[PartType], Values]
+    folder: JobFolder | None
+
+    def __call__(self, part: PartType) -> Values | TaskFailure:
+        return guarded(functools.partial(self._make_once, part), str(part))
+
+    def _make_once(self, part: PartType) -> Values:
+        if self.folder is None:
+            return self.make(part)
+        if (result := self.folder.read(part)) is not None:
+            return result
+        result = self.make(part)
+        self.folder.write(part, result)
+        return result
+
+
+def guarded(call: Callable[[], Result], task: str) -> Result | TaskFailure:
+    """Return the result of a call in a worker, or its error as a TaskFailure.
+
+    Args:
+        task: name of the task in errors.
+    """
+    try:
+        return call()
+    except errors.BinidxError as error:
+        return TaskFailure(error.__class__(str(error)), is_transient(error))
+    except OSError as error:  # of a disk; those of stores are BinidxErrors
+        return TaskFailure(errors.StorageError(f"{task}: {error}"), is_transient(error))
+    except Exception:  # a defect of ours: the traceback must cross processes
+        return TaskFailure(errors.WorkerError(f"{task}: {traceback.format_exc()}"), False)
+
+
+def make_parts(
+    make: Callable[[PartType], Values],
+    parts: Sequence[PartType],
+    workers: Workers,
+    folder: JobFolder | None = None,
+    *,
+    advance: Callable[[int], object] = lambda size: None,
+    remote_data: bool = False,
+) -> dict[str, Values]:
+    """Make the parts of a job that have no record, of this call's shard.
+
+    Args:
+        make: makes a part and returns its result; it can be pickled and is called in the workers.
+        parts: all parts of the job.
+        workers: where the parts are made, and which.
+        folder: folder of the records, claimed before; None: no records.
+        advance: called with the size of each part that is made or has a record.
+        remote_data: as in `open_engine`.
+
+    Returns:
+        Name of each part -> its result. With a shard, parts of other shards that have no record yet are missing.
+
+    Raises:
+        BinidxError: a part failed permanently, or repeatedly; the other errors of `run_tasks`.
+    """
+    unique = list({part.name: part for part in parts}.values())
+    results = {} if folder is None else read_results(folder, unique)
+    share = unique if workers.shard is None else workers.shard.select(unique)
+    for part in share:
+        if part.name in results:
+            advance(part.size)
+    if tasks := [part for part in share if part.name not in results]:
+        for part, result in run_tasks(_Work(make, folder), tasks, workers.open(remote_data=remote_data)):
+            results[part.name] = result
+            advance(part.size)
+    if workers.shard is not None and folder is not None:
+        results |= read_results(folder, [part for part in unique if part.name not in results])
+    return results
+
+
+def read_results(folder: JobFolder, parts: Sequence[Part]) -> dict[str, Values]:
+    """Return the result of each part that has a record, by its name."""
+    found = zip(parts, READS.map(folder.read, parts), strict=True)
+    return {part.name: result for part, result in found if result is not None}
