@@ -27,6 +27,7 @@ from binidx.errors import (
 )
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.virtual import SUFFIX as PARTS
+from binidx.jobs.parts import Shard, Workers
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.settings import parse_bytes
 
@@ -263,6 +264,24 @@ def add_writing(options: argparse.ArgumentParser) -> None:
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the library's arguments for the options of `add_writing`."""
     return {"lineage": not arguments.no_lineage, **chosen(arguments, "overwrite", "source_options", "target_options")}
+
+
+def add_workers(options: argparse.ArgumentParser, what: str) -> None:
+    """Add the options of a command whose work can leave the machine.
+
+    Args:
+        what: the parts, in plural: "files".
+    """
+    options.add_argument(
+        "--engine", help=f"where {what} are made: local, ray, ray:ADDRESS, dask=ADDRESS (this process)"
+    )
+    options.add_argument("--workers", type=int, metavar="N", help=f"{what} made at once (a core each)")
+    options.add_argument("--shard", type=shard, metavar="I/N", help="only each N-th, from the I-th, from 0")
+
+
+def workers(arguments: argparse.Namespace) -> Workers:
+    """Return the workers that the options of `add_workers` choose."""
+    return Workers(arguments.engine, arguments.workers, shard=arguments.shard and Shard(*arguments.shard))
 
 
 DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)

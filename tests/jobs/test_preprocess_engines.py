@@ -18,6 +18,7 @@ from helpers.crashing_task import kills_its_worker, local_work
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
+from binidx.jobs import runner
 from binidx.jobs.engines import open_engine
 from binidx.jobs.runner import ATTEMPTS, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
