@@ -2,22 +2,29 @@
 
 For runs whose thousands of nodes read one bucket. Costs a copy of the tokens that are read, once. Train from it with
 binidx.BakedDataset(DIR, config) in place of the run's dataset: the same samples, from any consumed_samples, on any
-number of ranks. Existing parts are kept, so an interrupted bake resumes; --shard i/n splits it between machines, as
-n jobs of a Slurm array.
+number of ranks.
 
-exit status: 0 done, 1 the data is bad, 2 the call is wrong
+Three stages, each read and written from start to end: the places of all tokens, the tokens of each chunk of the
+sources, the parts of the bake. What lies between them is in DIR/exchange, as large as the bake, and removed at the end.
+A worker needs 1.5 GiB of memory; beyond 128 GiB of tokens also 8 MiB of --scratch for each GiB of them.
+
+An interrupted bake resumes. --engine makes the tasks on processes, Ray or Dask; --shard I/N splits each stage between
+machines: give the same commands again, three times in all, each time when all shards have ended.
+
+exit status: 0 done, or this shard's share is; 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx bake run.json s3://corpus/baked --threads 8
+  binidx bake run.json s3://corpus/baked --engine local --workers 8
 """
 
 from __future__ import annotations
 
 import argparse
 
-from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.bake_plan import plan_bake
+from binidx.run.provenance.baking import BakeProgress, bake
 
-from ._command import RESUMES, chosen, command, print_result, shard
+from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
@@ -27,25 +34,34 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_run(options)
     options.add_argument("to", metavar="DIR", help="where to, path or URI")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
-    options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
-    options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
+    options.add_argument("--scratch", metavar="FOLDER", help="scratch disk of a worker; by default $TMPDIR")
+    add_workers(options, "tasks")
 
 
 def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     baked = plan_bake(order, parse_steps(order, arguments.steps))
-    number, count = arguments.shard
-    mine = baked.parts()[number::count]
-    total = sum(map(len, mine))
     with Bar("bake") as bar:
-        bar.begin("bake", total, 0, "samples")
-        options = chosen(arguments, "threads", "storage_options")
-        written = bake(order, arguments.to, baked, shard=number, num_shards=count, **options, watch=bar.advance)
-    size = total * baked.stored_length * order.token_dtype.itemsize
-    text = f"{counts(samples=total)} in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}"
-    values = {"to": arguments.to, "samples": total, "parts": len(mine), "written": written, "num_bytes": size}
-    print_result(values, f"{arguments.to}: {text}", arguments)
+        options = chosen(arguments, "scratch", "storage_options")
+        done = bake(order, arguments.to, baked, workers=workers(arguments), **options, watch=bar)
+    count = baked.stop - baked.first
+    size = count * baked.stored_length * order.token_dtype.itemsize
+    parts = {"parts": len(baked.parts()), "written": done.written, "missing": done.missing}
+    values = {"to": arguments.to, "samples": count, **parts, "num_bytes": size}
+    more = {"stage": done.stage, "waits_for": done.waits_for}
+    held = f"{counts(samples=count)} in {counts(parts=parts['parts'])}, {human_bytes(size)}"
+    print_result({**values, **more}, f"{arguments.to}: {held}; {describe(done)}", arguments)
+
+
+def describe(done: BakeProgress) -> str:
+    """Return what this call did, and what is left to other shards."""
+    if not done.missing:
+        return f"{done.written} written now, complete"
+    again = "give the same command again when the other shards have ended"
+    if done.waits_for:
+        return f"stage {done.stage}: {counts(tasks=done.waits_for)} of other shards missing; {again}"
+    return f"{done.written} written now, {done.missing} missing; {again}"
 
 
 main = command("bake", __doc__, add_options, bake_run, RESUMES)

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
     from binidx.run.load import load_dataset as load_dataset
     from binidx.run.provenance.accounts import account as account
+    from binidx.run.provenance.bake_plan import plan_bake as plan_bake
     from binidx.run.provenance.baking import bake as bake
-    from binidx.run.provenance.baking import plan_bake as plan_bake
     from binidx.run.provenance.read_planning import plan_reads as plan_reads
     from binidx.run.provenance.read_planning import write_read_plan as write_read_plan
     from binidx.run.provenance.run_order import RunOrder as RunOrder
@@ -124,7 +124,8 @@ NAMES = {
     "prepare.tokenizers.describe": ["describe_tokenizer"],
     "run.load": ["load_dataset"],
     "run.provenance.accounts": ["account"],
-    "run.provenance.baking": ["bake", "plan_bake"],
+    "run.provenance.bake_plan": ["plan_bake"],
+    "run.provenance.baking": ["bake"],
     "run.provenance.read_planning": ["plan_reads", "write_read_plan"],
     "run.provenance.run_order": ["RunOrder"],
     "run.run_file": ["Run"],

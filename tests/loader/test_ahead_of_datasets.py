@@ -23,7 +23,8 @@ from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.bake_plan import plan_bake
+from binidx.run.provenance.baking import bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage import stats

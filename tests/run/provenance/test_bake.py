@@ -12,14 +12,19 @@ import torch
 from conftest import Bucket
 from helpers.traceable_runs import random_run
 
+import binidx.run.provenance.bake_plan as plan_module
 import binidx.run.provenance.baking as bake_module
 from binidx.dataset.baked import BakedDataset
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
+from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.prepare.text.inputs import list_matches
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.bake_plan import plan_bake
+from binidx.run.provenance.baking import bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.storage.location import Location
 
 KINDS = ["single", "cyclic"]
 
@@ -46,14 +51,13 @@ def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bake_module, "PART_BYTES", 1500)
-    monkeypatch.setattr(bake_module, "READ_SAMPLES", 5)
+    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
     order, run = order_of(tmp_path, seed)
     count = order.num_steps()
     if not count:
         pytest.skip("a run of no step")
     baked = plan_bake(order, range(count))
-    assert bake(order, f"{tmp_path}/baked", baked) == len(baked.parts())
+    assert bake(order, f"{tmp_path}/baked", baked).written == len(baked.parts())
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     for ranks, micro, consumed in [(1, 1, 0), (2, 1, 2), (2, 2, len(dataset) // 2)]:
         if consumed >= len(dataset):
@@ -87,16 +91,22 @@ def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
 def test_machines_share_the_work_and_a_bake_goes_on(
     s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bake_module, "PART_BYTES", 900)
+    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    monkeypatch.setattr(bake_module, "POSITIONS", (5, 5))
     (order, run), where = order_of(tmp_path, 2), s3.fresh()
     baked = plan_bake(order, range(order.num_steps() or 0))
-    count, told = len(baked.parts()), []
+    shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
+    count = len(baked.parts())
     assert count > 3
-    assert bake(order, where, baked, shard=1, num_shards=2) == count // 2
+    first = bake(order, where, baked, workers=shards[1])
+    assert (first.stage, first.written, first.missing) == ("places", 0, count)
+    assert first.waits_for == -(-baked.stop // 5 // 2)
     with pytest.raises(ObjectNotFoundError):
         BakedDataset(where, run.config)
-    assert bake(order, where, baked, watch=told.append) == count - count // 2
-    assert sum(told) == baked.stop
+    done = [bake(order, where, baked, workers=shards[number % 2]) for number in range(4)]
+    assert sum(each.written for each in done) == count
+    assert done[-1].missing == done[-1].waits_for == 0
+    assert not any("exchange" in uri for uri in list_matches(Location(f"{where}/")))
     assert_same_batches(batches(BakedDataset(where, run.config), 0, 0, 1, 4), batches(run, 0, 0, 1, 4))
 
 

@@ -3,84 +3,297 @@
 For runs whose thousands of nodes read one bucket: a micro-batch is one range, while shuffled documents take five to
 nine ranges per sample. Costs one more copy of the tokens that are read, (S + 1) / S of their size.
 
-The work is cut into parts that are written atomically and in any order. Existing parts are kept, so an interrupted bake
-resumes, and several machines may share it.
+Three stages, each of tasks that any worker makes; all reads and writes are sequential:
+
+    places    positions of the run  ─ the order ─►  places of their tokens, grouped by chunks of the sources
+    tokens    a chunk of a source   ─ read once ─►  its tokens, grouped by parts of the bake
+    parts     a part of the bake    ─ sorted    ─►  its .bin and .idx
+
+Between the stages lie exchange objects (`corpus/exchange.py`) in DIR/exchange, as many bytes as the bake. Finished
+tasks and parts are kept, so an interrupted bake resumes, and several machines may share it.
+
+Memory of a task: a part of the bake, 1 GiB, and up to 300 MiB. Scratch disk of a task: a chunk, if that is larger than
+1 GiB, as in bakes of more than 128 GiB.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from binidx.dataset.baked import Baked, check_bakeable, part_prefix, read_baked
-from binidx.errors import ConfigError, ObjectExistsError
+from binidx.corpus.exchange import (
+    BLOCK_BYTES,
+    MEMORY_BYTES,
+    ROUND_BYTES,
+    Block,
+    Values,
+    exchange_file,
+    exchange_writer,
+    list_blocks,
+    read_bucket,
+)
+from binidx.dataset.baked import Baked, part_prefix, read_baked
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.bin_file import BinWriter
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.order.blended_order import list_members
-from binidx.order.document_packing import PackedOrder
+from binidx.jobs.parts import JobFolder, Workers, make_parts
+from binidx.jobs.runner import check_stop
+from binidx.order.order_protocols import Numbers
+from binidx.order.source_order import join_ranges
+from binidx.run.provenance.read_planning import locate_pieces
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
+from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object, put_if_absent
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+from binidx.storage.writing.publish import put_if_absent, write_object
 
-PART_BYTES = 1 << 30
-"""Approximate size of the tokens of a part."""
+ALGORITHM = 1
+"""Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
 
-READ_SAMPLES = 256
-"""Number of samples that each thread reads at once."""
+LEAST_TASKS = 16
+"""Tasks of the first two stages, of a small run: work for many cores."""
+
+POSITIONS = 1 << 16, 1 << 21
+"""Least and most positions of a task: 250 MB of places with 5 pieces a sample."""
+
+CHUNK_BYTES = 64 << 20, MEMORY_BYTES
+"""Least and most bytes of a chunk, unless the parts are so many that blocks of `BLOCK_BYTES` need larger chunks."""
+
+AT_ONCE = 1 << 14
+"""Positions whose places are computed at once."""
+
+GAP_BYTES = 256 << 10
+"""Unused bytes of a source that are read rather than skipped."""
+
+PLACE = np.dtype([("start", "<u8"), ("position", "<u8"), ("offset", "<u4"), ("num_tokens", "<u4")])
+"""Piece of a sample in its source: its first byte; position and first token of the sample's tokens it holds."""
+
+PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4")])
+"""Piece of a sample, with its tokens: number in the part, and first token of the sample's tokens it holds."""
 
 
-def plan_bake(order: RunOrder, steps: range) -> Baked:
-    """Return the description of a bake of these steps.
+@dataclass(frozen=True)
+class BakeTask:
+    """Task of a stage: a range of positions, a chunk, or a part.
 
-    Args:
-        order: the order of the run.
-        steps: steps to bake.
-
-    Returns:
-        The description, which `bake` publishes beside the parts.
-
-    Raises:
-        IndexError: a step is beyond the end of the run.
-        ConfigError: there are no steps, or the bounds of documents matter to the samples, which a bake does not store.
+    Attributes:
+        name: stage and number.
+        number: number of the chunk or part; 0 for positions.
+        rows: positions, or byte range of a chunk.
+        blocks: the records that it reads.
     """
-    check_planned(order, steps, "bake")
-    config = order.config
-    if any(isinstance(member, PackedOrder) for member in list_members(order.order)):
-        raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
-    check_bakeable(config)
-    stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
-    return Baked(**describe_samples(order, steps, max(1, PART_BYTES // stored)))
+
+    name: str
+    number: int
+    rows: range
+    blocks: Sequence[Block] = ()
+
+    @property
+    def size(self) -> int:
+        """Positions or bytes."""
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        return f"bake, {self.name}"
 
 
-def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
-    """Raise IndexError or ConfigError unless a run has these steps, at least one."""
-    check_steps(steps, order.num_steps())
-    if not steps:
-        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
+@dataclass(frozen=True)
+class BakeProgress:
+    """Result of a call of `bake`.
 
-
-def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> dict[str, Any]:
-    """Return the fields of a `Baked` of some steps of a run.
-
-    Args:
-        order: the order of the run.
-        steps: the steps.
-        samples_per_part: number of samples in each part but the last.
+    Attributes:
+        written: parts of the bake that this call wrote.
+        missing: parts of the bake that are missing: shares of other shards, or later stages.
+        stage: stage in which the call ended: "places", "tokens" or "parts"; the bake is complete if `missing` is 0.
+        waits_for: tasks of this stage that other shards must make before the same command can go on.
     """
-    return {
-        "fingerprint": order.fingerprint,
-        "first": order.reading.schedule.samples_before(steps.start),
-        "stop": order.reading.schedule.samples_before(steps.stop),
-        "samples_per_part": samples_per_part,
-        "sequence_length": order.config.sequence_length,
-        "add_extra_token": order.config.add_extra_token_to_sequence,
-        "blended": order.is_blended,
-    }
+
+    written: int
+    missing: int
+    stage: str
+    waits_for: int
+
+
+@dataclass(frozen=True)
+class _Bake:
+    """Job of a bake; its methods run in the workers."""
+
+    order: RunOrder
+    baked: Baked
+    target: Location
+    scratch: str | None
+
+    @property
+    def folder(self) -> JobFolder:
+        """Folder of the exchange objects."""
+        identity = {"binidx_bake": ALGORITHM, **asdict(self.baked), "chunk_bytes": self.chunk_bytes}
+        return JobFolder(self.target / "exchange", identity)
+
+    @cached_property
+    def token_bytes(self) -> list[int]:
+        """Bytes of tokens of each source."""
+        return [source.dataset.index.num_bytes for source in self.order.sources]
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk of a source, but the last."""
+        least, most = CHUNK_BYTES
+        size = min(max(sum(self.token_bytes) // LEAST_TASKS, least), most)
+        return max(size, BLOCK_BYTES * len(self.parts)) // 8 * 8
+
+    @cached_property
+    def first_chunks(self) -> Numbers:
+        """Number of the first chunk of each source, then the number of chunks."""
+        counts = [-(-num_bytes // self.chunk_bytes) for num_bytes in self.token_bytes]
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @cached_property
+    def parts(self) -> list[range]:
+        """Positions of each part."""
+        return self.baked.parts()
+
+    def part(self, number: int) -> Location:
+        """Return the prefix of a part."""
+        return Location(part_prefix(self.target.uri, self.parts[number]), self.target.options)
+
+    def place_tasks(self) -> list[BakeTask]:
+        """Return the tasks of the stage "places"."""
+        first, stop = self.baked.first, self.baked.stop
+        count = min(max((stop - first) // LEAST_TASKS, POSITIONS[0]), POSITIONS[1])
+        ranges = [range(*part) for part in cut((first, stop), count)]
+        return [BakeTask(f"places-{number:06}", 0, rows) for number, rows in enumerate(ranges)]
+
+    def token_tasks(self, places: Mapping[str, Values]) -> list[BakeTask]:
+        """Return the tasks of the stage "tokens"."""
+        chunks = [range(*chunk) for num_bytes in self.token_bytes for chunk in cut((0, num_bytes), self.chunk_bytes)]
+        blocks = list_blocks(places, len(chunks))
+        return [BakeTask(f"tokens-{n:06}", n, rows, blocks[n]) for n, rows in enumerate(chunks)]
+
+    def part_tasks(self, tokens: Mapping[str, Values]) -> list[BakeTask]:
+        """Return the tasks of the stage "parts"."""
+        blocks = list_blocks(tokens, len(self.parts))
+        return [BakeTask(f"part-{n:06}", n, part, blocks[n]) for n, part in enumerate(self.parts)]
+
+    def count_missing(self) -> int:
+        """Return the number of parts that do not exist."""
+        return OPENS.map(self._exists, range(len(self.parts))).count(False)
+
+    def _exists(self, number: int) -> bool:
+        part = self.part(number)
+        return IndexedDataset.exists(part.uri, storage_options=part.options)
+
+    def write_places(self, task: BakeTask) -> Values:
+        """Write the places of the tokens at some positions, grouped by chunk."""
+        with exchange_writer(int(self.first_chunks[-1]), self.scratch) as writer:
+            for first, stop in cut((task.rows.start, task.rows.stop), AT_ONCE):
+                check_stop()
+                writer.add(*self._places(np.arange(first, stop)))
+            return writer.publish(exchange_file(self.folder.location, task.name))
+
+    def _places(self, positions: Numbers) -> tuple[Numbers, NDArray[Any]]:
+        """Return the chunk and the row of each piece of the samples; a piece across chunks is cut."""
+        pieces = locate_pieces(self.order, positions)
+        counts = np.diff(pieces.bounds)
+        ends = np.concatenate([[0], np.cumsum(pieces.num_tokens)])
+        found = ends[pieces.bounds[1:]] - ends[pieces.bounds[:-1]]
+        if (wrong := np.flatnonzero(found != self.baked.stored_length)).size:
+            raise ConfigError(
+                f"{self.target}: position {positions[wrong[0]]} has a sample of {found[wrong[0]]} tokens, "
+                f"needs {self.baked.stored_length}; leave out the last step"
+            )
+        sources = np.repeat(pieces.sources, counts)
+        item_bytes = np.array([source.dataset.index.dtype().itemsize for source in self.order.sources])[sources]
+        starts, stops = pieces.starts, pieces.starts + pieces.num_tokens * item_bytes
+        first, last = starts // self.chunk_bytes, (stops - 1) // self.chunk_bytes
+        after = np.where(stops > starts, last + 1, first)  # a piece of an empty sequence is in no chunk
+        number, chunks = np.repeat(np.arange(len(starts)), after - first), join_ranges(first, after)
+        start = np.maximum(starts[number], chunks * self.chunk_bytes)
+        stop = np.minimum(stops[number], (chunks + 1) * self.chunk_bytes)
+        rows = np.empty(len(number), PLACE)
+        rows["start"] = start
+        rows["position"] = np.repeat(positions, counts)[number]
+        in_sample = ends[:-1] - np.repeat(ends[pieces.bounds[:-1]], counts)
+        rows["offset"] = in_sample[number] + (start - starts[number]) // item_bytes[number]
+        rows["num_tokens"] = (stop - start) // item_bytes[number]
+        return self.first_chunks[sources[number]] + chunks, rows
+
+    def write_tokens(self, task: BakeTask) -> Values:
+        """Write the tokens of a chunk, grouped by part."""
+        source = int(np.searchsorted(self.first_chunks, task.number, "right")) - 1
+        rows = read_bucket(self.folder.location, task.blocks, PLACE).rows
+        rows = rows[np.argsort(rows["start"], kind="stable")]
+        with exchange_writer(len(self.parts), self.scratch) as writer:
+            for first in range(task.rows.start, task.rows.stop, ROUND_BYTES):
+                check_stop()
+                own = slice(*np.searchsorted(rows["start"], np.array([first, first + ROUND_BYTES], "<u8")))
+                if len(places := rows[own]):
+                    data, starts = self._read(source, places)
+                    part, sample = np.divmod(places["position"] - self.baked.first, self.baked.samples_per_part)
+                    pieces = np.empty(len(places), PIECE)
+                    pieces["sample"], pieces["offset"] = sample, places["offset"]
+                    pieces["num_bytes"] = places["num_tokens"] * self.order.token_dtype.itemsize
+                    writer.add(part.astype(np.int64), pieces, data, starts)
+            return writer.publish(exchange_file(self.folder.location, task.name))
+
+    def _read(self, source: int, rows: NDArray[Any]) -> tuple[NDArray[np.uint8], Numbers]:
+        """Read the tokens of rows that are sorted by place; return bytes in the run's dtype, and each row's offset."""
+        dataset = self.order.sources[source].dataset
+        kind, wide = np.dtype(dataset.index.dtype), self.order.token_dtype
+        starts = rows["start"].astype(np.int64)
+        stops = np.maximum.accumulate(starts + rows["num_tokens"].astype(np.int64) * kind.itemsize)
+        breaks = np.flatnonzero(starts[1:] > stops[:-1] + GAP_BYTES)
+        firsts, lasts = np.concatenate([[0], breaks + 1]), np.concatenate([breaks, [len(rows) - 1]])
+        sizes = stops[lasts] - starts[firsts]
+        before = np.cumsum(sizes) - sizes
+        stretches = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
+        views = dataset.bin_reader.read([part for stretch in stretches for part in cut(stretch, BLOCK_BYTES)])
+        tokens = np.frombuffer(b"".join(views), kind).astype(wide, copy=False)
+        run = np.repeat(np.arange(len(firsts)), lasts + 1 - firsts)
+        offsets = starts - starts[firsts][run] + before[run]
+        return tokens.view(np.uint8), offsets // kind.itemsize * wide.itemsize
+
+    def write_part(self, task: BakeTask) -> Values:
+        """Write a part of the bake, unless it exists."""
+        if self._exists(task.number):
+            return {"written": 0}
+        prefix, length = self.part(task.number), self.baked.stored_length
+        records = read_bucket(self.folder.location, task.blocks, PIECE)
+        rows = records.rows
+        places = rows["sample"].astype(np.int64) * length + rows["offset"]
+        order = np.argsort(places, kind="stable")
+        ends = np.concatenate([[0], np.cumsum(rows["num_bytes"][order].astype(np.int64))])
+        dtype, num_bytes = self.order.token_dtype, len(task.rows) * length * self.order.token_dtype.itemsize
+        if ends[-1] != num_bytes or (places[order] * dtype.itemsize != ends[:-1]).any():
+            raise FormatError(f"{prefix}: {ends[-1]:,} bytes of tokens in {self.folder.location}, need {num_bytes:,}")
+        if self.baked.blended:
+            samples = self.order.reading.samples_at(np.asarray(task.rows, np.int64))
+            np.save(ids := io.BytesIO(), self.order.order.locate(samples)[0].astype(np.int16))
+            write_object(prefix + "-dataset_id.npy", [ids.getvalue()])
+        writer, columns = BinWriter(prefix + ".bin"), IndexColumns(dtype)
+        try:
+            for _, piece in records.sorted(order):
+                check_stop()
+                writer.write(piece)
+            writer.publish()
+            columns.add(np.full(len(task.rows), length, np.int32), np.arange(1, len(task.rows) + 1))
+            write_object(prefix + ".idx", columns.format())
+        finally:
+            writer.abandon()
+            columns.close()
+        return {"written": 1}
+
+    def remove_exchange(self) -> None:
+        """Remove the exchange objects and their records."""
+        tasks = [*self.place_tasks(), *self.token_tasks({})]
+        self.folder.remove(tasks, [exchange_file(self.folder.location, task.name) for task in tasks])
 
 
 def bake(
@@ -88,25 +301,25 @@ def bake(
     directory: str,
     baked: Baked,
     *,
-    threads: int = 2,
-    shard: int = 0,
-    num_shards: int = 1,
+    workers: Workers | None = None,
+    scratch: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    watch: Callable[[int], object] = lambda num_samples: None,
-) -> int:
+    watch: ProgressWatcher | None = None,
+) -> BakeProgress:
     """Write the samples of a run again in the order in which it reads them; keep the parts that exist.
 
     Args:
         order: the order of the run.
         directory: path or URI of the target.
         baked: the result of `plan_bake`, the same for all machines that share the work.
-        threads: number of threads, each of which writes a part.
-        shard, num_shards: this machine's share: every num_shards-th part, from part `shard` on.
+        workers: where the tasks run, and this machine's share of each stage; default: two threads of this process.
+        scratch: directory of the scratch files on the workers; None for the system's temporary directory.
         storage_options: options of the target's store.
-        watch: called with the number of samples after each read, and for each part that exists.
+        watch: receiver of the progress.
 
     Returns:
-        The number of parts written.
+        The numbers of parts written and missing. With a shard, other shards may have to end the stage first; then the
+        same call goes on.
 
     Raises:
         ObjectExistsError: the directory holds a bake of another run.
@@ -114,34 +327,36 @@ def bake(
 
     Source: ours.
     """
+    job = _Bake(order, baked, Location.of(directory, storage_options), scratch)
+    watch, workers = watch or SilentWatcher(), workers or Workers(count=2)
     # The description comes before any part, so that no directory holds parts of two runs.
-    file = Location.of(directory, storage_options) / "baked.json"
+    file = job.target / "baked.json"
     if not put_if_absent(file, baked.format()) and read_baked(file) != baked:
         raise ObjectExistsError(
             f"{file}: another run was baked here, or other steps of it; bake into another directory"
         )
+    progress = BakeProgress(0, job.count_missing(), "parts", 0)
+    if progress.missing:
+        job.folder.claim()
+        progress = _run_stages(job, workers, watch)
+    if not progress.missing:
+        job.remove_exchange()
+    return progress
 
-    def write(part: range) -> bool:
-        prefix = part_prefix(directory, part)
-        if IndexedDataset.exists(prefix, storage_options=storage_options):
-            watch(len(part))
-            return False
-        samples = order.reading.samples_at(np.asarray(part, np.int64))
-        if baked.blended:
-            ids = io.BytesIO()
-            np.save(ids, order.order.locate(samples)[0].astype(np.int16))
-            with create_object(Location(f"{prefix}-dataset_id.npy", storage_options)) as out:
-                out.write(ids.getvalue())
-        with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
-            for first in range(0, len(samples), READ_SAMPLES):
-                texts = order.read(samples[first : first + READ_SAMPLES])
-                for text in texts:
-                    if len(text) != baked.stored_length:
-                        raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length}")
-                    builder.add_document(text, [len(text)])
-                watch(len(texts))
-            builder.finalize(f"{prefix}.idx")
-        return True
 
-    with OPENS.executor(threads) as pool:
-        return sum(pool.map(write, baked.parts()[shard::num_shards]))
+def _run_stages(job: _Bake, workers: Workers, watch: ProgressWatcher) -> BakeProgress:
+    """Run the stages, up to one whose tasks other shards must make."""
+    tasks = job.place_tasks()
+    watch.begin("find the tokens", sum(task.size for task in tasks), 0, "samples")
+    places = make_parts(job.write_places, tasks, workers, job.folder, advance=watch.advance)
+    if waits_for := len(tasks) - len(places):
+        return BakeProgress(0, job.count_missing(), "places", waits_for)
+    tasks = job.token_tasks(places)
+    watch.begin("read the tokens", sum(task.size for task in tasks), 0)
+    tokens = make_parts(job.write_tokens, tasks, workers, job.folder, advance=watch.advance)
+    if waits_for := len(tasks) - len(tokens):
+        return BakeProgress(0, job.count_missing(), "tokens", waits_for)
+    tasks = job.part_tasks(tokens)
+    watch.begin("write the parts", sum(task.size for task in tasks), 0, "samples")
+    results = make_parts(job.write_part, tasks, workers, advance=watch.advance)
+    return BakeProgress(sum(result["written"] for result in results.values()), job.count_missing(), "parts", 0)

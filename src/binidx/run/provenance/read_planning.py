@@ -22,7 +22,7 @@ from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.run.provenance.baking import check_planned, describe_samples
+from binidx.run.provenance.bake_plan import check_planned, describe_samples
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
