@@ -53,6 +53,7 @@ ON_REQUEST = (
     "trace",
     "transports",
     "read_plan",
+    "bake",
 )
 
 

@@ -192,12 +192,16 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for shard in ("0/2", "1/2"):
+    for shard in ("1/2", "0/2"):
         assert main(["bake", str(run_file), f"{tmp_path}/baked", "--shard", shard]) == 0
-    assert "120 samples in 1 part, 1 written now" in capsys.readouterr().out
+    again = "give the same command again when the other shards have ended"
+    assert f"stage places: 1 task of other shards missing; {again}" in capsys.readouterr().out
+    assert main(["bake", str(run_file), f"{tmp_path}/baked", "--engine", "local", "--workers", "1"]) == 0
+    assert "120 samples in 1 part, 5.9 KiB; 1 written now, complete\n" in capsys.readouterr().out
     assert main(["bake", str(run_file), f"{tmp_path}/baked", "--json"]) == 0
-    sizes = {"samples": 120, "parts": 1, "written": 0, "num_bytes": 6000}
-    assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/baked", **sizes}
+    sizes = {"samples": 120, "parts": 1, "written": 0, "missing": 0, "num_bytes": 6000}
+    ended = {"stage": "parts", "waits_for": 0}
+    assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/baked", **sizes, **ended}
     train = binidx.Run.load(str(run_file)).build()[0]
     baked = binidx.BakedDataset(f"{tmp_path}/baked", train.config)
     for number in (0, 7, 119):

@@ -89,6 +89,8 @@ class ExchangeWriter:
             data: bytes that hold the data of the records.
             starts: offset of each record's data, shape (n,).
         """
+        if not len(rows):
+            return
         small = np.uint16 if self.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
         counts = np.bincount(buckets, minlength=self.num_buckets)

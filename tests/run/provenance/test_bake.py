@@ -1,6 +1,8 @@
 """A baked run against the run itself: the same batches on any number of ranks, from any position."""
 
 import json
+import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,12 +12,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import Bucket
-from helpers.traceable_runs import random_run
+from helpers.traceable_runs import random_config, random_run
 
+import binidx.corpus.exchange as exchange_module
 import binidx.run.provenance.bake_plan as plan_module
 import binidx.run.provenance.baking as bake_module
-from binidx.dataset.baked import BakedDataset
-from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
+from binidx.dataset.baked import BakedDataset, part_prefix
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.prepare.text.inputs import list_matches
@@ -66,6 +72,59 @@ def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypat
             stop = (len(dataset) - consumed) // (ranks * micro)
             needed = batches(run, consumed, rank, ranks, micro)[:stop]
             assert_same_batches(batches(dataset, consumed, rank, ranks, micro), needed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_are_what_a_builder_writes_of_the_samples(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
+    sizes = {"POSITIONS": (7, 7), "CHUNK_BYTES": (72, 72), "BLOCK_BYTES": 8, "ROUND_BYTES": 40, "AT_ONCE": 3}
+    for name, size in {**sizes, "GAP_BYTES": 4 * (seed % 2)}.items():
+        monkeypatch.setattr(bake_module, name, size)
+    monkeypatch.setattr(exchange_module, "MEMORY_BYTES", 200)
+    order, _ = order_of(tmp_path, seed)
+    baked = plan_bake(order, range(order.num_steps() or 0))
+    executor = ThreadPoolExecutor(2)
+    bake(order, f"{tmp_path}/baked", baked, workers=Workers(executor=executor))
+    for part in baked.parts():
+        with IndexedDatasetBuilder(f"{tmp_path}/needed.bin", order.token_dtype) as builder:
+            for text in order.read(np.asarray(part)):
+                builder.add_document(text, [len(text)])
+            builder.finalize(f"{tmp_path}/needed.idx")
+        for suffix in ("bin", "idx"):
+            found = Path(f"{part_prefix(f'{tmp_path}/baked', part)}.{suffix}").read_bytes()
+            assert found == Path(f"{tmp_path}/needed.{suffix}").read_bytes()
+    assert not Path(f"{tmp_path}/baked/exchange").exists()
+
+
+def test_tokens_of_sources_of_two_dtypes_are_stored_in_the_wider_one(tmp_path: Path) -> None:
+    for name, dtype in (("a", np.uint16), ("b", np.int32)):
+        with IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", dtype) as builder:
+            for number in range(20):
+                builder.add_document(np.arange(number) + 60_000, [number])
+            builder.finalize(f"{tmp_path}/{name}.idx")
+    config, sizes = random_config(random.Random(5), 5, [f"{tmp_path}/a", f"{tmp_path}/b"], [0.5, 0.5], f"{tmp_path}/c")
+    run = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[0]
+    order = RunOrder.of_dataset(run, GlobalOrder(BatchSchedule(2, 1, 1), len(run)))
+    bake(order, f"{tmp_path}/baked", plan_bake(order, range(order.num_steps() or 0)))
+    assert_same_batches(batches(BakedDataset(f"{tmp_path}/baked", run.config), 0, 0, 1, 4), batches(run, 0, 0, 1, 4))
+
+
+def test_a_task_whose_object_is_gone_is_made_again_once_its_record_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
+    order, run = order_of(tmp_path, 2)
+    baked, where = plan_bake(order, range(order.num_steps() or 0)), tmp_path / "baked"
+    bake(order, str(where), baked, workers=Workers(count=1, shard=Shard(0, 2)))
+    file = next((where / "exchange").glob("tokens-*.exchange"))
+    file.write_bytes(b"")
+    with pytest.raises(BinidxError, match=file.name):
+        bake(order, str(where), baked)
+    Path(f"{where}/exchange/{file.stem}.json").unlink()
+    bake(order, str(where), baked)
+    assert_same_batches(batches(BakedDataset(str(where), run.config), 0, 0, 1, 4), batches(run, 0, 0, 1, 4))
 
 
 def test_a_cyclic_run_is_read_in_order_once_it_is_baked(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Baking a run of 1 GB in S3, 30 ms away, into the same store: CPU, and requests.
+
+Requests and bytes are those of the proxy's log, without uploads. The figures to reach: a request for 8 MiB that a stage
+reads, and 30 MB/s a core: Exoshuffle-CloudSort sorts 29 MB/s a vCPU. The bake is read back whole and compared with the
+run's own samples. On request only: minutes, and 4 GB of disk.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import binidx
+from binidx.corpus.convert import convert_dataset
+from binidx.jobs.parts import Workers
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance import bake_plan
+from binidx.run.schedule import BatchSchedule
+from tests.bench.corpus import write_corpus
+from tests.bench.race import DELAY_MS, far_away, store
+from tests.bench.table import Conditions, Row
+
+NUM_BYTES = int(os.environ.get("BINIDX_BENCH_BAKE_BYTES", 1 << 30))
+CONDITIONS = Conditions(cores=1, size=f"{NUM_BYTES / 1e9:.1f} GB", cached="nothing", workers=1)
+PART_BYTES = 128 << 20
+"""Parts as large, for the size of this run, as 1 GiB is for 8 GiB."""
+
+REQUEST_BYTES = 8 << 20
+GOAL_MB_S = 30
+
+
+def rows(directory: Path) -> list[Row]:
+    """Bake once."""
+    prefix = write_corpus(directory / "en", NUM_BYTES, dtype=np.int32)
+    bake_plan.PART_BYTES = PART_BYTES
+    with store(directory) as (server, bucket):
+        convert_dataset(prefix, f"{bucket}/en", verify="size")
+        with far_away(server) as proxy:
+            train: Any = binidx.load_dataset(f"{bucket}/en", 2048, random_seed=1234).wrapped
+            order = binidx.RunOrder.of_dataset(train, GlobalOrder(BatchSchedule(8, 8, 1), len(train)))
+            baked = binidx.plan_bake(order, range(order.num_steps() or 0))
+            proxy.reset()
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            done = binidx.bake(order, f"{bucket}/baked", baked, workers=Workers(count=1))
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            log = proxy.log()
+            assert done.missing == 0
+            check(order, binidx.BakedDataset(f"{bucket}/baked", train.config))
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    reads = [each for each in log if each.method == "GET" and each.bytes > 1 << 16]
+    others = [each for each in log if each.method in ("GET", "HEAD") and each.bytes <= 1 << 16]
+    read, size = sum(each.bytes for each in reads), (baked.stop - baked.first) * baked.stored_length * 4
+    work = f"bake from and to S3 {DELAY_MS} ms away"
+    return [
+        Row(work, size / 1e6 / seconds, GOAL_MB_S, "MB/s", True, "one core: CPU-seconds", "the goal"),
+        Row(f"{work}, reads", len(reads) / (read / REQUEST_BYTES), 1, "a 8 MiB", False, "", "the goal"),
+        Row(f"{work}, bytes read", read / size, 2, "a byte of the bake", False, "source, then exchange", "the goal"),
+        Row(f"{work}, other requests", len(others), 10 * len(baked.parts()), "GET, HEAD", False, "", "10 a part"),
+    ]
+
+
+def check(order: binidx.RunOrder, dataset: binidx.BakedDataset) -> None:
+    """Compare samples all over the run."""
+    positions = np.linspace(dataset.stored.first, dataset.stored.stop - 1, 512).astype(np.int64)
+    needed = order.read(order.reading.samples_at(positions))
+    found = dataset.__getitems__(positions.tolist())
+    for text, sample in zip(needed, found, strict=True):
+        assert np.array_equal(text[:-1], np.asarray(sample["tokens"])), "a baked sample differs"

@@ -1,0 +1,82 @@
+"""Records that went through an exchange, against the same records grouped by NumPy."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Bucket
+
+import binidx.corpus.exchange as module
+from binidx.corpus.exchange import Records, exchange_file, exchange_writer, list_blocks, read_bucket
+from binidx.errors import FormatError
+from binidx.storage.location import Location
+
+ROW = np.dtype([("key", "<u4"), ("num_bytes", "<u4")])
+NUM_BUCKETS = 5
+
+
+def write_tasks(folder: Location, rng: np.random.Generator) -> tuple[dict, list[tuple[int, int, bytes]]]:
+    """Write a few objects; return their results, and (bucket, key, data) of every record in the order of writing."""
+    results, records = {}, []
+    for task in range(int(rng.integers(1, 4))):
+        with exchange_writer(NUM_BUCKETS, None) as writer:
+            for _ in range(int(rng.integers(0, 6))):
+                count = int(rng.integers(0, 9))
+                rows, buckets = np.zeros(count, ROW), rng.integers(0, NUM_BUCKETS - 1, count)  # the last stays empty
+                rows["key"], rows["num_bytes"] = rng.integers(0, 100, count), rng.integers(0, 50, count)
+                data = rng.integers(0, 256, 60, np.uint8)
+                starts = rng.integers(0, 10, count)
+                writer.add(buckets, rows, data, starts)
+                for bucket, (key, size), start in zip(buckets.tolist(), rows.tolist(), starts.tolist(), strict=True):
+                    records.append((bucket, key, data[start : start + size].tobytes()))
+            results[f"task-{task}"] = writer.publish(exchange_file(folder, f"task-{task}"))
+    return results, records
+
+
+def read_all(folder: Location, results: dict) -> list[Records]:
+    return [read_bucket(folder, blocks, ROW) for blocks in list_blocks(results, NUM_BUCKETS)]
+
+
+def contents(found: Records, order: np.ndarray) -> list[tuple[int, bytes]]:
+    """Return (key, data) of the records in this order."""
+    contents = []
+    for numbers, piece in found.sorted(order):
+        data, done = bytes(piece), 0
+        for key, size in found.rows[numbers].tolist():
+            contents.append((key, data[done : done + size]))
+            done += size
+    return contents
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_bucket_holds_its_records_in_their_order(
+    seed: int, memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("MEMORY_BYTES", memory_bytes), ("BLOCK_BYTES", 64), ("ROUND_BYTES", 100)):
+        monkeypatch.setattr(module, name, size)
+    folder = Location(f"{tmp_path}/exchange")
+    results, records = write_tasks(folder, np.random.default_rng(seed))
+    for bucket, blocks in enumerate(list_blocks(results, NUM_BUCKETS)):
+        found = read_bucket(folder, blocks, ROW)
+        needed = [(key, data) for number, key, data in records if number == bucket]
+        order = np.random.default_rng(seed).permutation(len(needed))
+        assert contents(found, order) == [needed[place] for place in order]
+
+
+def test_objects_in_a_store_are_read_without_a_head(s3: Bucket) -> None:
+    folder = Location(s3.fresh()) / "exchange"
+    results, records = write_tasks(folder, np.random.default_rng(3))
+    keys = [found.rows["key"].tolist() for found in read_all(folder, results)]
+    assert keys == [[key for bucket, key, _ in records if bucket == number] for number in range(NUM_BUCKETS)]
+
+
+def test_a_damaged_block_is_an_error(tmp_path: Path) -> None:
+    folder = Location(str(tmp_path))
+    results, _ = write_tasks(folder, np.random.default_rng(1))
+    file = next(tmp_path.glob("*.exchange"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match=r"task-0.exchange: damaged; delete it and the .json beside it"):
+        read_all(folder, results)
