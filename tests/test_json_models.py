@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import binidx
-from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile, StorageFormat, _Convert, convert_dataset
+from binidx.corpus.convert import StorageFormat, _Convert, convert_dataset
+from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
 from binidx.dataset.planned import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.errors import BinidxError, ConfigError, FormatError

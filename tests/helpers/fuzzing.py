@@ -344,7 +344,8 @@ def loader_state(folder: Path) -> Kind:
 
 
 def convert_journal(folder: Path) -> Kind:
-    from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, StorageFormat, _Convert, convert_dataset
+    from binidx.corpus.convert import StorageFormat, _Convert, convert_dataset
+    from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal
 
     recorded = json.loads((GOLDEN / "converted" / "en.convert.json").read_text())
     prefix, target, tries = str(GOLDEN / "corpus" / "en"), str(folder / "en"), iter(range(1 << 60))

@@ -19,18 +19,8 @@ A dataset is a pair, so none exists under the target's name before step 6, and n
 copied byte for byte, including modes and bytes after the last token. Readers can see an unverified .idx only between
 its publication in an object store and its verification; the store has then checked the checksum of each part.
 
-The journal:
-
-    {"binidx_convert": 2,
-     "owner": random name of the run that writes the file now,
-     "source": {"uri": ..., "bin": identity, "idx": identity, "way": the chosen StorageFormat},
-     "objects": {"bin" or "bin.zst": CopyState, "bin.xxh3": CopyState, "idx": CopyState}}      those already started
-
-The journal exists while a copy runs or is interrupted, and is removed once the dataset is complete. On disks a run
-locks TARGET.convert.lock, and another run to the same target is refused meanwhile. Elsewhere the owner decides: a run
-first writes its own name, and checks it before it saves, publishes or removes something. A run that finds another name
-stops, as a later run has replaced it. If the earlier run published parts that the later one continues, the later one
-copies that object again.
+The journal is described in `convert_journal`. Workers copy the tokens in parts instead, whose records take its place:
+`convert_parts`. The rest is copied by the call that finds all records; if two do, both write the same bytes.
 
 Memory: the parts in flight.
 """
@@ -39,33 +29,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset, bin_suffixes, object_suffixes
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
+from binidx.corpus.convert_journal import ConvertJournal, NoJournal
+from binidx.corpus.convert_parts import CopyJob, PartedCopy
+from binidx.corpus.token_parts import PinnedDataset
+from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
+from binidx.errors import BinidxError, ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.json_models import JsonFile
+from binidx.jobs.parts import Workers
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
-from binidx.storage.requests.remote_object import object_exists, read_small
-from binidx.storage.requests.retries import retried
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import (
     PART_BYTES,
     SAVE_SECONDS,
     CopyCounts,
-    CopyState,
     CorruptCopyError,
     ObjectCopy,
     ProgressWatcher,
@@ -73,8 +61,7 @@ from binidx.storage.writing.copy import (
     plan_copy,
     same_content,
 )
-from binidx.storage.writing.multipart import discard_parts, remove_partial_files
-from binidx.storage.writing.publish import create_object, delete_object, write_object
+from binidx.storage.writing.publish import create_object, write_object
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
@@ -102,9 +89,11 @@ class ConvertResult(JsonResult):
     Attributes:
         copied: False if the target held the dataset already.
         source_bytes, target_bytes: bytes of `.bin` and `.idx`.
-        parts_sent, parts_kept: upload parts that this run sent, and those that an earlier run had sent.
+        parts_sent, parts_kept: upload parts that this run sent, and those that an earlier run had sent; with workers
+            parts of the tokens.
         verified: how the target was compared: "checksum" every byte, "size" sizes only, "sample" the whole `.idx` and
             samples of the `.bin`; "index" not at all, as it is the source: its `.idx` was checked.
+        parts_missing: parts that are left to other shards; the target is no dataset before there are none.
     """
 
     source: str
@@ -120,6 +109,7 @@ class ConvertResult(JsonResult):
     parts_kept: int
     verified: str
     seconds: float
+    parts_missing: int = 0
 
 
 def convert_dataset(
@@ -134,6 +124,7 @@ def convert_dataset(
     watch: ProgressWatcher | None = None,
     part_bytes: int = PART_BYTES,
     save_seconds: float = SAVE_SECONDS,
+    workers: Workers | None = None,
 ) -> ConvertResult:
     """Copy the dataset under the prefix `source` to the prefix `target`.
 
@@ -148,6 +139,8 @@ def convert_dataset(
         source_options, target_options: fsspec options.
         part_bytes: bytes of an upload part; S3 accepts no part below 5 MiB but the last.
         save_seconds: time between two saves of the progress, so the most work that an interruption can lose.
+        workers: they copy the tokens in parts, see `convert_parts`; None: this process does. An existing target is
+            compared by samples for a shard.
 
     Raises:
         ConfigError: the arguments contradict each other, or the source is to be stored differently in its own place.
@@ -157,112 +150,19 @@ def convert_dataset(
         ObjectChangedError: the source was replaced meanwhile, or another convert to this target in a store started
             after this one.
         CorruptCopyError: the copied bytes differ from the source's; the copy was removed.
+        WorkerError, UnreachableError: a worker failed repeatedly, or the cluster is lost.
     """
     locations = Location.of(source, source_options), Location.of(target, target_options)
-    return _Convert(*locations, way or StorageFormat(), verify, watch, overwrite).run(part_bytes, save_seconds)
-
-
-@dataclass(frozen=True)
-class JournalFile:
-    """Fields of TARGET.convert.json besides its version."""
-
-    owner: str
-    source: dict[str, Any]
-    objects: dict[str, CopyState]
-
-
-JOURNAL_FILE = JsonFile(JournalFile, {"binidx_convert": 2})
-
-
-class ConvertJournal:
-    """Progress of a copy to one target, in TARGET.convert.json, from which an interrupted copy resumes.
-
-    Args:
-        target: prefix of the target.
-        source: identity of the source: its URI, the identities of `.bin` and `.idx`, and the chosen storage format.
-
-    Attributes:
-        states: progress of each object, by its suffix in `object_suffixes`.
-        published: identity of the `.bin` that an earlier run, of any source, has verified; None if there is none.
-    """
-
-    def __init__(self, target: Location, source: dict[str, Any]) -> None:
-        self.file = target + ".convert.json"
-        self.target = target
-        self.source = source
-        self.states: dict[str, CopyState] = {}
-        self.published: dict[str, Any] | None = None
-        self._earlier: dict[str, CopyState] = {}
-        self._owner = uuid.uuid4().hex
-        self._claimed = False
-
-    def adopt(self) -> str:
-        """Take over the states of an earlier run with the same source.
-
-        Returns:
-            "none" if there was no earlier run, "ours" if its states were taken over, "other" if it had another source,
-            the source has changed, or the journal is not readable.
-        """
-        try:
-            journal = self._read()
-        except FormatError:
-            return "other"
-        if journal is None:
-            return "none"
-        earlier = {suffix: journal.objects[suffix] for suffix in object_suffixes() if suffix in journal.objects}
-        tokens = next((suffix for suffix in bin_suffixes() if suffix in earlier), None)
-        self._earlier, self.published = earlier, earlier[tokens].done if tokens else None
-        if journal.source != self.source:
-            return "other"
-        self.states = self._earlier
-        return "ours"
-
-    def forget_earlier(self) -> None:
-        """Remove the partial files and uploads of the earlier run, whatever its source."""
-        for suffix, state in self._earlier.items():
-            discard_parts(self.target + f".{suffix}", state.token)
-
-    def save(self) -> None:
-        """Write the journal with this run as its owner.
-
-        Raises:
-            ObjectChangedError: another run has written it since the last save.
-        """
-        self.check_owner()
-        text = json.dumps({**JOURNAL_FILE.tags, **asdict(JournalFile(self._owner, self.source, self.states))})
-        write_object(self.file, [text.encode()])
-        self._claimed = True
-
-    def check_owner(self) -> None:
-        """Raise ObjectChangedError if another run has written the journal since this one saved it."""
-        if not self._claimed:
-            return
-        try:
-            journal = self._read()
-        except FormatError:
-            journal = None
-        if journal is None or journal.owner != self._owner:
-            raise ObjectChangedError(f"{self.file}: written by another convert to this target; this one stops")
-
-    def remove(self) -> None:
-        """Remove the journal and local staging files, once the dataset is complete or the copy must start again.
-
-        Raises:
-            ObjectChangedError: another run has written it since the last save.
-        """
-        self.check_owner()
-        delete_object(self.file)
-        for suffix in object_suffixes():
-            remove_partial_files(self.target + f".{suffix}")
-
-    def _read(self) -> JournalFile | None:
-        # One request: another run may replace the journal between two.
-        data = retried(self.file, lambda: read_small(self.file))
-        return None if data is None else JOURNAL_FILE.decode(data, self.file.uri)
+    convert = _Convert(*locations, way or StorageFormat(), verify, watch, overwrite)
+    if workers is not None:
+        return convert.run_in_parts(workers, part_bytes)
+    return convert.run(part_bytes, save_seconds)
 
 
 class _Convert:
     """State of one call of `convert_dataset`."""
+
+    parted: PartedCopy | None = None
 
     def __init__(
         self,
@@ -287,8 +187,8 @@ class _Convert:
         self.began, self.way, self.verify, self.watch = time.monotonic(), way, verify, watch or SilentWatcher()
         self.in_place = source.absolute == target.absolute
         self.overwrite = overwrite
-        distrust_sums = self.in_place and way.checksums and overwrite
-        self.dataset = WholeDataset(source, distrust_sums=distrust_sums)
+        self.sampled, self.distrust_sums = verify == "size", self.in_place and way.checksums and overwrite
+        self.dataset = WholeDataset(source, distrust_sums=self.distrust_sums)
         self.source = self.dataset.source
         if self.source.num_parts and target.absolute in self.source.uris:
             need = f"is the virtual merge {self.source.bin} or a part of it, needed another place to write it to"
@@ -316,14 +216,81 @@ class _Convert:
                 raise ObjectExistsError(f"{self.target.prefix}: {holder} converts to it; wait for its end, or end it")
             return self._run_locked(part_bytes, save_seconds)
 
-    def _lock(self) -> AbstractContextManager[NodeLock]:
-        """Return the lock of a target on a disk, which is not waited for."""
+    def run_in_parts(self, workers: Workers, part_bytes: int) -> ConvertResult:
+        parted = self.parted = self._plan_parts(workers)
+        self.sampled = self.sampled or workers.shard is not None
+        if not self._is_complete():
+            self.journal = NoJournal(self.target.prefix, self.journal.source)
+            earlier = self.journal.adopt()
+            if not self.overwrite and not self.in_place:
+                self.target.check_free(self.journal.published, resumed=earlier == "ours" or parted.folder.is_claimed())
+            self.journal.forget_earlier()
+            self.journal.states = {}
+            missing, counts = parted.make(), None
+            if not missing:
+                with self._lock(wait=True):
+                    counts = self._finish(parted, part_bytes)
+            if counts is not None or not self._is_complete(finishing=True):
+                return self._report(copied=not self.in_place, counts=counts or [parted.counts], missing=missing)
+        parted.remove()
+        return self._complete_existing()
+
+    def _plan_parts(self, workers: Workers) -> PartedCopy:
+        if workers.shard is not None and self.overwrite:
+            raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+        stored, source = self.copies_stored and not self.in_place, self.source
+        reader = source.open_stored() if stored else source.open_plain()
+        place = Location(self.target.prefix.absolute, self.target.prefix.options)
+        pinned = PinnedDataset.of(self.dataset, distrust_sums=self.distrust_sums)
+        sums = self.way.checksums and (source.sums is None or self.in_place)
+        job = CopyJob(
+            pinned,
+            place + f".{self.target.bin_suffix}",
+            place + "-parts",
+            reader.size,
+            stored=stored,
+            codec="raw" if stored else self.codec,
+            level=self.way.level,
+            tokens=not self.in_place,
+            sums=sums,
+            checksum=self.verify == "checksum",
+        )
+        return PartedCopy(job, workers, self.watch)
+
+    def _is_complete(self, *, finishing: bool = False) -> bool:
+        """Return whether the target is the dataset in the chosen form, and has the chosen checksums.
+
+        Args:
+            finishing: whether all checksums may be those that another shard has just written.
+        """
+        if not self.in_place:
+            return self._holds_source()
+        return not self.way.checksums or (finishing and not self.overwrite and object_exists(self.target.bin + SUFFIX))
+
+    def _finish(self, parted: PartedCopy, part_bytes: int) -> list[CopyCounts] | None:
+        """Publish the dataset; return None if another call has finished it meanwhile."""
+        try:
+            if self.in_place:
+                parted.write_sums(self.source.check_unchanged)
+                counts = [parted.counts]
+            else:
+                counts = self._copy_all(part_bytes, SAVE_SECONDS)
+        except BinidxError:
+            if not self._is_complete(finishing=True):
+                raise
+            return None
+        parted.remove()
+        self.journal.remove()
+        return counts
+
+    def _lock(self, *, wait: bool = False) -> AbstractContextManager[NodeLock]:
+        """Return the lock of a target on a disk."""
         path = (self.target.prefix + ".convert.lock").local_path
         if path is not None:
             path = os.path.abspath(path)
             with contextlib.suppress(OSError):  # the first write reports it
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-        return acquire_node_lock(path, wait=False)
+        return acquire_node_lock(path, wait=wait)
 
     def _forget_killed_run(self) -> None:
         """Remove the journal of a run that was killed right before it did; the caller holds the lock."""
@@ -333,7 +300,7 @@ class _Convert:
 
     def _complete_existing(self) -> ConvertResult:
         """Write checksums beside the existing copy if they were chosen."""
-        if self.way.checksums:
+        if self.way.checksums and not (self.parted is not None and object_exists(self.target.bin + SUFFIX)):
             # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
             self._write_sums(self.source.open_plain() if self.in_place else open_stored(self.target.bin))
         return self._report(copied=False)
@@ -361,7 +328,7 @@ class _Convert:
         tokens = self.source.open_plain(), open_target(existing)
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
-        same_tokens = same_samples if self.verify == "size" else same_content
+        same_tokens = same_samples if self.sampled else same_content
         return same_content(*index, self.watch) and same_tokens(*tokens, self.watch)
 
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
@@ -395,12 +362,16 @@ class _Convert:
                 (self.journal.save if states else self.journal.remove)()
                 raise
 
-        stays = self.codec == source.codec and self.way.level is None and source.has_stored_form
-        reader = source.open_stored() if stays else source.open_plain()
-        codec = "raw" if stays else self.codec
-        counts = [copy(target.bin_suffix, reader, self._remove_existing, codec)]
+        if self.parted is not None:
+            counts = [self.parted.join(self._replace_unfinished)]
+        elif self.copies_stored:
+            counts = [copy(target.bin_suffix, source.open_stored(), self._remove_existing)]
+        else:
+            counts = [copy(target.bin_suffix, source.open_plain(), self._remove_existing, self.codec)]
         if self.codec == "raw" and source.sums is not None:
             counts.append(copy(f"bin{SUFFIX}", open_stored(source.sums), check))
+        elif self.way.checksums and self.parted is not None:
+            self.parted.write_sums(check)
         elif self.way.checksums:
             self._write_sums(source.open_plain())
         for suffix in SIDECARS:
@@ -420,20 +391,31 @@ class _Convert:
                 self.watch.advance(len(block))
             sums.finish()
 
+    def _replace_unfinished(self) -> None:
+        """Do `_remove_existing`, unless another call has finished the dataset meanwhile."""
+        if not self.overwrite and object_exists(self.target.idx):
+            raise ObjectExistsError(self.target.refusal)
+        self._remove_existing()
+
     def _remove_existing(self) -> None:
         self.source.check_unchanged()
         self.target.remove_existing()
 
-    def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> ConvertResult:
+    @property
+    def copies_stored(self) -> bool:
+        """True if the tokens are copied as they are stored, without decoding."""
+        return self.codec == self.source.codec and self.way.level is None and self.source.has_stored_form
+
+    def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = (), missing: int = 0) -> ConvertResult:
         index, seconds = self.dataset.index, time.monotonic() - self.began
         shape = index.num_sequences, index.num_documents, index.num_tokens
-        sizes = sum(self.identity[end]["size"] for end in ("bin", "idx")), self.target.size()
+        sizes = sum(self.identity[end]["size"] for end in ("bin", "idx")), 0 if missing else self.target.size()
         names = "bytes_sent", "parts_sent", "parts_kept"
         num_bytes, sent, kept = (sum(getattr(copied, name) for copied in counts) for name in names)
-        verified = self.verify if copied or self.verify == "checksum" else "sample"
+        verified = "sample" if self.sampled and not copied else self.verify
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
-        return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds)
+        return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds, missing)
 
 
 def plan_samples(size: int) -> list[Range]:

@@ -11,6 +11,7 @@ none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is im
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from binidx.corpus.shuffle_buckets import Buckets, Column, plan_shuffle, shuffle
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.storage.interfaces import Range
 from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
@@ -142,16 +144,27 @@ def _equal(column: Any, value: Any) -> Mask:
 BATCH_ROWS = 1 << 16
 
 
-def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
-    """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document."""
+def read_lineage(dataset: WholeDataset, documents: Range | None = None) -> Iterator[Any]:
+    """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document.
+
+    Args:
+        documents: numbers (start, stop) of the documents whose rows to yield; None: all.
+    """
     from binidx.format.arrow import pa
 
     file, count = dataset.source.prefix + LINEAGE, dataset.index.num_documents
+    start, stop = documents or (0, count)
     with _opened_lineage(file) as (opened, schema):
-        if opened.metadata.num_rows != count:
-            raise FormatError(f"{file}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
-        for batch in opened.iter_batches(BATCH_ROWS):
-            yield pa.Table.from_batches([batch]).cast(schema)
+        metadata = opened.metadata
+        if metadata.num_rows != count:
+            raise FormatError(f"{file}: {metadata.num_rows} rows, needed {count}, one for each document")
+        sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        firsts = list(itertools.accumulate(sizes, initial=0))
+        groups = [group for group, first in enumerate(firsts[:-1]) if first < stop and start < firsts[group + 1]]
+        first = firsts[groups[0]] if groups else 0
+        for batch in opened.iter_batches(BATCH_ROWS, groups):
+            yield pa.Table.from_batches([batch]).cast(schema)[max(start - first, 0) : max(stop - first, 0)]
+            first += len(batch)
 
 
 def _placeholders(dataset: WholeDataset) -> Iterator[Any]:

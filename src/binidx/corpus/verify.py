@@ -4,14 +4,17 @@
     in full    every token, too: blocks against their checksums (.bin.xxh3) or frames (.bin.zst), ids against a
                vocabulary, and on demand each document against the hash in its lineage
 
-Tokens are streamed, with 64 MiB of them in memory.
+Tokens are streamed, with 64 MiB of them in memory. Workers read them in parts (`token_parts`); the driver reads the
+index, combines the findings of all parts in their order, and names the document of the first damage. A part's finding
+is its record; damage has none, so that it is looked for again after a repair.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +22,22 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.origins import read_lineage
+from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
+from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts
+from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+from binidx.storage.writing.publish import delete_object
 
 DAMAGE_BYTES = 16 << 10
 """Bytes of one read in the search for a damaged block: one checksum covers so many bytes."""
@@ -48,6 +56,7 @@ class Verification(JsonResult):
         vocab_size: as given.
         manifest: whether there is a manifest, or one of a part; its counts are equal to those of the index.
         lineage: number of documents whose hash was compared; None without `lineage=True`.
+        parts_missing: parts that are left to other shards; while there are any, only the index is known to be right.
     """
 
     prefix: str
@@ -64,6 +73,7 @@ class Verification(JsonResult):
     manifest: bool
     lineage: int | None
     seconds: float
+    parts_missing: int = 0
 
 
 def verify_dataset(
@@ -74,6 +84,8 @@ def verify_dataset(
     lineage: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
+    workers: Workers | None = None,
+    records: Prefix | None = None,
 ) -> Verification:
     """Read a dataset and check it.
 
@@ -81,12 +93,18 @@ def verify_dataset(
         vocab_size: every token must be in [0, vocab_size); None for no check.
         quick: read only the index and sizes.
         lineage: compare each document with its hash in the lineage file.
+        workers: they read the tokens in parts; None: this process does.
+        records: folder of the parts' findings, with the same storage options, for a restart and for shards. A call
+            without a shard removes them at its end.
 
     Raises:
         ObjectNotFoundError: the dataset does not exist, or with `lineage` its lineage file.
-        ConfigError: `vocab_size` or `lineage` with `quick`, or `vocab_size` for tokens that are not integers.
+        ConfigError: `vocab_size` or `lineage` with `quick`, `vocab_size` for tokens that are not integers, or a shard
+            without `records`.
         FormatError: an error was found; for a damaged or invalid token the message names the document.
         ObjectChangedError: the dataset was replaced meanwhile.
+        ObjectExistsError: `records` are of another verification.
+        WorkerError, UnreachableError: a worker failed repeatedly, or the cluster is lost.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
     dataset = WholeDataset(Location.of(prefix, storage_options))
@@ -96,85 +114,197 @@ def verify_dataset(
         raise ConfigError(f"{other}, quick: found both, need one; quick reads no tokens")
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
+    if records is None and workers is not None and workers.shard is not None:
+        raise ConfigError("shard, records: a shard needs a folder for its findings; give records")
+    if records is not None and workers is None:
+        raise ConfigError("records: found no workers, which write them; give workers, too")
     plain = dataset.source.open_plain()
     dataset.check_index(watch, _refuse)
-    manifest, token_range, compared = dataset.source.check_manifests(index.counts), None, None
-    if not quick:
-        watch.begin("tokens", plain.size, 0)
-        token_range = _read_tokens(dataset, plain, vocab_size, watch)
-    if lineage:
-        compared = check_lineage(dataset, plain, watch)
+    manifest = dataset.source.check_manifests(index.counts)
+    parts = [] if quick else plan_parts(dataset, plain.size, vocab_size, lineage=lineage, whole=workers is None)
+    if workers is None or quick:
+        findings = [_find_here(dataset, plain, part, watch) for part in parts]
+    else:
+        folder = None if records is None else Location.of(records, storage_options)
+        findings = _find_by_workers(dataset, parts, workers, folder, watch)
     dataset.source.check_unchanged()
+    number = float if np.dtype(index.dtype).kind == "f" else int
+    bounds = [number(bound) for finding in findings for bound in finding.bounds]
+    compared = sum(finding.compared for finding in findings) if lineage else None
     num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
     counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
     names, sizes = (dataset.prefix, index.dtype.__name__), (plain.size, plain.size - dataset.num_bytes)
+    token_range = (min(bounds), max(bounds)) if bounds else None
     checked, seconds = None if quick else dataset.source.checked_by, time.monotonic() - began
-    return Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
+    found = Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
+    return replace(found, parts_missing=len(parts) - len(findings))
 
 
 def _refuse(uri: str, problem: str) -> None:
     raise FormatError(f"{uri}: {problem}")
 
 
-def check_lineage(dataset: WholeDataset, plain: RangeReader, watch: ProgressWatcher) -> int:
-    """Compare each document with its hash in the lineage file; return the number of documents that have a hash.
+@dataclass(frozen=True)
+class VerifyPart:
+    """Part of a verification.
+
+    Args:
+        start, stop: range of bytes of the tokens to read; of a `lineage` part, of documents to compare with hashes.
+        num_bytes: bytes of all tokens.
+        size: bytes to read, about.
+    """
+
+    dataset: PinnedDataset
+    start: int
+    stop: int
+    num_bytes: int
+    size: int
+    vocab_size: int | None = None
+    lineage: bool = False
+
+    @property
+    def name(self) -> str:
+        """Digest of all that decides the finding."""
+        return json_digest([self.dataset.identity, self.start, self.stop, self.vocab_size, self.lineage])
+
+    def __str__(self) -> str:
+        return f"{'documents' if self.lineage else 'bytes'} {self.start} to {self.stop} of {self.dataset.prefix}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a part, in JSON values.
+
+    Attributes:
+        bounds: smallest and largest token, as texts, since JSON has no NaN; empty without tokens.
+        compared: number of documents whose hash was compared.
+        problem: first damage, in words; "" if there is none.
+        token: number of the damaged token; None if the problem names the document.
+    """
+
+    bounds: Sequence[str] = ()
+    compared: int = 0
+    problem: str = ""
+    token: int | None = None
+
+    def check(self, dataset: WholeDataset) -> None:
+        """Raise FormatError for damage, with the damaged document."""
+        if self.problem:
+            where = "" if self.token is None else f"; {_locate(dataset, self.token)}"
+            raise FormatError(f"{self.problem}{where}")
+
+
+def plan_parts(
+    dataset: WholeDataset, size: int, vocab_size: int | None, *, lineage: bool, whole: bool
+) -> list[VerifyPart]:
+    """Return the parts of a verification, those of the tokens first.
 
     Args:
         dataset: its index must have been checked.
-        plain: reader of its tokens.
-        watch: is advanced by the bytes of the tokens.
+        size: plain bytes of its `.bin`.
+        lineage: whether to compare documents with their hashes.
+        whole: make one part of all tokens, and one of all documents.
 
     Raises:
-        ObjectNotFoundError: there is no lineage.
-        FormatError: the number of rows is wrong, or a row belongs to another document.
+        ObjectNotFoundError: there is no lineage to compare with.
     """
-    file = dataset.source.prefix + LINEAGE
-    if not object_exists(file):
-        raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
-    watch.begin("lineage", dataset.num_bytes, 0)
-    first = compared = 0
-    batches, hashes = dataset.hash_documents(plain, xxhash.xxh3_64), np.empty(0, np.uint64)
-    for table in read_lineage(dataset):
+    pinned, num_bytes, count = PinnedDataset.of(dataset), dataset.num_bytes, dataset.index.num_documents
+    ranges = [(0, size)] if whole else plan_ranges(size)
+    parts = [VerifyPart(pinned, start, stop, num_bytes, stop - start, vocab_size) for start, stop in ranges]
+    if lineage:
+        if not object_exists(file := dataset.source.prefix + LINEAGE):
+            raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
+        share, bounds = num_bytes // len(ranges), [count * number // len(ranges) for number in range(len(ranges) + 1)]
+        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in itertools.pairwise(bounds)]
+    return parts
+
+
+def _find_here(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, watch: ProgressWatcher) -> Finding:
+    """Return the finding of a part; raise FormatError for damage."""
+    watch.begin("lineage" if part.lineage else "tokens", part.size, 0)
+    finding = _search(dataset, plain, part, watch.advance)
+    finding.check(dataset)
+    return finding
+
+
+def _find_by_workers(
+    dataset: WholeDataset, parts: list[VerifyPart], workers: Workers, records: Location | None, watch: ProgressWatcher
+) -> list[Finding]:
+    """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
+    folder, shard = None, workers.shard
+    if records is not None:
+        identity = {"verify": parts[0].dataset.identity, "parts": json_digest([part.name for part in parts])}
+        folder = JobFolder(Location(records.absolute, records.options), identity)
+        folder.claim()
+    watch.begin("tokens", sum(part.size for part in (shard.select(parts) if shard else parts)), 0)
+    remote = dataset.source.prefix.local_path is None
+    values = make_parts(_verify_part, parts, workers, folder, advance=watch.advance, remote_data=remote)
+    findings = {part: Finding(**values[part.name]) for part in parts if part.name in values}
+    if folder is not None and shard is None:
+        folder.remove(parts)
+    elif folder is not None:
+        REQUESTS.map(delete_object, [folder.file(part) for part, finding in findings.items() if finding.problem])
+    for finding in findings.values():
+        finding.check(dataset)
+    return list(findings.values())
+
+
+def _verify_part(part: VerifyPart) -> Values:
+    """Return the finding of a part, in a worker."""
+    return asdict(_search(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
+
+
+def _search(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]) -> Finding:
+    return (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, advance)
+
+
+def _compare_hashes(
+    dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]
+) -> Finding:
+    """Compare each document of a part with its hash in the lineage file.
+
+    Raises:
+        FormatError: the lineage has another number of rows than the dataset has documents.
+    """
+    documents = first, _ = part.start, part.stop
+    compared, hashes = 0, np.empty(0, np.uint64)
+    batches = dataset.hash_documents(plain, xxhash.xxh3_64, documents=documents)
+    for table in read_lineage(dataset, documents):
         while len(hashes) < len(table):
             digests, num_bytes = next(batches)
             hashes = np.concatenate([hashes, np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)])
-            watch.advance(num_bytes)
+            advance(num_bytes)
         column = table.column("hash")
         needed, present = column.fill_null(0).to_numpy(), column.is_valid().to_numpy()
         wrong = np.flatnonzero(present & (needed != hashes[: len(table)]))
         if len(wrong):
-            raise FormatError(f"{file}: row {first + wrong[0]} is of another document than {dataset.prefix} has there")
+            file = dataset.source.prefix + LINEAGE
+            problem = f"{file}: row {first + wrong[0]} is of another document than {dataset.prefix} has there"
+            return Finding(problem=problem)
         compared += int(present.sum())
         first, hashes = first + len(table), hashes[len(table) :]
-    return compared
+    return Finding(compared=compared)
 
 
 def _read_tokens(
-    dataset: WholeDataset, plain: RangeReader, vocab_size: int | None, watch: ProgressWatcher
-) -> tuple[float, float] | None:
-    """Read all bytes, also those after the last token; return the smallest and the largest token, or None."""
-    dtype, num_bytes, bounds = little_endian(dataset.index.dtype), dataset.num_bytes, list[Any]()
-    for start, data in _stream(dataset, plain):
-        tokens = np.frombuffer(data[: max(num_bytes - start, 0)], dtype)
-        if len(tokens):
-            low, high = tokens.min().item(), tokens.max().item()
-            if vocab_size is not None and (low < 0 or high >= vocab_size):
-                raise _vocabulary_error(dataset, tokens, start // dtype.itemsize, vocab_size)
-            bounds = [min([low, *bounds]), max([high, *bounds])]
-        watch.advance(len(data))
-    return (bounds[0], bounds[1]) if bounds else None
-
-
-def _stream(dataset: WholeDataset, plain: RangeReader) -> Iterator[tuple[int, memoryview]]:
-    """Yield the plain bytes of the `.bin` as (offset, block); a FormatError names the damaged document."""
-    start = 0
+    dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]
+) -> Finding:
+    """Read all bytes of a part, also those after the last token."""
+    dtype, start, bounds = little_endian(dataset.index.dtype), part.start, list[Any]()
     try:
-        for data in stream(plain):
-            yield start, data
+        for data in stream(plain, part.stop, start=start):
+            tokens = np.frombuffer(data[: max(part.num_bytes - start, 0)], dtype)
+            if len(tokens):
+                low, high = tokens.min().item(), tokens.max().item()
+                if part.vocab_size is not None and (low < 0 or high >= part.vocab_size):
+                    return _refuse_token(dataset, tokens, start // dtype.itemsize, part.vocab_size)
+                bounds = [min([low, *bounds]), max([high, *bounds])]
+            advance(len(data))
             start += len(data)
     except FormatError as error:
-        place = _first_damage(plain, (start, min(start + ROUND_BYTES, plain.size)))
-        raise FormatError(f"{error}; {_locate(dataset, place // dataset.index.item_bytes)}") from error
+        place = _first_damage(plain, (start, min(start + ROUND_BYTES, part.stop)))
+        return Finding(problem=str(error), token=place // dtype.itemsize)
+    return Finding(list(map(repr, bounds)))
 
 
 def _first_damage(plain: RangeReader, around: Range) -> int:
@@ -187,10 +317,10 @@ def _first_damage(plain: RangeReader, around: Range) -> int:
     return around[0]
 
 
-def _vocabulary_error(dataset: WholeDataset, tokens: NDArray[Any], first: int, vocab_size: int) -> FormatError:
+def _refuse_token(dataset: WholeDataset, tokens: NDArray[Any], first: int, vocab_size: int) -> Finding:
     place = int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
-    where = _locate(dataset, first + place)
-    return FormatError(f"{dataset.source.bin}: token {tokens[place]}, needed 0 to {vocab_size - 1}; {where}")
+    problem = f"{dataset.source.bin}: token {tokens[place]}, needed 0 to {vocab_size - 1}"
+    return Finding(problem=problem, token=first + place)
 
 
 def _locate(dataset: WholeDataset, token: int) -> str:

@@ -30,7 +30,7 @@ from binidx.format.source import PairSource, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, suffix_of
 from binidx.storage.ranges import cut
@@ -115,16 +115,22 @@ class WholeDataset:
         watch.advance(self.index.size)
 
     def hash_documents(
-        self, plain: RangeReader, digest: Callable[..., Any], widen: Callable[[memoryview], memoryview] = memoryview
+        self,
+        plain: RangeReader,
+        digest: Callable[..., Any],
+        widen: Callable[[memoryview], memoryview] = memoryview,
+        documents: Range | None = None,
     ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield (digests of neighbouring documents, number of bytes read for them), from the first document on.
+        """Yield (digests of neighbouring documents, number of bytes read for them), in their order.
 
         Args:
             plain: reader of the tokens.
             digest: constructor of a hash object, such as `xxhash.xxh3_64`.
             widen: converts stored tokens to the bytes to hash; each token to the same number of bytes.
+            documents: numbers (start, stop) of the documents; None: all.
         """
-        for block in self.index.documents():
+        start, stop = documents or (0, self.index.num_documents)
+        for block in self.index.documents(stop - start, start):
             bounds = block.token_bounds() * self.index.item_bytes
             for low, high in batch_by_size(bounds, HASH_BYTES):
                 start, stop = int(bounds[low]), int(bounds[high])

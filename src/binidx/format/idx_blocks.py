@@ -152,11 +152,15 @@ class IndexStream:
             pass
         return self.num_tokens
 
-    def documents(self, count: int | None = None) -> Iterator[DocumentBlock]:
-        """Yield the first `count` documents, or all, in blocks. Call `check` before: no block is checked here."""
-        stop_at = self.num_documents if count is None else min(count, self.num_documents)
-        token, place = 0, HEADER.size + 12 * self.num_sequences
-        for first, stop in cut((0, stop_at), BLOCK_VALUES):
+    def documents(self, count: int | None = None, start: int = 0) -> Iterator[DocumentBlock]:
+        """Yield `count` documents from number `start` on, or all, in blocks. No block is checked: call `check` before.
+
+        Args:
+            count: None: up to the last one.
+        """
+        stop_at = self.num_documents if count is None else min(start + count, self.num_documents)
+        token, place = self._tokens_before(start), HEADER.size + 12 * self.num_sequences
+        for first, stop in cut((start, stop_at), BLOCK_VALUES):
             (bounds,) = self._read(("<i8", place), first=first, stop=stop + 1)
             for low, high in batch_by_size(bounds, BLOCK_VALUES):
                 piece = bounds[low : high + 1]
@@ -165,6 +169,16 @@ class IndexStream:
                 modes = self._modes(at, end) if self.multimodal else None
                 yield DocumentBlock(first + low, piece, lengths, modes, token)
                 token += int(lengths.sum(dtype=np.int64))
+
+    def _tokens_before(self, document: int) -> int:
+        """Return the position of a document in the `.bin`, in tokens; 0 if no sequence follows it."""
+        if not document:
+            return 0
+        (bound,) = self._read(("<i8", HEADER.size + 12 * self.num_sequences), first=document, stop=document + 1)
+        if (sequence := int(bound[0])) == self.num_sequences:
+            return 0
+        (pointer,) = self._read(("<i8", HEADER.size + 4 * self.num_sequences), first=sequence, stop=sequence + 1)
+        return int(pointer[0]) // self.item_bytes
 
     def _modes(self, first: int, stop: int) -> NDArray[np.int8]:
         place = HEADER.size + 12 * self.num_sequences + 8 * (self.num_documents + 1)

@@ -156,7 +156,7 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     if kind == "dask" and separator == "=" and address:
         return JobEngine(lambda: DaskExecutor(address), count_workers)
     if kind == "ray" and (address or not separator):
-        return JobEngine(lambda: RayExecutor(address, local_count), count_workers)
+        return JobEngine(lambda: RayExecutor(address, local_count), count_workers, central=False)
     if name == "local":
         return JobEngine(lambda: LocalExecutor(local_count), lambda executor: local_count)
     raise errors.ConfigError(f"engine: found {name}, needed local, ray, ray:ADDRESS or dask=ADDRESS")

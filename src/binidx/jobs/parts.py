@@ -132,9 +132,23 @@ class JobFolder:
     location: Location
     identity: Mapping[str, Any]
 
+    @property
+    def job_file(self) -> Location:
+        """Location of job.json."""
+        return self.location / "job.json"
+
+    @property
+    def content(self) -> bytes:
+        """Bytes of job.json."""
+        return json.dumps(self.identity, sort_keys=True).encode()
+
+    def is_claimed(self) -> bool:
+        """Return whether parts of this job may exist."""
+        return read_small(self.job_file) == self.content
+
     def claim(self) -> None:
         """Write job.json; raise ObjectExistsError if the folder holds parts of another job."""
-        file, content = self.location / "job.json", json.dumps(self.identity, sort_keys=True).encode()
+        file, content = self.job_file, self.content
         if not put_if_absent(file, content) and (found := read_small(file)) != content:
             text = "" if found is None else bytes(found[:200]).decode("utf-8", "replace")
             raise errors.ObjectExistsError(
@@ -157,7 +171,7 @@ class JobFolder:
     def remove(self, parts: Iterable[Part], objects: Iterable[Location] = ()) -> None:
         """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
         REQUESTS.map(delete_object, [*objects, *map(self.file, parts)])
-        delete_object(self.location / "job.json")
+        delete_object(self.job_file)
         if (path := self.location.local_path) is not None:
             with contextlib.suppress(OSError):
                 for staging in Path(path).glob("*.tmp"):  # of killed workers

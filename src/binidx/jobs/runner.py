@@ -36,7 +36,7 @@ POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
 
 LOST_SECONDS = 30.0
 """Longest time for a cluster to answer a count of workers. Ray ends a driver that has not reached its head node for 60
-seconds."""
+seconds, with a message of its own; until then its workers go on and return results."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -50,11 +50,13 @@ class JobEngine:
         open: returns the Executor; called again after an executor broke.
         count: returns the number of tasks that an open executor runs at once; 0 if it has no worker at present.
         owned: whether the executor is shut down at the end; False for an executor of the caller.
+        central: whether results pass through the process that counts the workers, so that each proves that it lives.
     """
 
     open: Callable[[], Executor]
     count: Callable[[Executor], int]
     owned: bool = True
+    central: bool = True
 
 
 @dataclass(frozen=True)
@@ -244,10 +246,11 @@ class _Pool:
         now = time.monotonic()
         if progress:
             self._last_seen = now
-        elif self._answer is not None and now - max(self._asked, self._last_seen) > LOST_SECONDS:
+        silent_since = max(self._asked, self._last_seen) if self._engine.central else self._asked
+        if self._answer is not None and now - silent_since > LOST_SECONDS:
             problem = f"no answer of the cluster for {LOST_SECONDS:.0f} s"
             raise errors.UnreachableError(f"engine: {problem}; give the same command when it is back")
-        elif now - self._last_seen > NO_WORKER_SECONDS:
+        if now - self._last_seen > NO_WORKER_SECONDS:
             tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
             problem = f"no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}"
             raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")

@@ -1,0 +1,75 @@
+"""Tokens of a dataset in parts, for workers: ranges of bytes, of a dataset that each process opens once.
+
+    size of the tokens    up to 256 GiB    1 TiB      more
+    size of a part        256 MiB          1 GiB      1 GiB
+
+The ranges depend on the size alone, so that each restart has the same parts. They begin where checksums and zstd
+segments of this library begin.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from binidx.corpus.whole_dataset import WholeDataset
+from binidx.errors import ObjectChangedError, redacted
+from binidx.storage.codecs.segments import SEGMENT_BYTES
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.location import Location
+from binidx.storage.ranges import cut
+
+LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
+"""Least and most bytes of a part, but for the last; number of parts between them."""
+
+
+def plan_ranges(size: int) -> list[Range]:
+    """Return the ranges of the parts of `size` bytes; an empty one if there are none, so that each job has a part."""
+    part_bytes = min(max(size // NUM_PARTS, LEAST_BYTES), MOST_BYTES) // SEGMENT_BYTES * SEGMENT_BYTES
+    return cut((0, size), part_bytes) or [(0, 0)]
+
+
+@dataclass(frozen=True)
+class PinnedDataset:
+    """One version of a dataset, opened once in each process that reads parts of it. It can be pickled.
+
+    Args:
+        prefix: an absolute one, as workers may have another working directory.
+        opened: identities of its files.
+        distrust_sums: as in `WholeDataset`.
+    """
+
+    prefix: Location
+    opened: Mapping[str, Any] = field(hash=False)
+    distrust_sums: bool = False
+
+    @classmethod
+    def of(cls, dataset: WholeDataset, *, distrust_sums: bool = False) -> PinnedDataset:
+        """Return the version of a dataset that is open."""
+        prefix = dataset.source.prefix
+        return cls(Location(prefix.absolute, prefix.options), dataset.source.opened, distrust_sums)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the identities of the files in JSON values, without secrets."""
+        return {**self.opened, "uri": redacted(self.opened["uri"])}
+
+    @functools.lru_cache(2)  # noqa: B019 - a value: equal ones share the open dataset
+    def open(self) -> WholeDataset:
+        """Return the dataset.
+
+        Raises:
+            ObjectChangedError: another version is stored.
+        """
+        dataset = WholeDataset(self.prefix, distrust_sums=self.distrust_sums)
+        if dataset.source.opened != self.opened:
+            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+        return dataset
+
+    @functools.lru_cache(2)  # noqa: B019 - as above
+    def reader(self, *, stored: bool = False) -> RangeReader:
+        """Return the reader of the plain bytes of the tokens, or of the `stored` ones."""
+        source = self.open().source
+        return source.open_stored() if stored else source.open_plain()
