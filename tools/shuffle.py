@@ -10,6 +10,11 @@ not carried along: binidx convert TARGET TARGET --checksums takes them anew. Not
 before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
 is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
+With --engine, --workers or --shard the two passes are tasks for processes of this machine, Ray, Dask or a scheduler, and
+the buckets are objects in TARGET-parts; each needs 1.5 GiB of memory, and beyond 128 GiB of tokens 8 MiB of scratch for
+each GiB of them. The last call joins the parts, inside the store where it can. An interrupted job continues. --shard
+I/N ends where the other shards have to end a pass: give all commands again, two times in all.
+
 With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
 so.
 
@@ -18,6 +23,7 @@ exit status: 0 shuffled, 1 the data is bad, 2 the call is wrong
 example:
   binidx shuffle data/en --to data/en-shuffled --seed 1 --memory 2GB
   binidx shuffle s3://corpus/en s3://corpus/code --to s3://corpus/all --seed 1 --scratch /local/nvme
+  binidx shuffle s3://corpus/en --to s3://corpus/new --seed 1 --engine ray
   binidx shuffle --lines 'text/*.jsonl.gz' --to text/shuffled.jsonl.zst --seed 1
 """
 
@@ -30,7 +36,18 @@ from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
-from ._command import DATASET, add_writing, chosen, command, num_bytes, prefix, print_result, writing
+from ._command import (
+    DATASET,
+    add_workers,
+    add_writing,
+    chosen,
+    chosen_workers,
+    command,
+    num_bytes,
+    prefix,
+    print_result,
+    writing,
+)
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -45,6 +62,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")
+    add_workers(options, "tasks")
     add_writing(options)
 
 
@@ -52,13 +70,16 @@ def shuffle(arguments: argparse.Namespace) -> None:
     """Shuffle documents or lines, and print a summary."""
     common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     done: Any
+    place = chosen_workers(arguments)
+    if arguments.lines and place is not None:
+        raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
     with Bar("shuffle") as bar:
         if arguments.lines:
             del common["lineage"]
             done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
         else:
             sources, target = [dataset(source) for source in arguments.sources], dataset(arguments.target)
-            done = shuffle_datasets(sources, target, **common, watch=bar)
+            done = shuffle_datasets(sources, target, **common, watch=bar, workers=place)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)
 
@@ -73,6 +94,8 @@ def dataset(text: str) -> str:
 
 def describe(done: ShuffleResult) -> str:
     """Return the summary of shuffled documents."""
+    if done.parts_missing:
+        return f"{done.target}: {counts(tasks=done.parts_missing)} left to other shards; give the same command again"
     lineage = "with" if done.lineage else "no"
     return (
         f"{done.target}: {counts(datasets=done.num_sources)}\n"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+import tempfile
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +14,19 @@ import pytest
 import xxhash
 from helpers.conversion import build
 from helpers.random_datasets import Document, build_ours
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from binidx.corpus import diff as module
 from binidx.corpus import whole_dataset
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.diff import diff_datasets, find_order_breaks, hash_documents, match_documents
+from binidx.corpus.diff import diff_datasets, hash_documents, match_documents
+from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format import idx_blocks
+from binidx.jobs.parts import Shard, Workers
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import SilentWatcher
 
 
 def dataset(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> str:
@@ -44,9 +50,45 @@ def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> No
         assert places == [n for n, each in enumerate(right) if each == token][: len(places)]
 
 
-def test_order_breaks_are_where_b_goes_back() -> None:
-    assert find_order_breaks(np.array([0, -1, 1, 2])).tolist() == []
-    assert find_order_breaks(np.array([3, -1, 1, 2, 0])).tolist() == [2, 4]
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 12), max_size=30), st.lists(st.integers(0, 12), max_size=30), st.integers(0, 4))
+def test_differences_are_those_of_two_lists(left: list[int], right: list[int], few: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BUCKET_DOCUMENTS", 4)
+        patch.setattr(module, "TASK_BYTES", 10)
+        a, b = (dataset(Path(folder, name), [[n] * n for n in each]) for name, each in (("a", left), ("b", right)))
+        found = diff_datasets(a, b, few=few)
+    places = {n: deque(place for place, each in enumerate(right) if each == n) for n in left}
+    numbers = [places[n].popleft() if places[n] else -1 for n in left]
+    matched = [(n, place) for n, place in enumerate(numbers) if place >= 0]
+    breaks = [n for (_, before), (n, place) in itertools.pairwise(matched) if place < before]
+    removed, added = [n for n, place in enumerate(numbers) if place < 0], sorted({*range(len(right))} - {*numbers})
+    assert (found.num_common, found.num_removed, found.num_added) == (len(matched), len(removed), len(added))
+    assert (found.removed, found.added, found.order_breaks) == (removed[:few], added[:few], breaks[:few])
+    assert found.num_duplicates == (len(left) - len({*left}), len(right) - len({*right}))
+    assert found.num_order_breaks == len(breaks)
+    assert found.same == (left == right)
+
+
+def test_shards_and_a_restart_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUCKET_DOCUMENTS", 30)
+    monkeypatch.setattr(module, "TASK_BYTES", 40)
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 9, n % 4).tolist() for n in range(100)]
+    a = dataset(tmp_path / "a", documents)
+    b = dataset(tmp_path / "b", [documents[n] for n in rng.permutation(100)[:90]])
+    needed = replace(diff_datasets(a, b), seconds=0)
+    with pytest.raises(ConfigError, match="records: workers of other machines need a folder"):
+        diff_datasets(a, b, workers=Workers(shard=Shard(0, 2)))
+    shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
+    calls = [diff_datasets(a, b, workers=shards[n % 2], records=f"{tmp_path}/records") for n in range(4)]
+    assert calls[0].parts_missing
+    assert not calls[0].same
+    assert replace(calls[-1], seconds=0) == needed
+    assert not Path(f"{tmp_path}/records").exists()
+    with ThreadPoolExecutor(3) as executor:
+        again = diff_datasets(a, b, workers=Workers(executor=executor), records=f"{tmp_path}/records")
+    assert replace(again, seconds=0) == needed
 
 
 @pytest.mark.parametrize("batch", [1, 3, 1 << 21])
@@ -57,7 +99,8 @@ def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int,
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
     for dtype in (np.uint16, np.int32, np.int64, np.int8):
         source = dataset(tmp_path / np.dtype(dtype).name, documents, dtype)
-        found = hash_documents(WholeDataset(Location.of(source)), SilentWatcher())
+        pinned = PinnedDataset.of(WholeDataset(Location.of(source)))
+        found = np.concatenate([*hash_documents(pinned, range(len(documents)))])
         assert found.astype(">u8").tobytes() == b"".join(expected)
 
 

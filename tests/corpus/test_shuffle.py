@@ -18,9 +18,11 @@ from helpers.shuffle_oracle import new_order, read_documents, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from binidx.corpus import exchange, shuffle_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
+from binidx.jobs.parts import Shard, Workers
 
 MIB = 1 << 20
 
@@ -73,6 +75,38 @@ def test_a_document_that_no_memory_holds_is_left_on_the_disk(tmp_path: Path, mon
     small_buckets(monkeypatch, 3, round_bytes=1000, bucket_bytes=5000, chunk_bytes=701)
     shuffle_datasets([source, source], tmp_path / "new", seed=2)
     assert read_documents(tmp_path / "new") == in_memory([source, source], 2)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(0, 2**40), st.integers(1, 900), st.booleans())
+def test_workers_write_the_same_bytes(
+    tmp_path_factory: Any, counts: list[int], seed: int, size: int, multimodal: bool
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("any"), np.random.default_rng(seed)
+    sources = [
+        build_ours(folder / f"s{n}", random_documents(rng, np.uint16, count), np.uint16, multimodal)
+        for n, count in enumerate(counts)
+    ]
+    shuffle_datasets(sources, folder / "one", seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("BUCKET_BYTES", "MEMORY_BYTES", "BLOCK_BYTES", "ROUND_BYTES"):
+            patch.setattr(shuffle_parts, name, size)
+        patch.setattr(exchange, "MEMORY_BYTES", 2 * size)
+        shuffle_datasets(sources, folder / "other", seed=seed, workers=Workers(count=2))
+        shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
+        calls = [shuffle_datasets(sources, folder / "shards", seed=seed, workers=shards[n % 2]) for n in range(4)]
+    assert pair(folder / "other") == pair(folder / "shards") == pair(folder / "one")
+    assert calls[-1].parts_missing == 0
+    assert not list(folder.glob("*-parts"))
+
+
+def test_parts_of_another_shuffle_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = build(tmp_path / "en", 10_000)
+    monkeypatch.setattr(shuffle_parts, "BUCKET_BYTES", 2_000)
+    half = Workers(count=1, shard=Shard(1, 2))
+    assert shuffle_datasets([source], tmp_path / "new", seed=1, workers=half).parts_missing
+    with pytest.raises(ObjectExistsError, match=r"new-parts/job.json: parts of another job"):
+        shuffle_datasets([source], tmp_path / "new", seed=2, workers=half)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from conftest import Bucket
-from helpers.conversion import names_beside
-from helpers.lineage_data import build_with_lineage
-from helpers.random_datasets import Document, build_ours, random_documents
+from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
-from binidx.corpus.verify import Verification, verify_dataset
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
-from binidx.jobs.parts import Shard, Workers
+from binidx.jobs.parts import Workers
 from binidx.storage.codecs.segments import SEGMENT_BYTES
-from binidx.storage.writing.copy import CorruptCopyError
 
 HERE = Workers(count=2)
 WAYS = [StorageFormat(), StorageFormat("raw", checksums=True), StorageFormat("zstd"), StorageFormat("zstd", 1)]
@@ -38,7 +29,11 @@ def objects(prefix: Any) -> dict[str, bytes]:
     """Names after the prefix, and contents, of all objects there."""
     fs, path = fsspec.url_to_fs(str(prefix))
     fs.invalidate_cache()
-    return {name[len(path) :] if name.startswith(path) else name: fs.cat(name) for name in fs.find(path.rpartition("/")[0]) if name.startswith(path)}
+    return {
+        name[len(path) :] if name.startswith(path) else name: fs.cat(name)
+        for name in fs.find(path.rpartition("/")[0])
+        if name.startswith(path)
+    }
 
 
 def build(prefix: Path, num_bytes: int, seed: int = 0) -> str:

@@ -1,17 +1,25 @@
 """Compare two datasets by their documents: added, removed and repeated ones, and whether the order differs.
 
-    A, B ──► xxh3_128 of the tokens of each document, as int64 ──► 16 buckets ──► equal hashes matched in order
-
 Two documents are equal if their tokens are: sequences, dtype and modes are not compared. The k-th copy of a document in
 A is matched with the k-th copy in B; a document without a match was removed or added.
 
-Memory: 16 bytes for each document of B, 24 of A, and about 8 of both while a bucket is sorted.
+Three stages of tasks, with exchange objects (`exchange`) between them:
+
+    hash     documents of A or B  ─►  xxh3_128 of the tokens of each as int64, grouped by hash
+    match    documents of A and B with hashes of one range  ─►  (number in A, number in B), grouped by number in A
+    order    a range of documents of A  ─►  where their matches go back
+
+Memory of a task: some hundred MB, for any number of documents. Disk: 40 bytes a document.
 Time: about 1 us for a document and 1 ns for a token.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +27,27 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from binidx.corpus.exchange import Block, exchange_file, exchange_writer, list_blocks, read_bucket
+from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
+from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
+from binidx.jobs.runner import check_stop
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-BUCKETS = 16
-"""Buckets by the first four bits of a hash; one bucket is sorted at a time."""
+TASK_BYTES = 1 << 30
+"""Bytes of tokens that a task hashes, about."""
+
+BUCKET_DOCUMENTS = 1 << 21
+"""Documents of a dataset in a task of the stages "match" and "order", about."""
+
+HASHED = np.dtype([("hash", "<u8", 2), ("document", "<u8")])
+MATCHED = np.dtype([("left", "<u8"), ("right", "<u8")])
+
+ALGORITHM = 1
+"""Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,8 @@ class Difference(JsonResult):
         num_order_breaks: matched documents whose match in B comes before that of the previous matched document of A;
             0 if the order is equal.
         order_breaks: the numbers in A of the first few of them.
+        parts_missing: tasks that other shards must make before the same call can go on; the counts of differences are
+            then 0.
     """
 
     prefixes: tuple[str, str]
@@ -54,11 +77,12 @@ class Difference(JsonResult):
     added: list[int]
     order_breaks: list[int]
     seconds: float
+    parts_missing: int = 0
 
     @property
     def same(self) -> bool:
         """True if B has the same documents in the same order."""
-        return not (self.num_removed or self.num_added or self.num_order_breaks)
+        return not (self.num_removed or self.num_added or self.num_order_breaks or self.parts_missing)
 
     def to_json(self) -> dict[str, Any]:
         return {"same": self.same, **super().to_json()}
@@ -72,93 +96,236 @@ def diff_datasets(
     left_options: Options = None,
     right_options: Options = None,
     watch: ProgressWatcher | None = None,
+    workers: Workers | None = None,
+    records: Prefix | None = None,
+    scratch: str | None = None,
 ) -> Difference:
     """Compare the documents of two datasets; all tokens of both are read.
 
     Args:
         few: how many documents of each kind to name.
+        workers: where the tasks run, and this call's share of each stage; None: one thread of this process.
+        records: folder of what lies between the stages, with the options of A, for a restart and for workers of other
+            machines; it is removed at the end. None: a temporary directory.
+        scratch: directory of temporary files; None for the system's temporary directory.
 
     Raises:
-        ConfigError: the tokens are not integers.
+        ConfigError: the tokens are not integers; or the workers are not of this machine, and there are no `records`.
         FormatError: a dataset is not valid.
         ObjectChangedError: a dataset was replaced meanwhile.
+        ObjectExistsError: `records` are of another comparison.
     """
-    began, watch = time.monotonic(), watch or SilentWatcher()
+    began, watch, workers = time.monotonic(), watch or SilentWatcher(), workers or Workers(count=1)
     datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
-    hashes = [hash_documents(dataset, watch) for dataset in datasets]
-    numbers, distinct = match_documents(*hashes)
-    matched, added = numbers >= 0, np.ones(len(hashes[1]), bool)
-    added[numbers[matched]] = False
-    removed, new, breaks = np.flatnonzero(~matched), np.flatnonzero(added), find_order_breaks(numbers)
+    for dataset in datasets:
+        if np.dtype(dataset.index.dtype).kind == "f":
+            dtype = dataset.index.dtype.__name__
+            raise ConfigError(f"{dataset.prefix}: tokens are {dtype}, documents are compared as integers")
+        dataset.check_index(watch)
+    is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
+    if records is None and not is_here:
+        raise ConfigError("records: workers of other machines need a folder that all of them reach; give records")
+    with contextlib.ExitStack() as stack:
+        place = records or stack.enter_context(tempfile.TemporaryDirectory(prefix="binidx-diff-", dir=scratch))
+        folder = Location.of(place, left_options if records is not None else None)
+        counts = datasets[0].index.num_documents, datasets[1].index.num_documents
+        pinned = [PinnedDataset.of(dataset) for dataset in datasets]
+        job = _Diff(Location(folder.absolute, folder.options), pinned, counts, few, scratch)
+        found = job.run(datasets, workers, watch)
+    for dataset in datasets:
+        dataset.source.check_unchanged()
     prefixes = datasets[0].prefix, datasets[1].prefix
-    counts = len(hashes[0]), len(hashes[1])
     tokens = datasets[0].index.num_tokens, datasets[1].index.num_tokens
-    copies = counts[0] - distinct[0], counts[1] - distinct[1]
-    sizes = counts[0] - len(removed), len(removed), len(new), copies, len(breaks)
-    named = removed[:few].tolist(), new[:few].tolist(), breaks[:few].tolist()
-    return Difference(prefixes, counts, tokens, *sizes, *named, time.monotonic() - began)
+    return Difference(prefixes, counts, tokens, **found, seconds=time.monotonic() - began)
 
 
-def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
-    """Return the 128-bit xxh3 hash of each document, of its tokens as little-endian int64; shape (num_documents, 2).
+@dataclass(frozen=True)
+class DiffTask:
+    """Task of a stage.
+
+    Attributes:
+        name: stage and number; names are sorted as the documents are.
+        side: 0 of A, 1 of B; of the stage "hash".
+        rows: documents, of the stages "hash" and "order".
+        blocks: the records that it reads, of A and of B.
+    """
+
+    name: str
+    size: int
+    side: int = 0
+    rows: range = range(0)
+    blocks: Sequence[Sequence[Block]] = ()
+
+    def __str__(self) -> str:
+        return f"diff, {self.name}"
+
+
+@dataclass(frozen=True)
+class _Diff:
+    """Job of a comparison; its methods run in the workers."""
+
+    location: Location
+    datasets: Sequence[PinnedDataset]
+    counts: tuple[int, int]
+    few: int
+    scratch: str | None
+
+    @property
+    def folder(self) -> JobFolder:
+        """Folder of the records and exchange objects."""
+        identities = [dataset.identity for dataset in self.datasets]
+        return JobFolder(self.location, {"binidx_diff": ALGORITHM, "few": self.few, "datasets": identities})
+
+    def run(self, datasets: Sequence[WholeDataset], workers: Workers, watch: ProgressWatcher) -> dict[str, Any]:
+        """Run the stages; return the fields of a Difference about documents."""
+        counts, num_buckets = self.counts, self.num_buckets
+        stages = [self.hash_tasks(datasets)]
+        self.folder.claim()
+        results = self._make(self.write_hashes, stages[-1], workers, watch)
+        sides = [{name: each for name, each in results.items() if name.startswith(f"hash-{n}")} for n in (0, 1)]
+        missing, matches, ordered = len(stages[-1]) - len(results), dict[str, Values](), dict[str, Values]()
+        if not missing:
+            blocks = zip(*(list_blocks(side, num_buckets) for side in sides), strict=True)
+            stages.append(
+                [DiffTask(f"match-{n:06}", sum(counts) // num_buckets, blocks=b) for n, b in enumerate(blocks)]
+            )
+            matches = self._make(self.write_matches, stages[-1], workers, watch)
+            missing = len(stages[-1]) - len(matches)
+        if not missing:
+            pairs = list_blocks(matches, num_buckets)
+            stages.append(
+                [DiffTask(f"order-{n:06}", counts[0] // num_buckets, blocks=[b]) for n, b in enumerate(pairs)]
+            )
+            ordered = self._make(self.find_breaks, stages[-1], workers, watch)
+            missing = len(stages[-1]) - len(ordered)
+        if not missing:
+            tasks = [task for stage in stages for task in stage]
+            self.folder.remove(tasks, [exchange_file(self.location, task.name) for task in tasks])
+        return self.summary([*matches.values()], [ordered[name] for name in sorted(ordered)], missing)
+
+    def _make(
+        self, make: Any, tasks: Sequence[DiffTask], workers: Workers, watch: ProgressWatcher
+    ) -> dict[str, Values]:
+        stage = tasks[0].name.partition("-")[0]
+        watch.begin(stage, sum(task.size for task in tasks), 0, "bytes" if stage == "hash" else "rows")
+        remote = any(dataset.prefix.local_path is None for dataset in self.datasets)
+        return make_parts(make, tasks, workers, self.folder, advance=watch.advance, remote_data=remote)
+
+    def hash_tasks(self, datasets: Sequence[WholeDataset]) -> list[DiffTask]:
+        """Return the tasks of the stage "hash"."""
+        tasks = []
+        for side, dataset in enumerate(datasets):
+            count = max(1, -(-dataset.num_bytes // TASK_BYTES))
+            bounds = [dataset.index.num_documents * number // count for number in range(count + 1)]
+            ranges = itertools.starmap(range, itertools.pairwise(bounds))
+            size = dataset.num_bytes // count
+            tasks += [DiffTask(f"hash-{side}-{n:06}", size, side, rows) for n, rows in enumerate(ranges)]
+        return tasks
+
+    @property
+    def num_buckets(self) -> int:
+        """Tasks of the stages "match" and "order"."""
+        return max(1, -(-max(self.counts) // BUCKET_DOCUMENTS))
+
+    def write_hashes(self, task: DiffTask) -> Values:
+        """Write the hashes of some documents, grouped by hash."""
+        num_buckets, document = self.num_buckets, task.rows.start
+        with exchange_writer(num_buckets, self.scratch) as writer:
+            for hashes in hash_documents(self.datasets[task.side], task.rows):
+                check_stop()
+                rows = np.empty(len(hashes), HASHED)
+                rows["hash"], rows["document"] = hashes, np.arange(document, document + len(hashes))
+                document += len(hashes)
+                buckets = (hashes[:, 0] >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)
+                writer.add(buckets.astype(np.int64), rows)
+            return writer.publish(exchange_file(self.location, task.name))
+
+    def write_matches(self, task: DiffTask) -> Values:
+        """Write the matches of the documents of A with hashes of one range, grouped by number in A."""
+        sides = [read_bucket(self.location, blocks, HASHED).rows for blocks in task.blocks]
+        numbers, distinct = match_documents(*(rows["hash"] for rows in sides))
+        matched, added = numbers >= 0, np.ones(len(sides[1]), bool)
+        added[numbers[matched]] = False
+        left, right = sides[0]["document"], sides[1]["document"]
+        rows = np.empty(int(matched.sum()), MATCHED)
+        rows["left"], rows["right"] = left[matched], right[numbers[matched]]
+        num_buckets, count = self.num_buckets, max(self.counts[0], 1)
+        with exchange_writer(num_buckets, self.scratch) as writer:
+            writer.add((rows["left"] * num_buckets // count).astype(np.int64), rows)
+            published = writer.publish(exchange_file(self.location, task.name))
+        removed, new = left[~matched], right[added]
+        first = {"removed": removed[: self.few].tolist(), "added": new[: self.few].tolist()}
+        sizes = {"num_removed": len(removed), "num_added": len(new), "num_common": len(rows), "distinct": distinct}
+        return {**published, **first, **sizes}
+
+    def find_breaks(self, task: DiffTask) -> Values:
+        """Return the order breaks among some documents of A, and the matches at both ends."""
+        rows = read_bucket(self.location, task.blocks[0], MATCHED).rows
+        rows = rows[np.argsort(rows["left"], kind="stable")]
+        breaks = rows["left"][1:][rows["right"][1:] < rows["right"][:-1]]
+        ends = [[int(value) for value in rows[place].tolist()] for place in (0, -1) if len(rows)]
+        return {"num_breaks": len(breaks), "breaks": breaks[: self.few].tolist(), "ends": ends}
+
+    def summary(self, matches: Sequence[Values], ordered: Sequence[Values], missing: int) -> dict[str, Any]:
+        """Return the fields of a Difference about documents; zeros if tasks are missing."""
+        matches, ordered = ([], []) if missing else (matches, ordered)
+        copies = [self.counts[side] - sum(match["distinct"][side] for match in matches) for side in (0, 1)]
+        breaks, last, num_breaks = list[int](), -1, 0
+        for part in ordered:
+            if part["ends"]:
+                (first, number), (_, end) = part["ends"]
+                between = [first] if number < last else []
+                num_breaks, last = num_breaks + len(between) + part["num_breaks"], end
+                breaks += [*between, *part["breaks"]]
+        names = ("removed", "added")
+        return {
+            **{name: sum(match[name] for match in matches) for name in ("num_common", "num_removed", "num_added")},
+            **{name: sorted(number for match in matches for number in match[name])[: self.few] for name in names},
+            "num_duplicates": (0, 0) if missing else (copies[0], copies[1]),
+            "num_order_breaks": num_breaks,
+            "order_breaks": breaks[: self.few],
+            "parts_missing": missing,
+        }
+
+
+def hash_documents(pinned: PinnedDataset, documents: range) -> Iterator[NDArray[np.uint64]]:
+    """Yield 128-bit xxh3 hashes of documents, of their tokens as little-endian int64; shape (num_documents, 2) each.
 
     Args:
-        dataset: its index and size are checked, too.
-        watch: is advanced by the bytes that are read.
+        documents: numbers of neighbouring documents.
     """
-    dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
-    if dtype.kind == "f":
-        raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
-    dataset.check_index(watch)
-    hashes, first = np.empty((dataset.index.num_documents, 2), np.uint64), 0
-    watch.begin(f"hash {dataset.prefix}", dataset.num_bytes, 0)
+    dataset = pinned.open()
+    dtype = little_endian(dataset.index.dtype)
 
     def widen(data: memoryview) -> memoryview:
         return np.frombuffer(data, dtype).astype("<i8").view(np.uint8).data
 
-    for digests, num_bytes in dataset.hash_documents(plain, xxhash.xxh3_128, widen):
-        hashes[first : first + len(digests)] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
-        first += len(digests)
-        watch.advance(num_bytes)
-    dataset.source.check_unchanged()
-    return hashes
+    place = documents.start, documents.stop
+    for digests, _ in dataset.hash_documents(pinned.reader(), xxhash.xxh3_128, widen, place):
+        yield np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def match_documents(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple[NDArray[np.int64], tuple[int, int]]:
-    """Match the documents of A with those of B.
+    """Match documents of A with documents of B.
 
     Args:
-        left, right: hashes of A and B, shape (num_documents, 2) each.
+        left, right: hashes of A and B, shape (num_documents, 2) each, in the order of the documents.
 
     Returns:
-        For each document of A the number of its match in B, -1 without a match, shape (num_documents of A,); and the
+        For each document of A the place of its match in B, -1 without a match, shape (num_documents of A,); and the
         number of distinct documents in A, and in B.
     """
-    numbers, distinct = np.full(len(left), -1, np.int64), [0, 0]
-    for bucket in range(BUCKETS):
-        in_left, in_right = (np.flatnonzero(hashes[:, 0] >> np.uint64(60) == bucket) for hashes in (left, right))
-        hashes = np.concatenate([left[in_left], right[in_right]])
-        if not len(hashes):
-            continue
-        # Stable: for each hash the copies of A come before those of B, both in their order.
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        hashes, documents, is_a = hashes[order], np.concatenate([in_left, in_right])[order], order < len(in_left)
-        new = np.concatenate([[True], (hashes[1:] != hashes[:-1]).any(1)])
-        group, start = np.cumsum(new) - 1, np.flatnonzero(new)
-        in_a, in_b = (np.bincount(group[side], minlength=len(start)) for side in (is_a, ~is_a))
-        copy = np.arange(len(order)) - start[group]
-        at = np.flatnonzero(is_a & (copy < in_b[group]))
-        numbers[documents[at]] = documents[at + in_a[group[at]]]
-        distinct = [distinct[0] + int(np.count_nonzero(in_a)), distinct[1] + int(np.count_nonzero(in_b))]
-    return numbers, (distinct[0], distinct[1])
-
-
-def find_order_breaks(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the documents of A whose match in B comes before that of the previous matched document.
-
-    Args:
-        numbers: number in B of each document of A, -1 without a match.
-    """
-    matched = np.flatnonzero(numbers >= 0)
-    breaks: NDArray[np.int64] = matched[1:][np.diff(numbers[matched]) < 0]
-    return breaks
+    numbers, hashes = np.full(len(left), -1, np.int64), np.concatenate([left, right])
+    if not len(hashes):
+        return numbers, (0, 0)
+    # Stable: for each hash the copies of A come before those of B, both in their order.
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    hashes, is_a = hashes[order], order < len(left)
+    documents = np.where(is_a, order, order - len(left))
+    new = np.concatenate([[True], (hashes[1:] != hashes[:-1]).any(1)])
+    group, start = np.cumsum(new) - 1, np.flatnonzero(new)
+    in_a, in_b = (np.bincount(group[side], minlength=len(start)) for side in (is_a, ~is_a))
+    copy = np.arange(len(order)) - start[group]
+    at = np.flatnonzero(is_a & (copy < in_b[group]))
+    numbers[documents[at]] = documents[at + in_a[group[at]]]
+    return numbers, (int(np.count_nonzero(in_a)), int(np.count_nonzero(in_b)))

@@ -9,6 +9,8 @@
 Disk: the bytes of the tokens and about 30 bytes for each document, in a file without a name; and the target. Memory: as
 the caller sets, for the whole process. A run that fails leaves nothing; after a kill there is neither a dataset nor
 scratch data.
+
+With workers the buckets are exchange objects in the store, and each becomes a part of the target: `shuffle_parts`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.origins import LineageTransfer, shuffle_lineage
-from binidx.corpus.shuffle_buckets import MIB, Buckets, Column, Pieces, plan_shuffle, shuffle_keys
+from binidx.corpus.shuffle_buckets import MIB, Buckets, Pieces, plan_shuffle, shuffle_keys
+from binidx.corpus.shuffle_parts import SEQUENCE, ShuffleParts, sequence_records
+from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import (
     CombinedCounts,
     DatasetOutput,
@@ -32,7 +36,9 @@ from binidx.corpus.whole_dataset import (
     SourceDatasets,
     WholeDataset,
 )
-from binidx.format.idx_blocks import DocumentBlock, batch_by_size
+from binidx.errors import BinidxError
+from binidx.format.idx_blocks import batch_by_size
+from binidx.jobs.parts import Workers
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -43,11 +49,18 @@ PART_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class ShuffleResult(CombinedCounts):
-    """Result of a shuffle; `num_buckets` depends on `memory_bytes`, and `lineage` is True if a lineage was written."""
+    """Result of a shuffle.
+
+    Attributes:
+        num_buckets: depends on `memory_bytes`, with workers on the size of the data.
+        lineage: whether a lineage was written.
+        parts_missing: tasks that other shards must make before the same call can go on; 0 if the target is complete.
+    """
 
     num_buckets: int
     lineage: bool
     seconds: float
+    parts_missing: int = 0
 
 
 def shuffle_datasets(
@@ -62,6 +75,7 @@ def shuffle_datasets(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
+    workers: Workers | None = None,
 ) -> ShuffleResult:
     """Write the documents of all sources as one dataset, in a random order.
 
@@ -71,10 +85,13 @@ def shuffle_datasets(
         scratch: directory of the temporary file; None for the system's temporary directory.
         lineage: whether to carry the lineage over, if a source has one.
         overwrite: replace a dataset at the target. It stays until the new one is ready.
+        workers: they make the parts of the target, in TARGET-parts; None: this process writes it at once. The tokens
+            are the same; in a compressed `.bin` also the segments, unless they end with a part.
 
     Raises:
         ConfigError: too little memory; or as `merge_datasets`.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
+        ObjectExistsError: also if TARGET-parts holds parts of another job.
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
@@ -88,6 +105,13 @@ def shuffle_datasets(
     for dataset in datasets:
         dataset.check_index(watch)
     token_bytes = sum(dataset.num_bytes for dataset in datasets)
+    if workers is not None:
+        carried = opened.datasets if lineage else []
+        num_buckets, has_rows, missing = _shuffle_by_workers(
+            opened, to_write, seed, workers, carried, memory_bytes, scratch, watch
+        )
+        made = num_buckets, has_rows, time.monotonic() - began
+        return ShuffleResult(to_write.prefix.uri, *opened.counts(), *made, missing)
     plan = plan_shuffle(memory_bytes, token_bytes + sequences * SEQUENCE.itemsize, documents, 2)
     with contextlib.ExitStack() as stack:
         output = DatasetOutput(to_write, datasets[0].index.dtype, multimodal)
@@ -111,6 +135,41 @@ def shuffle_datasets(
     return ShuffleResult(to_write.prefix.uri, *opened.counts(), *done)
 
 
+def _shuffle_by_workers(
+    opened: SourceDatasets,
+    target: DatasetTarget,
+    seed: int,
+    workers: Workers,
+    carried: Sequence[WholeDataset],
+    memory_bytes: int,
+    scratch: str | None,
+    watch: ProgressWatcher,
+) -> tuple[int, bool, int]:
+    """Make the parts, and the target once all exist; return the last fields of a ShuffleResult, without the time.
+
+    Args:
+        carried: datasets whose lineage is carried over.
+    """
+    datasets, (_, multimodal) = opened.datasets, opened.check_compatible()
+    counts = [(dataset.index.num_documents, dataset.num_bytes) for dataset in datasets]
+    dtype, pinned = datasets[0].index.dtype.__name__, [PinnedDataset.of(dataset) for dataset in datasets]
+    job = ShuffleParts(target, pinned, counts, dtype, multimodal, seed, scratch)
+    if workers.shard is not None and target.is_complete and not job.folder.is_claimed():
+        watch.say(f"{target.prefix}: finished by another shard; the same command without --shard compares it")
+        return job.num_buckets, False, 0
+    missing = job.make(workers, watch)
+    if missing:
+        return job.num_buckets, False, missing
+    with contextlib.closing(LineageTransfer(carried, [target])) as rows:
+        rows.fill(watch, tables=shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch))
+        try:
+            job.finish(opened.check_unchanged, lambda: rows.replace(0), watch)
+        except BinidxError:
+            if workers.shard is None or job.folder.is_claimed():
+                raise  # else another shard, which found all parts at the same time, has finished the job
+        return job.num_buckets, bool(rows), 0
+
+
 def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, watch: ProgressWatcher) -> None:
     """Distribute the documents of a dataset, numbered from `first` on, to the buckets (pass 1)."""
     item_bytes = dataset.index.item_bytes
@@ -120,7 +179,7 @@ def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, 
         bounds = block.token_bounds() * item_bytes
         for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             start, stop = bounds[[low, high]].tolist()
-            sequences = _sequence_records(block, low, high)
+            sequences = sequence_records(block, low, high)
             if stop - start > buckets.plan.round_bytes:
                 pieces = (plain.read([part])[0] for part in cut((start, stop), PART_BYTES))
                 buckets.add_one(keys[low:high], [pieces, [sequences[0].data]])
@@ -128,20 +187,6 @@ def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, 
                 data = np.frombuffer(plain.read([(start, stop)])[0], np.uint8)
                 buckets.add(keys[low:high], [(data, bounds[low : high + 1] - start), sequences])
             watch.advance(stop - start)
-
-
-SEQUENCE = np.dtype([("length", "<i4"), ("mode", "i1")])
-"""Record of a sequence; its mode is 0 in a dataset without modes."""
-
-
-def _sequence_records(block: DocumentBlock, low: int, high: int) -> Column:
-    """Return the sequences of documents [low, high) of a block as a column of `SEQUENCE` records, a run a document."""
-    bounds = block.bounds[low : high + 1] - block.bounds[0]
-    records = np.zeros(bounds[-1] - bounds[0], SEQUENCE)
-    records["length"] = block.lengths[bounds[0] : bounds[-1]]
-    if block.modes is not None:
-        records["mode"] = block.modes[bounds[0] : bounds[-1]]
-    return records.view(np.uint8), (bounds - bounds[0]) * SEQUENCE.itemsize
 
 
 def _append(output: DatasetOutput, lengths: NDArray[np.int64], tokens: Pieces, sequences: Pieces) -> None:
