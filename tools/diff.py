@@ -1,8 +1,8 @@
 """Compare two datasets by their documents: which were added or removed, which repeat, whether the order is another.
 
 Documents are compared by a 128-bit hash of their tokens (xxh3_128, tokens as int64), so the dtypes may differ, and so
-may compression and place; how a document is cut into sequences is not looked at. All tokens of both are read. Memory: some
-hundred MB for any number of documents; disk: 40 bytes a document, in --scratch.
+may compression and place; how a document is cut into sequences is not looked at. All tokens of both are read. Memory:
+some hundred MB for any number of documents; disk: 40 bytes a document, in --scratch.
 
 Of each kind the first few are named, by their numbers in the dataset that has them. An order break is a document of A
 whose match stands in B before that of the document ahead of it.

@@ -10,10 +10,10 @@ not carried along: binidx convert TARGET TARGET --checksums takes them anew. Not
 before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
 is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
-With --engine, --workers or --shard the two passes are tasks for processes of this machine, Ray, Dask or a scheduler, and
-the buckets are objects in TARGET-parts; each needs 1.5 GiB of memory, and beyond 128 GiB of tokens 8 MiB of scratch for
-each GiB of them. The last call joins the parts, inside the store where it can. An interrupted job continues. --shard
-I/N ends where the other shards have to end a pass: give all commands again, two times in all.
+With --engine, --workers or --shard the two passes are tasks for processes of this machine, Ray, Dask or a scheduler,
+and the buckets are objects in TARGET-parts. A task needs 1.5 GiB of memory, and beyond 128 GiB of tokens 8 MiB of
+scratch for each GiB of them. The last call joins the parts, inside the store where it can. An interrupted job
+continues. --shard I/N ends where the other shards have to end a pass: give all commands again, two times in all.
 
 With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
 so.
