@@ -3,7 +3,8 @@
 RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.packed.packed_run).
 One row is one sequence: step, rank, slot, sample, source, epoch, its documents, and where it starts in the first of
 them and stops in the last; rows of packed files have file and block instead. --tokens adds the tokens,
-which are read from the data. Existing files are kept, so an interrupted export resumes.
+which are read from the data. Existing files are kept, so an interrupted export resumes; --shard I/N splits it between
+machines, as N jobs of a Slurm array.
 
   worker_{rank}-of-{ranks}_ordered_dataset.parquet     one a rank (default), as the Gemstones are published
   steps-{first}-{stop}.parquet                         with --steps-per-file
@@ -13,7 +14,7 @@ which are read from the data. Existing files are kept, so an interrupted export 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx order run.json --to s3://corpus/order --threads 8
+  binidx order run.json --to s3://corpus/order --workers 8
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
 from binidx.run.run_file import RUN_FILE, is_packed_run, read_run_file
 from binidx.storage.location import Location
 
-from ._command import RESUMES, chosen, command, print_result
+from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts
 from ._runs import add_run, open_run, parse_steps
 
@@ -40,7 +41,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--no-docs", action="store_true", help="without documents: twice as fast")
     options.add_argument("--spans", action="store_true", help="each piece of a document with its length and place")
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
-    options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
+    add_workers(options, "files")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
 
 
@@ -52,19 +53,20 @@ def export_order(arguments: argparse.Namespace) -> None:
         return
     if not arguments.to:
         raise ConfigError("to, check_nesting: found none, need one of them")
-    from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
+    from binidx.run.provenance.export import count_rows, export, plan_by_rank, plan_by_steps
 
-    steps = parse_steps(order, arguments.steps)
+    steps, place = parse_steps(order, arguments.steps), workers(arguments)
     per_file = arguments.steps_per_file
     parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
     docs: Any = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-    rows = order.num_rows(steps)
+    share = place.select(parts)
+    rows = sum(count_rows(order, part) for part in share)
     with Bar("order") as bar:
         bar.begin("order", rows, 0, "rows")
-        options = chosen(arguments, "tokens", "threads", "storage_options")
+        options = {"workers": place, **chosen(arguments, "tokens", "storage_options")}
         written = export(order, arguments.to, parts, docs=docs, **options, watch=bar.advance)
-    text = f"{arguments.to}: {counts(files=len(parts))}, {written:,} written now, {counts(rows=rows)}"
-    print_result({"to": arguments.to, "files": len(parts), "written": written, "rows": rows}, text, arguments)
+    text = f"{arguments.to}: {counts(files=len(share))}, {written:,} written now, {counts(rows=rows)}"
+    print_result({"to": arguments.to, "files": len(share), "written": written, "rows": rows}, text, arguments)
 
 
 def open_order(arguments: argparse.Namespace) -> Any:

@@ -4,7 +4,8 @@
   pack --back PREFIX FILE ...    each document is what ends with the token --sep; what fills the end is left out
 
 After a break, the same command begins again; files that the first run had published are compared and left alone, while
-other content needs --overwrite.
+other content needs --overwrite. --shard I/N splits the files between machines, as N jobs of a Slurm array. --back runs
+in this process: where documents end is known when all tokens were read.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -19,10 +20,11 @@ import argparse
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
+from binidx.jobs.parts import Workers
+from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed, plan_packed_files
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, prefix, print_result, workers
 from ._display import Bar, counts
 
 
@@ -35,6 +37,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--chunk-size", type=int, default=2048 * 2049, metavar="N", help="tokens a file (4,196,352)")
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
+    add_workers(options, "files")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
     add_json(options, "--storage-options", "fsspec's own")
 
@@ -44,11 +47,12 @@ def pack(arguments: argparse.Namespace) -> None:
     if len(arguments.others) != 1:
         raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
+    place, sizes = workers(arguments), (arguments.name, arguments.chunk_size)
+    files = place.select(plan_packed_files(dataset, *sizes, add_separator=arguments.add_separator))
     with Bar("pack") as bar:
-        bar.begin("pack", dataset.index.num_tokens, 0, "tokens")
-        sizes = arguments.others[0], arguments.name, arguments.chunk_size, arguments.sep
-        options = chosen(arguments, "add_separator", "overwrite", "storage_options")
-        names = indexed_to_packed(dataset, *sizes, **options, watch=bar.advance)
+        bar.begin("pack", sum(file.size for file in files), 0, "tokens")
+        options = {"workers": place, **chosen(arguments, "add_separator", "overwrite", "storage_options")}
+        names = indexed_to_packed(dataset, arguments.others[0], *sizes, arguments.sep, **options, watch=bar.advance)
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
@@ -56,6 +60,8 @@ def pack(arguments: argparse.Namespace) -> None:
 
 def unpack(arguments: argparse.Namespace) -> None:
     """Write a dataset from packed files."""
+    if workers(arguments) != Workers():
+        raise ConfigError("engine, workers, shard: --back runs in this process")
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     with Bar("pack") as bar:
         bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")

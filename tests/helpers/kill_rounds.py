@@ -43,6 +43,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.jobs.parts import Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 from binidx.prepare.preprocess.preprocess import preprocess
@@ -122,7 +123,7 @@ def read_plan(at: Path, out: str) -> None:
 
 def order(at: Path, out: str) -> None:
     found = order_of(at)
-    export(found, out, plan_by_steps(range(found.num_steps() or 0), 3), threads=2)
+    export(found, out, plan_by_steps(range(found.num_steps() or 0), 3), workers=Workers(count=2))
 
 
 Job = Callable[[Path, str], Any]

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.pickling_executor import PicklingExecutor
 
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.jobs.parts import Shard, Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles
 
@@ -53,6 +55,38 @@ def test_documents_of_several_sequences_are_packed_as_one(tmp_path: Path) -> Non
         builder.finalize(f"{tmp_path}/d.idx")
     names = indexed_to_packed(IndexedDataset(f"{tmp_path}/d"), f"{tmp_path}/p", "t", 8, SEP, add_separator=True)
     assert PackedFiles(names, 8).read([0], [0])[0].tolist() == [5, 6, 7, SEP, SEP, 8, SEP, SEP]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whoever_writes_a_file_it_is_that_of_the_stream(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model adds one document after the other, of no sequence or several, some empty."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr("binidx.packed.packed_convert.READ_BYTES", 2 * int(rng.integers(1, 60)))
+    chunk_size, separator = int(rng.integers(1, 80)), bool(seed % 2)
+    model = PackedDatasetBuilder(f"{tmp_path}/model", "t", chunk_size, SEP, np.uint16)
+    with IndexedDatasetBuilder(f"{tmp_path}/d.bin", np.uint16) as builder:
+        for _ in range(int(rng.integers(0, 30))):
+            lengths = rng.choice([0, 1, 7, 40], rng.integers(0, 4)).tolist()
+            document = rng.integers(4, 60_000, sum(lengths)).astype(np.uint16)
+            builder.add_document(document, lengths)
+            model.add_array(document)
+            if separator:
+                model.add_array(np.array([SEP]))
+        builder.finalize(f"{tmp_path}/d.idx")
+    model.write_reminder()
+    needed = [Path(name).read_bytes() for name in model.filenames]
+    dataset = IndexedDataset(f"{tmp_path}/d")
+    with PicklingExecutor(2) as pickling:
+        ways = [Workers(count=3)], [Workers(executor=pickling, shard=Shard(number, 2)) for number in (1, 0)]
+        for number, calls in enumerate(ways):
+            for workers in calls:
+                into, told = f"{tmp_path}/{number}", list[int]()
+                arguments = dataset, into, "t", chunk_size, SEP
+                names = indexed_to_packed(*arguments, add_separator=separator, workers=workers, watch=told.append)
+            assert [Path(name).read_bytes() for name in names] == needed
+            assert len(told) == len(calls[-1].select(names))
 
 
 def test_a_text_without_separator_is_one_document(tmp_path: Path) -> None:

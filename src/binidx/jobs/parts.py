@@ -17,12 +17,14 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import traceback
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import xxhash
 
@@ -38,6 +40,7 @@ from binidx.storage.writing.publish import delete_object, put_if_absent, write_o
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 Values = dict[str, Any]
 """Result of a part, in JSON values."""
 
@@ -55,6 +58,21 @@ class Part(Protocol):
 
 
 PartType = TypeVar("PartType", bound=Part)
+
+
+@dataclass(frozen=True)
+class RangePart:
+    """Part that is a range of tokens, samples or other items."""
+
+    name: str
+    items: range
+
+    @property
+    def size(self) -> int:
+        return len(self.items)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def json_digest(value: Any) -> str:
@@ -100,6 +118,10 @@ class Workers:
         if self.count is not None and self.count < 1:
             raise errors.ConfigError(f"workers: too few (found {self.count}, need 1 or more)")
 
+    def select(self, parts: Sequence[Item]) -> Sequence[Item]:
+        """Return the parts of this call's shard."""
+        return parts if self.shard is None else self.shard.select(parts)
+
     def open(self, *, remote_data: bool = False) -> JobEngine:
         """Return the engine; `remote_data` as in `open_engine`."""
         count = self.count or available_cores()
@@ -108,6 +130,45 @@ class Workers:
         if self.engine is None:
             return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
         return open_engine(self.engine, self.count, remote_data=remote_data)
+
+
+ONE_THREAD = Workers(count=1)
+"""One part after the other, in this process."""
+
+
+class PerProcess(Generic[Value]):
+    """Value for all parts of a job, such as an opened dataset, which each worker process opens once.
+
+    Args:
+        value: the value in this process.
+        open: picklable call that returns it in another process. Default: the value is pickled.
+    """
+
+    _opening = threading.Lock()
+    _opened: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
+        self._value = value
+        self._state = uuid.uuid4().hex, open or functools.partial(_return, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_state": self._state}
+
+    def get(self) -> Value:
+        """Return the value; another process keeps the value of the last job."""
+        if "_value" in vars(self):
+            return self._value
+        job, open = self._state
+        with self._opening:
+            if job not in self._opened:
+                self._opened.clear()
+                self._opened[job] = open()
+            value: Value = self._opened[job]
+        return value
+
+
+def _return(value: Value) -> Value:
+    return value
 
 
 @dataclass(frozen=True)
@@ -242,7 +303,7 @@ def make_parts(
     """
     unique = list({part.name: part for part in parts}.values())
     results = {} if folder is None else read_results(folder, unique)
-    share = unique if workers.shard is None else workers.shard.select(unique)
+    share = workers.select(unique)
     for part in share:
         if part.name in results:
             advance(part.size)

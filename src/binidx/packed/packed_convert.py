@@ -6,25 +6,41 @@
 Packed files do not store where documents end; the separator marks it, so a text that contains the separator is split
 there. The fill at the end of the last file is left out.
 
+The tokens of a packed file are a range of the stream of all documents, known from the index: any worker makes any file.
+The other direction runs in one process: where documents end is known when all tokens were read.
+
 Files that exist are compared with the new ones, unless they are to be replaced: equal ones, of an earlier run that was
 killed, stay; others are an error.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
-from binidx.errors import ObjectExistsError
-from binidx.format.idx_blocks import batch_by_size
+from binidx.errors import ConfigError, ObjectExistsError
+from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
-from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
+from binidx.jobs.parts import ONE_THREAD, PerProcess, RangePart, Values, Workers, make_parts
+from binidx.jobs.runner import check_stop
+from binidx.packed.packed_files import (
+    HEADER,
+    PackedDatasetBuilder,
+    PackedFiles,
+    PackedHeader,
+    format_packed_header,
+    packed_file_name,
+)
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -32,7 +48,7 @@ from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.publish import delete_object
 
 READ_BYTES = 32 << 20
-"""Bytes of tokens in memory at a time."""
+"""Bytes of tokens in memory at a time, of each worker."""
 
 Watch = Callable[[int], object]
 """Function that is called with the number of tokens of each finished part."""
@@ -82,41 +98,111 @@ def indexed_to_packed(
     *,
     add_separator: bool = False,
     overwrite: bool = False,
+    workers: Workers = ONE_THREAD,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> list[str]:
-    """Write the documents of a dataset as packed files; return their URIs.
+    """Write the documents of a dataset as packed files; return the URIs of all files.
 
     Args:
         chunk_size: number of tokens of a file.
         sep_token: token that fills the rest of the last file.
         add_separator: add `sep_token` after each document as well; data tokenised with --append-eod already has it.
-        overwrite: replace existing files, and remove those of this prefix that follow the last written one.
+        overwrite: replace existing files, and remove those of this prefix that follow the last one.
+        workers: workers that write the files, each a file at a time, and this call's share of the files.
+        watch: called with the number of tokens of each finished file.
 
     Raises:
-        ObjectExistsError: a file exists and has other tokens, or one exists after the last written one.
+        ConfigError: files of less than one token, or a separator or dtype that the format lacks.
+        ObjectExistsError: a file exists and has other tokens, or one exists after the last one.
     """
-    dtype = dataset.index.dtype
-    builder = PackedDatasetBuilder(outdir, prefix, chunk_size, sep_token, dtype, storage_options=storage_options)
-    builder.create = lambda file: create_or_compare(file, _refusal(file), overwrite=overwrite)
-    bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
-    starts = np.append(pointers, dataset.index.num_bytes)[bounds]
-    for first, stop in batch_by_size(starts, READ_BYTES):
-        documents = [dataset[bounds[d] : bounds[d + 1]] for d in range(first, stop)]
-        tokens = [np.concatenate([np.empty(0, dtype), *sequences]) for sequences in documents]
-        for document in tokens:
-            builder.add_array(document)
-            if add_separator:
-                builder.add_array(np.array([sep_token]))
-        watch(sum(map(len, tokens)))
-    builder.write_reminder()
-    written = [*builder.filenames]
-    while object_exists(file := builder.next_file):
+    files = plan_packed_files(dataset, prefix, chunk_size, add_separator=add_separator)
+    header = PackedDatasetBuilder(outdir, prefix, chunk_size, sep_token, dataset.index.dtype).header  # checks the token
+    target = Location(Location.of(outdir).absolute, storage_options)
+    source = PerProcess(dataset, functools.partial(_move, dataset, dataset.location.absolute))
+    write = _FileWriter(source, target, header, sep_token, add_separator, overwrite)
+    make_parts(write, files, workers, advance=watch, remote_data=target.local_path is None)
+    for number in itertools.count(len(files)):
+        if not object_exists(extra := target / packed_file_name(prefix, number)):
+            break
         if not overwrite:
-            raise ObjectExistsError(_refusal(file))
-        delete_object(file)
-        builder.filenames.append(file.uri)
-    return written
+            raise ObjectExistsError(_refusal(extra))
+        delete_object(extra)
+    return [(Location.of(outdir) / file.name).uri for file in files]
+
+
+def _move(dataset: IndexedDataset, prefix: str) -> IndexedDataset:
+    """Return a dataset that was unpickled and is not open yet, to be opened at another prefix."""
+    dataset.path_prefix = prefix
+    return dataset
+
+
+def plan_packed_files(
+    dataset: IndexedDataset, prefix: str, chunk_size: int, *, add_separator: bool = False
+) -> list[RangePart]:
+    """Return the files that `indexed_to_packed` writes, as ranges of the stream of all documents and their separators.
+
+    An empty dataset has one file, too.
+    """
+    if chunk_size < 1:
+        raise ConfigError(f"chunk_size: found {chunk_size}, needs at least 1")
+    num_tokens = dataset.index.num_tokens + add_separator * (len(dataset.document_indices) - 1)
+    starts = range(0, max(num_tokens, 1), chunk_size)
+    stretches = [range(start, min(start + chunk_size, num_tokens)) for start in starts]
+    return [RangePart(packed_file_name(prefix, number), tokens) for number, tokens in enumerate(stretches)]
+
+
+@dataclass(frozen=True)
+class _FileWriter:
+    """Picklable call that writes a packed file, or compares it with an existing one."""
+
+    dataset: PerProcess[IndexedDataset]
+    target: Location
+    header: PackedHeader
+    sep_token: int
+    add_separator: bool
+    overwrite: bool
+
+    def __call__(self, file: RangePart) -> Values:
+        dataset, dtype, target = self.dataset.get(), self.header.dtype, self.target / file.name
+        with create_or_compare(target, _refusal(target), overwrite=self.overwrite) as out:
+            out.write(format_packed_header(self.header))
+            for first, stop in cut((file.items.start, file.items.stop), READ_BYTES // dtype.itemsize):
+                check_stop()
+                out.write(self._read(dataset, first, stop).view(np.uint8).data)
+            out.write(np.full(self.header.chunk_size - file.size, self.sep_token, dtype).view(np.uint8).data)
+        return {}
+
+    def _read(self, dataset: IndexedDataset, first: int, stop: int) -> NDArray[Any]:
+        """Return the tokens at some places of the stream."""
+        documents = range(0)
+        if self.add_separator:
+            documents = range(count_ended(dataset.index, first), count_ended(dataset.index, stop))
+        start, end = first - documents.start, stop - documents.stop
+        size = dataset.index.dtype_size
+        tokens = np.frombuffer(dataset.bin_reader.read([(start * size, end * size)])[0], self.header.dtype)
+        if not documents:
+            return tokens
+        return np.insert(tokens, document_ends(dataset.index, documents) - start, self.sep_token)
+
+
+def count_ended(index: SequenceIndex, place: int) -> int:
+    """Return the number of documents whose separator is before a place of the stream, by bisection.
+
+    The separator of document d is at E + d, where E is the number of tokens of the documents 0 to d.
+    """
+    sequences = index.document_indices
+    return bisect.bisect_left(
+        range(len(sequences) - 1), place, key=lambda d: index.tokens_before(int(sequences[d + 1])) + d
+    )
+
+
+def document_ends(index: SequenceIndex, documents: range) -> NDArray[np.int64]:
+    """Return the number of tokens up to the end of each of these documents, counted from the first token of all."""
+    sequences = index.document_indices[documents.start + 1 : documents.stop + 1]
+    ends, inner = np.full(len(sequences), index.num_tokens), sequences < len(index)
+    ends[inner] = index.sequence_pointers[sequences[inner]] // index.dtype_size
+    return ends
 
 
 def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:

@@ -16,8 +16,7 @@ Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError, FormatError, redacted
 from binidx.packed.packed_order import PackedRun
-from binidx.storage.interfaces import Range, RangeReader, Writer
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
@@ -86,6 +85,11 @@ def find_code(dtype: DTypeLike) -> int:
         if np.dtype(stored) == wanted:
             return code
     raise ConfigError(f"packed file: dtype {wanted.name}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}")
+
+
+def packed_file_name(prefix: str, number: int) -> str:
+    """Return the name of a file of a set, counted from 0."""
+    return f"{prefix}_{number:010d}.bin"
 
 
 class PackedFiles:
@@ -257,10 +261,8 @@ class PackedDatasetBuilder:
         dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
         storage_options: options of the store.
 
-    Attributes:
-        create: opens the writer of a file; the default replaces an existing file, as in lit-gpt.
-
-    A document may continue in the next file; a file that is exactly full is written by the next `add_array`.
+    A document may continue in the next file; a file that is exactly full is written by the next `add_array`. As in
+    lit-gpt, an existing file is replaced.
 
     Raises:
         ConfigError: dtype="auto" without vocab_size, a dtype that the format lacks, or tokens that do not fit it.
@@ -291,7 +293,6 @@ class PackedDatasetBuilder:
         self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
         self.header = PackedHeader(np.dtype(DTYPES[find_code(self.dtype)]), chunk_size)
         self.filenames: list[str] = []
-        self.create: Callable[[Location], AbstractContextManager[Writer]] = create_object
         self._check_fit(np.asarray([sep_token]))
         self._tokens = np.full(chunk_size, sep_token, self.header.dtype)
         self._filled = 0
@@ -314,14 +315,10 @@ class PackedDatasetBuilder:
         self._tokens[self._filled : self._filled + len(tokens)] = tokens
         self._filled += len(tokens)
 
-    @property
-    def next_file(self) -> Location:
-        """Location of the next file."""
-        return Location(self.outdir, self.storage_options) / f"{self.prefix}_{len(self.filenames):010d}.bin"
-
     def write_reminder(self) -> None:
         """Write a file of the remaining tokens, filled up with `sep_token`; as in lit-gpt, also if none remain."""
-        with self.create(file := self.next_file) as out:
+        file = Location(self.outdir, self.storage_options) / packed_file_name(self.prefix, len(self.filenames))
+        with create_object(file) as out:
             out.write(format_packed_header(self.header))
             out.write(self._tokens.view(np.uint8).data)
         self.filenames.append(file.uri)

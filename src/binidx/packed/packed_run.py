@@ -38,7 +38,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format.virtual import check_named
+from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
@@ -102,6 +103,13 @@ class PackedRunOrder:
         if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
             raise ConfigError(f"packed run: {len(self.sets)} sets, {len(self.names)} names; needs one each, and files")
         self.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedRunOrder, tuple(getattr(self, option.name) for option in fields(self) if option.init)
+
+    def per_process(self) -> PerProcess[PackedRunOrder]:
+        """Return the order for the parts of a job; other processes unpickle it, without any request."""
+        return PerProcess(self)
 
     @property
     def blocks_per_step(self) -> int:
@@ -299,6 +307,7 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
         listed = packed_set.files
         uris = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
         uris = order_files(uris, seed) if fork.shuffles_files else uris
+        uris = [Location(uri).absolute for uri in uris]  # workers of a job may have another working directory
         files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
     weights = [packed_set.weight / total for packed_set in described.sets]

@@ -13,6 +13,7 @@ from conftest import Bucket
 from helpers.traceable_runs import random_run
 
 from binidx.errors import ObjectExistsError
+from binidx.jobs.parts import Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
@@ -38,7 +39,7 @@ def served(order: RunOrder, run: Any, rank: int, consumed: int = 0) -> list[list
 def test_every_rank_was_served_what_its_file_says(seed: int, ranks: int, micro: int, tmp_path: Path) -> None:
     order, run = order_of(tmp_path, seed, ranks, micro)
     steps = range(order.num_steps() or 0)
-    assert export(order, f"{tmp_path}/out", plan_by_rank(ranks, steps), tokens=True, threads=2) == ranks
+    assert export(order, f"{tmp_path}/out", plan_by_rank(ranks, steps), tokens=True, workers=Workers(count=2)) == ranks
     for rank in range(ranks):
         rows = parquet.read_table(f"{tmp_path}/out/worker_{rank}-of-{ranks}_ordered_dataset.parquet").to_pylist()
         needed = served(order, run, rank)[: len(rows)]

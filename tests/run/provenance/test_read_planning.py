@@ -26,6 +26,7 @@ from binidx.corpus.merge import merge_virtually
 from binidx.dataset.planned import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
 from binidx.dataset.rank_agreement import identify
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.jobs.parts import Shard, Workers
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.run.global_order import GlobalOrder
@@ -362,26 +363,27 @@ def test_machines_share_the_work_and_a_plan_goes_on(s3: Bucket, tmp_path: Path) 
     plan = plan_reads(order, range(order.num_steps() or 0))
     count = len(plan.parts())
     assert count > 3
-    assert write_read_plan(order, where, plan, shard=1, num_shards=2) == (count // 2, count - count // 2)
+    assert write_read_plan(order, where, plan, workers=Workers(shard=Shard(1, 2))) == (count // 2, count - count // 2)
     with pytest.raises(ObjectNotFoundError, match=r"readplan\.json"):
         binidx.PlannedDataset(where, run.config)
-    shares = {"shard": 0, "num_shards": 2}
-    assert write_read_plan(order, where, plan, **shares) == (count - count // 2, 0)
+    assert write_read_plan(order, where, plan, workers=Workers(shard=Shard(0, 2))) == (count - count // 2, 0)
     assert write_read_plan(order, where, plan, watch=told.append) == (0, 0)
     assert sum(told) == plan.stop
     assert_same_samples(binidx.PlannedDataset(where, run.config), run)
 
 
-def test_a_killed_job_leaves_a_plan_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_killed_job_leaves_a_plan_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = random_run(tmp_path, 2)
     order = order_of(run)
     plan = plan_reads(order, range(order.num_steps() or 0))
 
-    def stop(num_samples: int) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_read_plan(order, f"{tmp_path}/plan", plan, threads=1, watch=stop)
+    with monkeypatch.context() as patched:
+        patched.setattr("binidx.dataset.planned.seal", stop)
+        with pytest.raises(KeyboardInterrupt):
+            write_read_plan(order, f"{tmp_path}/plan", plan, workers=Workers(count=1))
     assert not list((tmp_path / "plan").glob("*.rows"))
     with pytest.raises(ObjectNotFoundError):
         binidx.PlannedDataset(f"{tmp_path}/plan", run.config)

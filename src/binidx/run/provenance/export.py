@@ -20,14 +20,15 @@ Row groups are whole steps, so the statistics of the groups locate a step. A fil
 fingerprint of the order in its metadata; an existing file with the same fingerprint is kept, so an interrupted export
 resumes.
 
-Memory: one row group per thread.
+Memory: one row group per worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -36,13 +37,15 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
+from binidx.jobs.parts import ONE_THREAD, PerProcess, Values, Workers, make_parts
+from binidx.jobs.runner import check_stop
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, DocumentSpans, SampleContents, SampleOrigins
 from binidx.run.provenance.run_order import Docs
+from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object
 
 SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int32()}
@@ -162,6 +165,10 @@ class Reading(Protocol):
 
     def num_steps(self) -> int | None: ...
 
+    def num_rows(self, steps: range) -> int: ...
+
+    def per_process(self) -> PerProcess[Any]: ...
+
     def table(self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False) -> pa.Table: ...
 
 
@@ -173,11 +180,16 @@ class ExportPart:
         name: name of the file.
         steps: its steps.
         rank: its rank; None for all ranks.
+        size: number of its rows, as `count_rows` returns it.
     """
 
     name: str
     steps: range
     rank: int | None
+    size: int = 0
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def plan_by_rank(num_ranks: int, steps: range) -> list[ExportPart]:
@@ -206,14 +218,19 @@ def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
     return [ExportPart(f"steps-{a:09d}-{b:09d}.parquet", range(a, b), None) for a, b in stretches if a < b]
 
 
+def count_rows(order: Reading, part: ExportPart) -> int:
+    """Return the number of rows of a file; all ranks have the same number."""
+    return order.num_rows(part.steps) // (1 if part.rank is None else order.num_ranks)
+
+
 def export(
     order: Reading,
     directory: str,
-    parts: list[ExportPart],
+    parts: Sequence[ExportPart],
     *,
     docs: Docs = "ends",
     tokens: bool = False,
-    threads: int = 1,
+    workers: Workers = ONE_THREAD,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_rows: None,
 ) -> int:
@@ -225,40 +242,53 @@ def export(
         parts: the files, as `plan_by_rank` or `plan_by_steps` return them.
         docs: as in `RunOrder.table`; for packed files, whether to include file and block.
         tokens: read the tokens of each sample, and include them.
-        threads: number of threads, each of which writes a file.
+        workers: workers that write the files, each a file at a time, and this call's share of the files.
         storage_options: options of the target's store.
-        watch: called with the number of rows of each group that is written, and of each file that exists.
+        watch: called with the number of rows of each file that is written or exists.
 
     Returns:
         The number of files written.
 
     Raises:
+        IndexError: a step is beyond the end of the run.
         ObjectExistsError: an existing file belongs to another order.
+        ObjectChangedError: a worker in another process found other data.
         StorageError: the store refuses a request.
     """
+    num_steps, target = order.num_steps(), Location(Location.of(directory).absolute, storage_options)
+    for part in parts:
+        check_steps(part.steps, num_steps)
+    write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens)
+    sized = [replace(part, size=count_rows(order, part)) for part in parts]
+    results = make_parts(write, sized, workers, advance=watch, remote_data=target.local_path is None)
+    return sum(result["written"] for result in results.values())
 
-    columns = {"docs": docs, "tokens": tokens}
-    target = Location.of(directory, storage_options)
 
-    def write(part: ExportPart) -> bool:
-        file = target / part.name
-        mark = {"fingerprint": order.fingerprint, "steps": [part.steps.start, part.steps.stop], **columns}
-        if (rows := _rows_there(file, mark)) is not None:
-            watch(rows)
-            return False
+@dataclass(frozen=True)
+class _FileWriter:
+    """Picklable call that writes a file of an export, unless it exists."""
+
+    order: PerProcess[Any]
+    target: Location
+    fingerprint: str
+    docs: Docs
+    tokens: bool
+
+    def __call__(self, part: ExportPart) -> Values:
+        columns = {"docs": self.docs, "tokens": self.tokens}
+        mark = {"fingerprint": self.fingerprint, "steps": [part.steps.start, part.steps.stop], **columns}
+        if _is_written(file := self.target / part.name, mark):
+            return {"written": False}
         with create_object(file) as out:
-            tables = _groups(order, part, columns)
+            tables = _groups(self.order.get(), part, columns)
             first = next(tables)
             marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
             writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
             for table in chain([first], tables):
+                check_stop()
                 writer.write_table(table.cast(marked), row_group_size=max(len(table), 1))
-                watch(len(table))
             writer.close()
-        return True
-
-    with OPENS.executor(threads) as pool:
-        return sum(pool.map(write, parts))
+        return {"written": True}
 
 
 def _groups(order: Reading, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
@@ -275,20 +305,14 @@ def _groups(order: Reading, part: ExportPart, columns: Mapping[str, Any]) -> Ite
             return
 
 
-def _rows_there(file: Location, mark: Mapping[str, Any]) -> int | None:
-    """Return the number of rows of an existing file with the metadata `mark`; None if there is no file.
-
-    Raises:
-        ObjectExistsError: the file has other metadata.
-    """
+def _is_written(file: Location, mark: Mapping[str, Any]) -> bool:
+    """Return whether a file exists; raise ObjectExistsError unless its metadata is `mark`."""
     try:
         reader = open_object(file, cache=False)
     except ObjectNotFoundError:
-        return None
-    try:
-        file_there = parquet.ParquetFile(ReadableFile(reader))
-        if json.loads((file_there.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
-            return int(file_there.metadata.num_rows)
-    except ValueError:  # pyarrow's, of a file that is no parquet, among them
-        pass
+        return False
+    with contextlib.suppress(ValueError):  # pyarrow's, of a file that is no parquet, among them
+        metadata = parquet.ParquetFile(ReadableFile(reader)).schema_arrow.metadata or {}
+        if json.loads(metadata.get(METADATA, b"null")) == mark:
+            return True
     raise ObjectExistsError(f"{file}: is of another order, or has other columns; remove it or export elsewhere")

@@ -3,14 +3,15 @@
 For runs whose many nodes start from one bucket: a node reads kilobytes instead of every `.idx` and index. The plan has
 56 bytes for a sample of 5 pieces, and copies no token.
 
-The work is cut into parts that are written atomically and in any order. Existing parts are kept, so an interrupted job
-resumes, and several machines may share it.
+The work is cut into parts that are written atomically and in any order, by any workers. Existing parts are kept, so an
+interrupted job resumes, and several machines may share it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy as np
 from binidx.dataset import planned
 from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.errors import ConfigError, ObjectExistsError
+from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
+from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
@@ -38,6 +41,8 @@ PART_SAMPLES = 1 << 18
 
 AT_ONCE = 256 * planned.BLOCK_SAMPLES
 """Samples whose places are computed at once: 3 MB of arrays with 5 pieces a sample."""
+
+TWO_THREADS = Workers(count=2)
 
 KINDS = ("GPTDataset", "BestFitGPTDataset")
 """Recorded names of the datasets whose samples are their tokens, pieces and the config alone."""
@@ -123,9 +128,7 @@ def write_read_plan(
     directory: str,
     plan: ReadPlan,
     *,
-    threads: int = 2,
-    shard: int = 0,
-    num_shards: int = 1,
+    workers: Workers = TWO_THREADS,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_samples: None,
 ) -> tuple[int, int]:
@@ -135,10 +138,9 @@ def write_read_plan(
         order: the order of the run.
         directory: path or URI of the target.
         plan: the result of `plan_reads`, the same for all machines that share the work.
-        threads: number of threads, each of which writes a part.
-        shard, num_shards: this machine's share: every num_shards-th part, from part `shard` on.
+        workers: workers that write the parts, each a part at a time, and this call's share of the parts.
         storage_options: options of the target's store.
-        watch: called with the number of samples that were written, and for each part that exists.
+        watch: called with the number of samples of each part that is written or exists.
 
     Returns:
         The number of parts written, and of those that are still missing: shares of other machines. The plan can be
@@ -146,10 +148,11 @@ def write_read_plan(
 
     Raises:
         ObjectExistsError: the directory holds the plan of another run, or of other data.
+        ObjectChangedError: a worker in another process found other data.
 
     Source: ours.
     """
-    target = Location.of(directory, storage_options)
+    target = Location(Location.of(directory).absolute, storage_options)
     draft = target / "draft.json"
     put_if_absent(draft, plan.format())
     found, plan_digest = planned.read_plan(draft)
@@ -158,22 +161,32 @@ def write_read_plan(
             f"{draft}: is of another run, of other steps, or of data that changed since; write into another directory"
         )
 
-    def write(part: range) -> bool:
-        file, sizes = part_location(target, part), list[int]()
-        if object_exists(file):
-            watch(len(part))
-            return False
-        with create_object(file) as out:
-            for first in range(part.start, part.stop, AT_ONCE):
-                positions = np.arange(first, min(first + AT_ONCE, part.stop))
-                sizes += map(out.write, planned.format_blocks(locate_pieces(order, positions), first, plan_digest))
-                watch(len(positions))
-            out.write(planned.seal(np.array(sizes, "<u4").tobytes(), part, plan_digest))
-        return True
-
-    with OPENS.executor(threads) as pool:
-        written = sum(pool.map(write, plan.parts()[shard::num_shards]))
-    missing = OPENS.map(object_exists, [part_location(target, part) for part in plan.parts()]).count(False)
+    parts = [RangePart(part_location(target, positions).name, positions) for positions in plan.parts()]
+    write = _PartWriter(order.per_process(), target, plan_digest)
+    results = make_parts(write, parts, workers, advance=watch, remote_data=target.local_path is None)
+    missing = OPENS.map(object_exists, [target / part.name for part in parts]).count(False)
     if not missing:
         put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
-    return written, missing
+    return sum(result["written"] for result in results.values()), missing
+
+
+@dataclass(frozen=True)
+class _PartWriter:
+    """Picklable call that writes a part of a read plan, unless it exists."""
+
+    order: PerProcess[RunOrder]
+    target: Location
+    plan_digest: str
+
+    def __call__(self, part: RangePart) -> Values:
+        file, sizes = self.target / part.name, list[int]()
+        if object_exists(file):
+            return {"written": False}
+        order, stop = self.order.get(), part.items.stop
+        with create_object(file) as out:
+            for first in range(part.items.start, stop, AT_ONCE):
+                check_stop()
+                pieces = locate_pieces(order, np.arange(first, min(first + AT_ONCE, stop)))
+                sizes += map(out.write, planned.format_blocks(pieces, first, self.plan_digest))
+            out.write(planned.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
+        return {"written": True}

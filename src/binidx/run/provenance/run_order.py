@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -27,8 +28,9 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.required_indices import required_indices
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, ObjectChangedError
 from binidx.index.cache.index_files import digest
+from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
@@ -99,6 +101,7 @@ class RunOrder:
         reading: which rank reads which sample at which step.
         config: options of the run.
         description_hash: md5 of the text with which Megatron names the index of the split.
+        run: the saved run whose order it is, which a worker of a job opens instead of unpickling its indices.
 
     Example:
         order = RunOrder.of(binidx.Run.load("run.json"))
@@ -111,6 +114,7 @@ class RunOrder:
     reading: GlobalOrder
     config: GPTDatasetConfig
     description_hash: str
+    run: Run | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of_dataset(cls, dataset: Any, reading: GlobalOrder) -> RunOrder:
@@ -151,7 +155,7 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
-        return cls.of_dataset(run.build()[0], run.reading_order)
+        return replace(cls.of_dataset(run.build()[0], run.reading_order), run=run)
 
     @classmethod
     def open(cls, run: Run) -> RunOrder:
@@ -179,7 +183,14 @@ class RunOrder:
             raise ConfigError("run: has no train split to take samples from")
         order, description_hash = train[0].open(run.config)
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, description_hash)
+        return cls(order, reading, run.config, description_hash, run)
+
+    def per_process(self) -> PerProcess[RunOrder]:
+        """Return the order for the parts of a job; other processes open the saved run, if it is that of one."""
+        if self.run is None:
+            return PerProcess(self)
+        run = replace(self.run, directory=self.run.directory or os.getcwd())
+        return PerProcess(self, functools.partial(_open_again, run, self.reading, self.fingerprint))
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -324,3 +335,14 @@ class RunOrder:
             "reading": asdict(self.reading),
         }
         return hashlib.blake2b(json.dumps(cast(Any, depends)).encode(), digest_size=16).hexdigest()
+
+
+def _open_again(run: Run, reading: GlobalOrder, fingerprint: str) -> RunOrder:
+    """Return the order of a run in a worker of a job; raise ObjectChangedError if it is another one there."""
+    order = replace(RunOrder.of(run), reading=reading)
+    if order.fingerprint != fingerprint:
+        raise ObjectChangedError(
+            "run: a worker opened other data or another order (replaced since, or another file under the same path); "
+            "give the same command again"
+        )
+    return order
