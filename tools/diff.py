@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result
+from ._command import DATASET, add_json, add_workers, chosen, command, prefix, print_result, workers
 from ._display import Bar, counts, human_seconds
 
 
@@ -47,7 +47,7 @@ def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
     with Bar("diff") as bar:
         options = chosen(arguments, "left_options", "right_options", "records", "scratch")
-        options |= {"few": max(arguments.few, 0), "workers": chosen_workers(arguments)}
+        options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
         difference = diff_datasets(arguments.left, arguments.right, **options, watch=bar)
     print_result(difference.to_json(), describe(difference), arguments)
     return 0 if difference.same or difference.parts_missing else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 from helpers.conversion import build
+from helpers.pickling_executor import PicklingExecutor
 from helpers.random_datasets import Document, build_ours
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,7 +86,7 @@ def test_shards_and_a_restart_find_the_same(tmp_path: Path, monkeypatch: pytest.
     assert not calls[0].same
     assert replace(calls[-1], seconds=0) == needed
     assert not Path(f"{tmp_path}/records").exists()
-    with ThreadPoolExecutor(3) as executor:
+    with PicklingExecutor(3) as executor:
         again = diff_datasets(a, b, workers=Workers(executor=executor), records=f"{tmp_path}/records")
     assert replace(again, seconds=0) == needed
 

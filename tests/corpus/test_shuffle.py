@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import Bucket
 from helpers.conversion import AtEvent, build, names_beside, pair, unfinished_uploads
+from helpers.pickling_executor import PicklingExecutor
 from helpers.random_datasets import DTYPES, Document, build_ours, random_documents
 from helpers.shuffle_oracle import new_order, read_documents, small_buckets
 from hypothesis import given, settings
@@ -92,7 +93,8 @@ def test_workers_write_the_same_bytes(
         for name in ("BUCKET_BYTES", "MEMORY_BYTES", "BLOCK_BYTES", "ROUND_BYTES"):
             patch.setattr(shuffle_parts, name, size)
         patch.setattr(exchange, "MEMORY_BYTES", 2 * size)
-        shuffle_datasets(sources, folder / "other", seed=seed, workers=Workers(count=2))
+        with PicklingExecutor(2) as executor:
+            shuffle_datasets(sources, folder / "other", seed=seed, workers=Workers(executor=executor))
         shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
         calls = [shuffle_datasets(sources, folder / "shards", seed=seed, workers=shards[n % 2]) for n in range(4)]
     assert pair(folder / "other") == pair(folder / "shards") == pair(folder / "one")

@@ -32,7 +32,7 @@ from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
-from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
+from binidx.jobs.parts import ONE_THREAD, JobFolder, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -96,7 +96,7 @@ def diff_datasets(
     left_options: Options = None,
     right_options: Options = None,
     watch: ProgressWatcher | None = None,
-    workers: Workers | None = None,
+    workers: Workers = ONE_THREAD,
     records: Prefix | None = None,
     scratch: str | None = None,
 ) -> Difference:
@@ -104,7 +104,7 @@ def diff_datasets(
 
     Args:
         few: how many documents of each kind to name.
-        workers: where the tasks run, and this call's share of each stage; None: one thread of this process.
+        workers: where the tasks run, and this call's share of each stage.
         records: folder of what lies between the stages, with the options of A, for a restart and for workers of other
             machines; it is removed at the end. None: a temporary directory.
         scratch: directory of temporary files; None for the system's temporary directory.
@@ -115,7 +115,7 @@ def diff_datasets(
         ObjectChangedError: a dataset was replaced meanwhile.
         ObjectExistsError: `records` are of another comparison.
     """
-    began, watch, workers = time.monotonic(), watch or SilentWatcher(), workers or Workers(count=1)
+    began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
     for dataset in datasets:
         if np.dtype(dataset.index.dtype).kind == "f":

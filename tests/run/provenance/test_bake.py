@@ -2,7 +2,6 @@
 
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Bucket
+from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
@@ -85,8 +85,8 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
     monkeypatch.setattr(exchange_module, "MEMORY_BYTES", 200)
     order, _ = order_of(tmp_path, seed)
     baked = plan_bake(order, range(order.num_steps() or 0))
-    executor = ThreadPoolExecutor(2)
-    bake(order, f"{tmp_path}/baked", baked, workers=Workers(executor=executor))
+    with PicklingExecutor(2) as executor:
+        bake(order, f"{tmp_path}/baked", baked, workers=Workers(executor=executor))
     for part in baked.parts():
         with IndexedDatasetBuilder(f"{tmp_path}/needed.bin", order.token_dtype) as builder:
             for text in order.read(np.asarray(part)):

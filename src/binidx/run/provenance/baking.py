@@ -43,11 +43,11 @@ from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.jobs.parts import JobFolder, Workers, make_parts
+from binidx.jobs.parts import JobFolder, PerProcess, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
-from binidx.run.provenance.read_planning import locate_pieces
+from binidx.run.provenance.read_planning import TWO_THREADS, locate_pieces
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
@@ -126,10 +126,15 @@ class BakeProgress:
 class _Bake:
     """Job of a bake; its methods run in the workers."""
 
-    order: RunOrder
+    shared: PerProcess[RunOrder]
     baked: Baked
     target: Location
     scratch: str | None
+
+    @property
+    def order(self) -> RunOrder:
+        """Order of the run."""
+        return self.shared.get()
 
     @property
     def folder(self) -> JobFolder:
@@ -301,7 +306,7 @@ def bake(
     directory: str,
     baked: Baked,
     *,
-    workers: Workers | None = None,
+    workers: Workers = TWO_THREADS,
     scratch: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     watch: ProgressWatcher | None = None,
@@ -312,7 +317,7 @@ def bake(
         order: the order of the run.
         directory: path or URI of the target.
         baked: the result of `plan_bake`, the same for all machines that share the work.
-        workers: where the tasks run, and this machine's share of each stage; default: two threads of this process.
+        workers: where the tasks run, and this call's share of each stage.
         scratch: directory of the scratch files on the workers; None for the system's temporary directory.
         storage_options: options of the target's store.
         watch: receiver of the progress.
@@ -323,12 +328,13 @@ def bake(
 
     Raises:
         ObjectExistsError: the directory holds a bake of another run.
+        ObjectChangedError: a worker in another process found other data.
         ConfigError: a sample is truncated, as only a partial last validation sample is.
 
     Source: ours.
     """
-    job = _Bake(order, baked, Location.of(directory, storage_options), scratch)
-    watch, workers = watch or SilentWatcher(), workers or Workers(count=2)
+    job = _Bake(order.per_process(), baked, Location(Location.of(directory).absolute, storage_options), scratch)
+    watch = watch or SilentWatcher()
     # The description comes before any part, so that no directory holds parts of two runs.
     file = job.target / "baked.json"
     if not put_if_absent(file, baked.format()) and read_baked(file) != baked:
