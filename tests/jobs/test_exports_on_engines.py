@@ -1,4 +1,4 @@
-"""order, read-plan and pack: the same bytes by threads, processes, shards, Ray and Dask, also if a worker is killed."""
+"""order, read-plan, pack, bake, shuffle: the same bytes by threads, processes, shards, Ray and Dask, also if a worker is killed."""
 
 from __future__ import annotations
 
@@ -130,6 +130,9 @@ def commands(to: str) -> list[list[str]]:
         ["order", "run.json", "--to", f"{to}/order", "--tokens", "--steps-per-file", "9"],
         ["read-plan", "run.json", f"{to}/plan"],
         ["pack", "web", f"{to}/packed", "--sep", "0", "--add-separator", "--chunk-size", "2000"],
+        ["bake", "run.json", f"{to}/baked"],
+        ["shuffle", "web", "web", "--to", f"{to}/shuffled/new", "--seed", "1"],
+        ["diff", "web", "web", "--records", f"{to}/records"],
     ]
 
 
@@ -149,7 +152,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_made(folder: Path) -> None:
-    for name in ("order", "plan", "packed"):
+    for name in ("order", "plan", "packed", "baked", "shuffled"):
         assert files(folder / name) == files(folder.parent / "one" / name)
 
 
