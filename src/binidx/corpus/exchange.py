@@ -45,6 +45,9 @@ BLOCK_BYTES = 8 << 20
 ROUND_BYTES = 64 << 20
 """Bytes that are fetched, sorted or copied at once."""
 
+TASK_BYTES = 3 << 29
+"""Memory of a task, of either stage."""
+
 COUNT = np.dtype("<u8")
 DIGEST_BYTES = 8
 

@@ -27,6 +27,7 @@ from binidx.corpus.exchange import (
     BLOCK_BYTES,
     MEMORY_BYTES,
     ROUND_BYTES,
+    TASK_BYTES,
     Block,
     exchange_file,
     exchange_writer,
@@ -152,7 +153,9 @@ class ShuffleParts:
     ) -> dict[str, Values]:
         watch.begin(stage, sum(task.size for task in tasks), 0)
         remote = self.folder.location.local_path is None
-        return make_parts(make, tasks, workers, self.folder, advance=watch.advance, remote_data=remote)
+        return make_parts(
+            make, tasks, workers, self.folder, advance=watch.advance, remote_data=remote, task_bytes=TASK_BYTES
+        )
 
     def finish(
         self, check: Callable[[], object], remove_existing: Callable[[], object], watch: ProgressWatcher

@@ -122,14 +122,25 @@ class Workers:
         """Return the parts of this call's shard."""
         return parts if self.shard is None else self.shard.select(parts)
 
-    def open(self, *, remote_data: bool = False) -> JobEngine:
-        """Return the engine; `remote_data` as in `open_engine`."""
-        count = self.count or available_cores()
+    def open(self, *, remote_data: bool = False, task_bytes: int = 0) -> JobEngine:
+        """Return the engine.
+
+        Args:
+            remote_data: as in `open_engine`.
+            task_bytes: memory of a task; limits the default number of tasks at once to those that fit this machine.
+        """
+        most = max(1, memory_bytes() // task_bytes) if task_bytes else available_cores()
+        count = self.count or min(most, available_cores())
         if (executor := self.executor) is not None:
             return JobEngine(lambda: executor, lambda _: count, owned=False)
         if self.engine is None:
             return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
-        return open_engine(self.engine, self.count, remote_data=remote_data)
+        return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data)
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 ONE_THREAD = Workers(count=1)
@@ -284,6 +295,7 @@ def make_parts(
     *,
     advance: Callable[[int], object] = lambda size: None,
     remote_data: bool = False,
+    task_bytes: int = 0,
 ) -> dict[str, Values]:
     """Make the parts of a job that have no record, of this call's shard.
 
@@ -293,7 +305,7 @@ def make_parts(
         workers: where the parts are made, and which.
         folder: folder of the records, claimed before; None: no records.
         advance: called with the size of each part that is made or has a record.
-        remote_data: as in `open_engine`.
+        remote_data, task_bytes: as in `Workers.open`.
 
     Returns:
         Name of each part -> its result. With a shard, parts of other shards that have no record yet are missing.
@@ -308,7 +320,9 @@ def make_parts(
         if part.name in results:
             advance(part.size)
     if tasks := [part for part in share if part.name not in results]:
-        for part, result in run_tasks(_Work(make, folder), tasks, workers.open(remote_data=remote_data)):
+        for part, result in run_tasks(
+            _Work(make, folder), tasks, workers.open(remote_data=remote_data, task_bytes=task_bytes)
+        ):
             results[part.name] = result
             advance(part.size)
     if workers.shard is not None and folder is not None:

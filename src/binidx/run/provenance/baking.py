@@ -31,6 +31,7 @@ from binidx.corpus.exchange import (
     BLOCK_BYTES,
     MEMORY_BYTES,
     ROUND_BYTES,
+    TASK_BYTES,
     Block,
     Values,
     exchange_file,
@@ -352,17 +353,18 @@ def bake(
 
 def _run_stages(job: _Bake, workers: Workers, watch: ProgressWatcher) -> BakeProgress:
     """Run the stages, up to one whose tasks other shards must make."""
+    options: dict[str, Any] = {"remote_data": job.target.local_path is None, "task_bytes": TASK_BYTES}
     tasks = job.place_tasks()
     watch.begin("find the tokens", sum(task.size for task in tasks), 0, "samples")
-    places = make_parts(job.write_places, tasks, workers, job.folder, advance=watch.advance)
+    places = make_parts(job.write_places, tasks, workers, job.folder, advance=watch.advance, **options)
     if waits_for := len(tasks) - len(places):
         return BakeProgress(0, job.count_missing(), "places", waits_for)
     tasks = job.token_tasks(places)
     watch.begin("read the tokens", sum(task.size for task in tasks), 0)
-    tokens = make_parts(job.write_tokens, tasks, workers, job.folder, advance=watch.advance)
+    tokens = make_parts(job.write_tokens, tasks, workers, job.folder, advance=watch.advance, **options)
     if waits_for := len(tasks) - len(tokens):
         return BakeProgress(0, job.count_missing(), "tokens", waits_for)
     tasks = job.part_tasks(tokens)
     watch.begin("write the parts", sum(task.size for task in tasks), 0, "samples")
-    results = make_parts(job.write_part, tasks, workers, advance=watch.advance)
+    results = make_parts(job.write_part, tasks, workers, advance=watch.advance, **options)
     return BakeProgress(sum(result["written"] for result in results.values()), job.count_missing(), "parts", 0)
