@@ -151,6 +151,11 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
          "--to, --fractions: found 1 and 2, need as many of both"),
         (["verify", "PREFIX", "--quick", "--vocab-size", "9"], "--vocab-size, --quick: found both, need one"),
         (["pack", "PREFIX", "a", "b", "--sep", "0"], "OUTDIR | FILE: found 2 directories, needs one"),
+        (
+            ["pack", "--back", "PREFIX", "a", "--sep", "0", "--workers", "2"],
+            "--engine, --workers, --shard: --back runs in this process",
+        ),
+        (["pack", "PREFIX", "a", "--sep", "0", "--chunk-size", "0"], "--chunk-size: found 0, needs at least 1"),
         (["preprocess", "TEXT", "--to", "OUT"], "--tokenizer: found none, need a tokenizer.json"),
         (["shuffle", "--lines", "TEXT", "--to", "TEXT", "--seed", "1"], "--to: found TEXT, which is an input, too"),
     ],
