@@ -82,7 +82,17 @@ def json_digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `count`-th part of a job, from number `index` on; `index` None: no part, the call only finishes the job."""
+    """Share of one call in the parts of a job: every `count`-th part, from number `index` on.
+
+    Args:
+        index: number of the share, from 0; None: no part, the call only finishes the job.
+        count: number of shares.
+
+    Raises:
+        ConfigError: there is no such share.
+
+    Source: ours.
+    """
 
     index: int | None
     count: int
@@ -94,7 +104,14 @@ class Shard:
             )
 
     def select(self, parts: Sequence[Item]) -> Sequence[Item]:
-        """Return the parts of this shard."""
+        """Return the parts of this shard.
+
+        Args:
+            parts: all parts of the job.
+
+        Returns:
+            The parts of this share, in their order.
+        """
         return parts[:0] if self.index is None else parts[self.index :: self.count]
 
 
@@ -107,6 +124,14 @@ class Workers:
         count: parts made at once. Default: the number of cores, or what a cluster has.
         executor: any `concurrent.futures.Executor`, used instead of an engine; it stays open.
         shard: make only these parts; None: all.
+
+    Raises:
+        ConfigError: `count` is below 1.
+
+    Example:
+        >>> bake(order, "s3://corpus/baked", baked, workers=Workers("ray", shard=Shard(0, 4)))  # doctest: +SKIP
+
+    Source: ours.
     """
 
     engine: str | None = None
@@ -119,7 +144,14 @@ class Workers:
             raise errors.ConfigError(f"workers: too few (found {self.count}, need 1 or more)")
 
     def select(self, parts: Sequence[Item]) -> Sequence[Item]:
-        """Return the parts of this call's shard."""
+        """Return the parts of this call's shard.
+
+        Args:
+            parts: all parts of the job.
+
+        Returns:
+            The parts of the shard, in their order; all without one.
+        """
         return parts if self.shard is None else self.shard.select(parts)
 
     def open(self, *, remote_data: bool = False, task_bytes: int = 0) -> JobEngine:
@@ -128,6 +160,9 @@ class Workers:
         Args:
             remote_data: as in `open_engine`.
             task_bytes: memory of a task; limits the default number of tasks at once to those that fit this machine.
+
+        Returns:
+            The engine, not open yet.
         """
         most = max(1, memory_bytes() // task_bytes) if task_bytes else available_cores()
         count = self.count or min(most, available_cores())
