@@ -25,7 +25,7 @@ from helpers.oracle import megatron
 from torch.utils.data import DataLoader, default_collate
 
 import binidx
-from binidx.loader.torch_loader import collate
+from binidx.loader.collate import collate
 from binidx.native.arguments import LEVELS, Level
 from binidx.native.gpt_samples import GPTRows
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, open_theirs, run_config, write_corpus

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 import binidx
 from binidx.dataset.config import split_indices
 from binidx.errors import ConfigError
-from binidx.loader.torch_loader import collate
+from binidx.loader.collate import collate
 from binidx.run.run_file import SavedTokenizer
 
 FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask",

@@ -1,4 +1,4 @@
-"""order, read-plan, pack, bake, shuffle: the same bytes by threads, processes, shards, Ray and Dask, also if a worker is killed."""
+"""order, read-plan, pack, bake, shuffle: the same bytes by threads, processes, shards, Ray and Dask, after kills."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 import binidx
 from binidx.dataset.torch_bridge import Samples
-from binidx.loader.torch_loader import collate
+from binidx.loader.collate import collate
 
 
 @pytest.fixture(scope="module")

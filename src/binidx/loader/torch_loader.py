@@ -10,13 +10,6 @@ requested for the run, as long as these come in the same order; errors name it. 
 sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
 data describes them: `IndexedDataset.token_digests`.
 
-Samples of different lengths become one row of a batch (THD), and bounds of sequences are padded to equal numbers:
-
-    cu_seqlens of two rows       0 3 8        0 3 8 8       as Megatron's inter-document masking pads them:
-                                 0 2 5 8      0 2 5 8       empty sequences at the end
-
-    samples of 2, 4 and 2        a a | b b b b | c c        one row, with the start of each and its end without pads
-
 No other module of this package imports torch.
 """
 
@@ -31,15 +24,14 @@ import os
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_agreement import compare_with_ranks
-from binidx.dataset.torch_bridge import Samples, as_tensor, count_known_processes, find_topology, missing_torch
+from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
     DatasetView,
     batch_reader,
@@ -66,13 +58,12 @@ from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage,
 
 try:
     import torch
-    from torch.utils.data import DataLoader, default_collate
+    from torch.utils.data import DataLoader
 except ModuleNotFoundError as error:
     raise missing_torch() from error
 
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
-LENGTHS = ("original_seq_len", "padded_seq_len")
 INSTEAD = {
     "batch_size": "micro_batch_size=",
     "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
@@ -158,7 +149,11 @@ def build_pretraining_data_loader(
     if not sampler.num_batches:
         numbers = sampler.total_samples, sampler.samples_per_step
         logger.warning("the loader serves no batch: %d samples of the dataset fill no step of %d", *numbers)
-    defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
+    defaults = {
+        "collate_fn": collate_for_trainer,
+        "pin_memory": torch.cuda.is_available(),
+        "persistent_workers": num_workers > 0,
+    }
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
     return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=look_ahead, **options)
 
@@ -252,7 +247,7 @@ class PretrainingLoader(DataLoader[Any]):
         counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
         counts |= {"samples_ahead": -samples} if self._reads_ahead else {}
         batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
-        return Batches(batches, counts, self._count_batch)
+        return Batches(batches, counts, self._count_batch, pin=self.pin_memory)
 
     def __getitem__(self, step: int) -> Any:
         """Read and return the micro-batch of this rank at a step of the whole run, without read-ahead or workers.
@@ -415,10 +410,14 @@ class Batches(Iterator[Any]):
         batches: the DataLoader's own iterator.
         counts: `samples` and `tokens` of a batch.
         on_batch: called after each batch.
+        pin: whether the memory of a batch that came as a block is pinned; torch does so with others.
     """
 
-    def __init__(self, batches: Iterator[Any], counts: Mapping[str, float], on_batch: Callable[[], object]) -> None:
+    def __init__(
+        self, batches: Iterator[Any], counts: Mapping[str, float], on_batch: Callable[[], object], *, pin: bool
+    ) -> None:
         self._batches, self._counts, self._on_batch = batches, counts, on_batch
+        self._pin = pin and torch.cuda.is_available()
         self._before, self._last = usage(), time.perf_counter()
         self._close: Callable[[], object] | None = None
 
@@ -430,6 +429,8 @@ class Batches(Iterator[Any]):
             if self._close is not None:
                 self._close()
             raise
+        if isinstance(batch, WorkerBatch):
+            batch = batch.unpack(pin=self._pin)
         now = time.perf_counter()
         add_usage({**self._counts, "seconds": now - self._last, "wait_seconds": now - began})
         self._last = now
@@ -456,45 +457,3 @@ def _walk(sampler: PretrainingSampler) -> Any:
         return "single"
     topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
     return ["cyclic", *topology, sampler.data_sharding, sampler.surplus_batches]
-
-
-def collate(samples: Sequence[Any]) -> Any:
-    """Return a batch: the tensors of which the samples are rows (`Samples`), else the samples stacked by torch.
-
-    Samples of different lengths become one row; `cu_seqlens` are padded to equal lengths.
-    """
-    if isinstance(samples, Samples):
-        return samples.stack()
-    if isinstance(samples[0], Mapping) and all(name in samples[0] for name in LENGTHS):
-        return _pack(samples)
-    return default_collate(_pad_bounds(samples))
-
-
-def _pack(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one row of all samples: their tensors concatenated, each of shape (1, T).
-
-    Also `cu_seqlens`, the cumulative original lengths, and `cu_seqlens_padded`, the start of each sequence, then T:
-    int32, each of shape (1, num_sequences + 1); `max_seqlen`, with pads, int32 (1,); scalars of samples become (B,).
-
-    Source: ours; the keys are those of Megatron-LM's packing scheduler.
-    """
-    original, padded = (np.concatenate([np.asarray(sample[name]) for sample in samples]) for name in LENGTHS)
-    batch: dict[str, Any] = {}
-    for name, value in samples[0].items():
-        if name not in LENGTHS:
-            values = [np.asarray(sample[name]) for sample in samples]
-            batch[name] = as_tensor(np.concatenate(values)[None] if value.ndim else np.stack(values))
-    for name, lengths in (("cu_seqlens", original), ("cu_seqlens_padded", padded)):
-        batch[name] = as_tensor(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)[None])
-    batch["max_seqlen"] = as_tensor(padded.max(keepdims=True))
-    return batch
-
-
-def _pad_bounds(samples: Sequence[Any]) -> list[Any]:
-    """Return the samples with `cu_seqlens`, if they have them, padded to equal lengths by repeating the last bound."""
-    if not isinstance(samples[0], Mapping) or "cu_seqlens" not in samples[0]:
-        return [*samples]
-    bounds = [np.asarray(sample["cu_seqlens"]) for sample in samples]
-    most = max(map(len, bounds))
-    even = [np.pad(own, (0, most - len(own)), mode="edge") for own in bounds]
-    return [{**sample, "cu_seqlens": as_tensor(own)} for sample, own in zip(samples, even, strict=True)]

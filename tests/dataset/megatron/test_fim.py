@@ -17,7 +17,8 @@ import binidx
 from binidx.dataset.assemble.fill_in_middle import FIMTransform, GPTFIMDatasetConfig, seed_sample
 from binidx.dataset.megatron.gpt_variants import GPTFIMDataset
 from binidx.errors import ConfigError
-from binidx.loader.torch_loader import build_pretraining_data_loader, collate
+from binidx.loader.collate import collate
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 EXTRA = {"prefix": "<pre>", "middle": "<mid>", "suffix": "<suf>", "pad": "<pad>", "eod": "<eod>"}
 IDS = {"<eod>": 0, "<pre>": 90_001, "<mid>": 90_002, "<suf>": 90_003, "<pad>": 90_004, "<file>": 99}

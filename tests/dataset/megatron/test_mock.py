@@ -15,7 +15,8 @@ from torch.utils.data import default_collate
 import binidx
 from binidx.dataset.megatron.mock import MockGPTDataset, MockGPTLowLevelDataset
 from binidx.errors import ConfigError
-from binidx.loader.torch_loader import build_pretraining_data_loader, collate
+from binidx.loader.collate import collate
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 CONFIG: dict[str, Any] = {
     "random_seed": 1234,

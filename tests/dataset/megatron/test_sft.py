@@ -18,7 +18,8 @@ import binidx
 from binidx.dataset.assemble.chat_rows import SFTDatasetConfig
 from binidx.dataset.megatron.sft import SFTDataset
 from binidx.errors import ConfigError, FormatError, IndexBuildError
-from binidx.loader.torch_loader import build_pretraining_data_loader, collate
+from binidx.loader.collate import collate
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 
 def same(found: Any, needed: Any) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import binidx
 from binidx.dataset.megatron.sft import VarlenDataset
 from binidx.errors import ConfigError, FormatError
-from binidx.loader.torch_loader import build_pretraining_data_loader, collate
+from binidx.loader.collate import collate
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 
 def as_megatron(messages: Any, tokenizer: Speaker, length: int, multiple: int, rows: bool) -> dict[str, Any]:

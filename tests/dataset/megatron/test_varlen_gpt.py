@@ -14,7 +14,8 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, writ
 import binidx
 from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset
 from binidx.errors import ConfigError
-from binidx.loader.torch_loader import build_pretraining_data_loader, collate
+from binidx.loader.collate import collate
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 
 def build(cls: Any, prefixes: list[str], **changes: Any) -> Any:

@@ -1,0 +1,79 @@
+"""Batches that cross from a worker as a block are the batches of this process, bit for bit."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.gpt_data import TOKENIZER, write_with_megatron
+from hypothesis import given
+from hypothesis import strategies as st
+
+import binidx
+from binidx.loader.collate import WorkerBatch, pack_batch
+
+
+def assert_same_batch(found: Any, needed: Any) -> None:
+    assert list(found) == list(needed)
+    for name in needed:
+        assert found[name].dtype == needed[name].dtype
+        assert found[name].shape == needed[name].shape
+        assert found[name].numpy().tobytes() == needed[name].numpy().tobytes(), name
+
+
+@given(st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32), st.booleans(), st.sampled_from([7, 2**31 - 1]))
+def test_a_block_gives_the_batch_back(count: int, length: int, seed: int, resets: bool, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    text = rng.integers(0, most, (count, length + 1), endpoint=True)
+    positions = rng.integers(0, length, (count, length)) if resets else np.tile(np.arange(length), (count, 1))
+    arrays = {
+        "dataset_id": rng.integers(0, 9, count).astype(np.int16), "tokens": text[:, :-1].copy(),
+        "labels": text[:, 1:].copy(), "loss_mask": rng.integers(0, 2, (count, length)).astype(np.float32),
+        "position_ids": positions, "cu_seqlens": rng.integers(0, 9, (count, 3)).astype(np.int32),
+    }  # fmt: skip
+    batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    packed = pack_batch(batch)
+    assert isinstance(packed, WorkerBatch)
+    assert packed.block.nbytes <= 4 * count * (length * (2 if resets else 1) + 2 + length // 32)
+    assert_same_batch(packed.unpack(), batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokens", 2**31), ("labels", 5), ("loss_mask", 0.5), ("loss_mask", -0.0), ("position_ids", -(2**40))],
+)
+def test_a_batch_that_a_block_would_change_crosses_as_it_is(name: str, value: float) -> None:
+    text = torch.arange(9)[None]
+    batch = {
+        "tokens": text[:, :-1].clone(), "labels": text[:, 1:].clone(), "loss_mask": torch.ones(1, 8),
+        "position_ids": torch.arange(8)[None].clone(),
+    }  # fmt: skip
+    assert isinstance(pack_batch(batch), WorkerBatch)
+    batch[name][0, 3] = value
+    assert pack_batch(batch) is batch
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["reset_position_ids", "eod_mask_loss"], ["create_attention_mask"], ["inter_document_masking"]]
+)
+def test_workers_serve_the_batches_of_this_process(flags: list[str], tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    prefix = write_with_megatron(tmp_path / "en", rng.integers(0, 40, 200).astype(np.int32), rng, np.uint16)
+    config = binidx.GPTDatasetConfig(**{
+        "random_seed": 1, "sequence_length": 24, "blend": ([prefix], None), "split": "1,0,0", "tokenizer": TOKENIZER,
+        "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False,
+        **dict.fromkeys(flags, True),
+    })  # fmt: skip
+    dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [60, 0, 0], lambda: True, config).build()[0]
+    here, there = (
+        binidx.build_pretraining_data_loader(dataset, 0, 4, num_workers=workers, persistent_workers=False)
+        for workers in (0, 2)
+    )
+    batches = zip(islice(iter(there), 9), islice(iter(here), 9), strict=True)
+    for found, needed in batches:
+        assert_same_batch(found, needed)
+    assert_same_batch(there[3], here[3])
