@@ -25,14 +25,21 @@ def assert_same_batch(found: Any, needed: Any) -> None:
         assert found[name].numpy().tobytes() == needed[name].numpy().tobytes(), name
 
 
-@given(st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32), st.booleans(), st.sampled_from([7, 2**31 - 1]))
-def test_a_block_gives_the_batch_back(count: int, length: int, seed: int, resets: bool, most: int) -> None:
+@given(
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from([7, 2**31 - 1]),
+    st.booleans(),
+)
+def test_a_block_gives_the_batch_back(count: int, length: int, seed: int, resets: bool, most: int, whole: bool) -> None:
     rng = np.random.default_rng(seed)
     text = rng.integers(0, most, (count, length + 1), endpoint=True)
     positions = rng.integers(0, length, (count, length)) if resets else np.tile(np.arange(length), (count, 1))
     arrays = {
         "dataset_id": rng.integers(0, 9, count).astype(np.int16), "tokens": text[:, :-1].copy(),
-        "labels": text[:, 1:].copy(), "loss_mask": rng.integers(0, 2, (count, length)).astype(np.float32),
+        "labels": text[:, 1:].copy(), "loss_mask": rng.integers(whole, 2, (count, length)).astype(np.float32),
         "position_ids": positions, "cu_seqlens": rng.integers(0, 9, (count, 3)).astype(np.int32),
     }  # fmt: skip
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -44,7 +51,14 @@ def test_a_block_gives_the_batch_back(count: int, length: int, seed: int, resets
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tokens", 2**31), ("labels", 5), ("loss_mask", 0.5), ("loss_mask", -0.0), ("position_ids", -(2**40))],
+    [
+        ("tokens", 2**31),
+        ("tokens", -1),
+        ("labels", 5),
+        ("loss_mask", 0.5),
+        ("loss_mask", -0.0),
+        ("position_ids", -(2**40)),
+    ],
 )
 def test_a_batch_that_a_block_would_change_crosses_as_it_is(name: str, value: float) -> None:
     text = torch.arange(9)[None]

@@ -11,7 +11,7 @@ torch sends each tensor of a worker's batch through a file descriptor of its own
 five to seven, of 28 bytes a token. It crosses as one tensor of 4.1 bytes a token:
 
     row of the block, int32     | tokens, then the last label | positions, unless 0, 1, 2, .. | bits of the loss mask |
-                                          S + 1                             S                          S / 32
+                                          S + 1                             S                   S / 32, unless all are 1
 
 A batch that the block would not give back bit for bit, such as one of 64-bit ids or of weighted losses, crosses as it
 is. Small tensors, such as `dataset_id`, are pickled with the block.
@@ -27,10 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor, collate_by_torch, in_worker
+from binidx.format.idx import DType
+from binidx.native.gpt_samples import GPTRows, Recipe
 
 LENGTHS = ("original_seq_len", "padded_seq_len")
 ROWS = {"tokens": np.int64, "labels": np.int64, "loss_mask": np.float32, "position_ids": np.int64}
 """Keys of which a block is made, each of shape (B, S)."""
+
+ONE = np.float32(1).view(np.uint32)
 
 INLINE_BYTES = 1 << 14
 """Most bytes of a tensor that is pickled with the block."""
@@ -43,12 +47,15 @@ class WorkerBatch:
     Attributes:
         block: int32, a row for each sample.
         length: S.
+        has_positions, has_mask: whether the block has positions, and the bits of the loss mask.
         names: keys of the batch, in their order.
         others: tensors that are not in the block; small ones as arrays.
     """
 
     block: Tensor
     length: int
+    has_positions: bool
+    has_mask: bool
     names: tuple[str, ...]
     others: Mapping[str, Any]
 
@@ -58,16 +65,19 @@ class WorkerBatch:
         Args:
             pin: whether its memory is pinned for copies to a GPU.
         """
-        block, length = self.block.numpy(), self.length
-        bits = np.ascontiguousarray(block[:, block.shape[1] - _mask_words(length) :]).view(np.uint8)
+        block, length, code = self.block.numpy(), self.length, DType.code_from_dtype(np.int32)
+        rows = GPTRows(Recipe(length, pad=-1), len(block))
+        text = [memoryview(row[: length + 1]).cast("B") for row in block]
+        rows.fill(text, np.arange(len(block) + 1), range(len(block)), dtype_code=code, item_bytes=block.itemsize)
+        if self.has_positions:
+            rows.positions[:] = block[:, length + 1 : 2 * length + 1]
+        if self.has_mask:
+            bits = np.ascontiguousarray(block[:, block.shape[1] - _mask_words(length) :]).view(np.uint8)
+            rows.loss_mask[:] = np.unpackbits(bits, axis=1, count=length, bitorder="little")
         arrays = {name: value for name, value in self.others.items() if isinstance(value, np.ndarray)}
-        arrays["tokens"] = block[:, :length].astype(np.int64)
-        arrays["labels"] = block[:, 1 : length + 1].astype(np.int64)
-        arrays["loss_mask"] = np.unpackbits(bits, axis=1, count=length, bitorder="little").astype(np.float32)
-        arrays["position_ids"] = np.empty((len(block), length), np.int64)
-        has_positions = block.shape[1] > length + 1 + _mask_words(length)
-        arrays["position_ids"][:] = block[:, length + 1 : 2 * length + 1] if has_positions else np.arange(length)
-        tensors = {**self.others, **{name: as_tensor(array) for name, array in arrays.items()}}
+        arrays |= {"tokens": rows.tokens, "labels": rows.labels, "loss_mask": rows.loss_mask}
+        tensors = {**self.others, **{name: as_tensor(value) for name, value in arrays.items()}}
+        tensors["position_ids"] = as_tensor(rows.positions)
         return {name: tensors[name].pin_memory() if pin else tensors[name] for name in self.names}
 
 
@@ -127,33 +137,32 @@ def pack_batch(batch: Any) -> Any:
     rows = {name: batch[name].numpy() for name in ROWS}
     if any(array.dtype != kind for array, kind in zip(rows.values(), ROWS.values(), strict=True)):
         return batch
-    if (block := _build_block(**rows)) is None:
+    tokens, labels, loss_mask, positions = rows.values()
+    length, ones = tokens.shape[1], loss_mask.view(np.uint32) == ONE
+    has_positions, has_mask = bool((positions != np.arange(length)).any()), not ones.all()
+    is_exact = (
+        (labels[:, :-1] == tokens[:, 1:]).all()
+        and all(_fits(array) for array in (tokens, labels[:, -1], *([positions] if has_positions else ())))
+        and (not has_mask or np.count_nonzero(loss_mask.view(np.uint32)) == np.count_nonzero(ones))
+    )
+    if not is_exact:
         return batch
+    columns = [tokens, labels[:, -1:], *([positions] if has_positions else ())]
+    words = _mask_words(length) if has_mask else 0
+    block = np.zeros((len(tokens), sum(column.shape[1] for column in columns) + words), np.int32)
+    np.concatenate(columns, axis=1, out=block[:, : block.shape[1] - words], casting="unsafe")
+    if has_mask:
+        bits = np.packbits(ones, axis=1, bitorder="little")
+        block[:, block.shape[1] - words :].view(np.uint8)[:, : bits.shape[1]] = bits
     others = {name: value for name, value in batch.items() if name not in ROWS}
     small = {name: value.numpy() for name, value in others.items() if value.nbytes <= INLINE_BYTES}
-    return WorkerBatch(as_tensor(block), rows["tokens"].shape[1], tuple(batch), {**others, **small})
+    shape = length, has_positions, has_mask
+    return WorkerBatch(as_tensor(block), *shape, tuple(batch), {**others, **small})
 
 
-def _build_block(
-    tokens: NDArray[Any], labels: NDArray[Any], loss_mask: NDArray[Any], position_ids: NDArray[Any]
-) -> NDArray[np.int32] | None:
-    """Return the block of a batch; None if the batch is not made of it bit for bit."""
-    count, length = tokens.shape
-    counts_up = bool((position_ids == np.arange(length)).all())
-    words = _mask_words(length)
-    block = np.zeros((count, length + 1 + (0 if counts_up else length) + words), np.int32)
-    block[:, :length], block[:, length : length + 1] = tokens, labels[:, -1:]
-    if not counts_up:
-        block[:, length + 1 : 2 * length + 1] = position_ids
-        if (block[:, length + 1 : 2 * length + 1] != position_ids).any():
-            return None
-    has_loss = loss_mask == 1
-    bits = np.packbits(has_loss, axis=1, bitorder="little")
-    block[:, block.shape[1] - words :].view(np.uint8)[:, : bits.shape[1]] = bits
-    is_exact = (block[:, :length] == tokens).all() and (block[:, 1 : length + 1] == labels).all()
-    # A mask of -0.0 is no mask of 0.0 bit for bit.
-    is_mask = (loss_mask.view(np.uint32) == np.where(has_loss, np.float32(1).view(np.uint32), np.uint32(0))).all()
-    return block if is_exact and is_mask else None
+def _fits(array: NDArray[Any]) -> bool:
+    """Return whether all values are numbers of 31 bits; negative ones would be pads to `GPTRows`."""
+    return bool(array.min() >= 0 and array.max() < 1 << 31)
 
 
 def _mask_words(length: int) -> int:
