@@ -284,6 +284,12 @@ def workers(arguments: argparse.Namespace) -> Workers:
     return Workers(arguments.engine, arguments.workers, shard=arguments.shard and Shard(*arguments.shard))
 
 
+def chosen_workers(arguments: argparse.Namespace) -> Workers | None:
+    """Return the workers that the options choose; None if none of them was given: this process does the work."""
+    place = workers(arguments)
+    return None if place == Workers() else place
+
+
 DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
 """Endings of the files of a dataset after its prefix, but for those that hold tokens."""
 

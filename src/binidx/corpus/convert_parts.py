@@ -144,7 +144,7 @@ def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bo
     found = xxhash.xxh3_128()
     try:
         reader = codec_named(codec).open(stored, b"")
-        for view in stream(reader, where[1], start=where[0]):
+        for view in stream(reader, min(where[1], reader.size), start=where[0]):
             check_stop()
             found.update(view)
     except FormatError:

@@ -215,7 +215,8 @@ def plan_parts(
         if not object_exists(file := dataset.source.prefix + LINEAGE):
             raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
         share, bounds = num_bytes // len(ranges), [count * number // len(ranges) for number in range(len(ranges) + 1)]
-        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in itertools.pairwise(bounds)]
+        pairs = sorted(set(itertools.pairwise(bounds)))  # of few documents, several parts would be the same empty one
+        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in pairs]
     return parts
 
 
