@@ -53,11 +53,11 @@ def build(prefix: Path, num_bytes: int, seed: int = 0) -> str:
     return build_ours(prefix, documents, np.uint16, multimodal=True)
 
 
-SIZES = [0, 2, SEGMENT_BYTES - 2, SEGMENT_BYTES, SEGMENT_BYTES + 2, 5 * SEGMENT_BYTES, 7 * SEGMENT_BYTES + 4242]
+SIZES = [0, 2, 2 * SEGMENT_BYTES, 3 * SEGMENT_BYTES + 4242]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("source_form", ["raw", "zstd", "sums", "virtual", "virtual zstd"])
+@pytest.mark.parametrize("source_form", ["raw", "zstd", "sums", "virtual zstd"])
 def test_a_copy_by_workers_has_the_bytes_of_a_copy_by_one_process(size: int, source_form: str, tmp_path: Path) -> None:
     source = source_of(tmp_path, size, source_form)
     for number, way in enumerate(WAYS):
@@ -79,7 +79,7 @@ def source_of(folder: Path, size: int, form: str) -> str:
     return source
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS[1:3], ids=str)
 def test_a_bucket_joins_the_parts_itself_and_workers_read_the_copy_back(
     way: StorageFormat, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +113,7 @@ class Events:
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS[1:3], ids=str)
 def test_the_shard_that_finds_all_records_finishes_the_copy(
     place: str, way: StorageFormat, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -141,17 +141,6 @@ def test_a_lost_record_or_another_split_into_shards_gives_the_same_bytes(kept: i
     convert_dataset(source, target, way=way, workers=Workers(shard=Shard(2, 5)))
     done = convert_dataset(source, target, way=way, workers=HERE)
     assert done.parts_kept >= min(kept, len(records))
-    assert objects(target) == objects(tmp_path / "one" / "en")
-
-
-@pytest.mark.parametrize("event", range(0, 40, 3))
-def test_a_driver_that_ends_at_any_event_leaves_a_copy_that_continues(event: int, tmp_path: Path) -> None:
-    source, target = build(tmp_path / "en", 4 * SEGMENT_BYTES + 4242), tmp_path / "copy" / "en"
-    way = StorageFormat("raw", checksums=True)
-    convert_dataset(source, tmp_path / "one" / "en", way=way)
-    with contextlib.suppress(KeyboardInterrupt):
-        convert_dataset(source, target, way=way, workers=Workers(count=1), watch=Interrupted(event))
-    convert_dataset(source, target, way=way, workers=HERE)
     assert objects(target) == objects(tmp_path / "one" / "en")
 
 

@@ -34,6 +34,7 @@ from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, 
 
 import binidx.run.provenance.baking as baking
 import binidx.run.provenance.read_planning as read_planning
+from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
@@ -43,6 +44,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.jobs.parts import Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 from binidx.prepare.preprocess.preprocess import preprocess
@@ -84,6 +86,12 @@ def make_sources(at: Path) -> None:
 def convert(at: Path, out: str) -> None:
     small = {} if out.startswith("s3:") else {"part_bytes": 500}  # S3 takes no part below 5 MiB but the last
     convert_dataset(at / "en", f"{out}/en", way=StorageFormat(checksums=True), save_seconds=0, **small)
+
+
+def convert_by_workers(at: Path, out: str, source: str, way: StorageFormat) -> None:
+    token_parts.LEAST_BYTES = token_parts.SEGMENT_BYTES
+    with ThreadPoolExecutor(2) as threads:
+        convert_dataset(at / source, f"{out}/en", way=way, workers=Workers(executor=threads, count=2))
 
 
 def tokenize(at: Path, out: str) -> None:
@@ -136,6 +144,8 @@ JOBS: dict[str, Job] = {
     "shuffle compressed": lambda at, out: shuffle_datasets([at / "zstd"], f"{out}/all", seed=1),
     "shuffle --lines": lambda at, out: shuffle_lines([at / "lines.jsonl"], f"{out}/a.gz", seed=1, memory_bytes=1 << 30),
     "convert": convert,
+    "convert by workers": lambda at, out: convert_by_workers(at, out, "en", StorageFormat(checksums=True)),
+    "compress by workers": lambda at, out: convert_by_workers(at, out, "long", StorageFormat("zstd")),
     "preprocess": tokenize,
     "bake": bake,
     "read-plan": read_plan,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.crashing_task import kills_its_worker, local_work
+from helpers.dask_cluster import dask_cluster
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
@@ -80,31 +81,6 @@ def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -
     assert killed
     assert report["parts_made"] == report["parts"]
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-
-
-@contextlib.contextmanager
-def dask_cluster(
-    folder: Path, nanny: str = "--no-nanny", num_workers: int = 2
-) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and some workers; its address, and all processes in this order."""
-    place = folder / "scheduler.json"
-    run = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
-    work = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", nanny]
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen([*each, "--scheduler-file", str(place)], cwd=folder, stderr=subprocess.DEVNULL)
-            )
-            for each in (run, *[work] * num_workers)
-        ]
-        for each in processes:
-            stack.callback(each.kill)
-        deadline = time.monotonic() + 600
-        while not place.exists() or not place.read_text():
-            assert time.monotonic() < deadline
-            assert processes[0].poll() is None
-            time.sleep(0.05)
-        yield json.loads(place.read_text())["address"], processes
 
 
 def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -> None:

@@ -232,8 +232,10 @@ class _Convert:
                     counts = self._finish(parted, part_bytes)
             if counts is not None or not self._is_complete(finishing=True):
                 return self._report(copied=not self.in_place, counts=counts or [parted.counts], missing=missing)
-        parted.remove()
-        return self._complete_existing()
+        with self._lock(wait=True):  # which removes the file of a killed call
+            parted.remove()
+            self._forget_killed_run()
+            return self._complete_existing()
 
     def _plan_parts(self, workers: Workers) -> PartedCopy:
         if workers.shard is not None and self.overwrite:

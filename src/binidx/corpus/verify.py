@@ -121,7 +121,7 @@ def verify_dataset(
     plain = dataset.source.open_plain()
     dataset.check_index(watch, _refuse)
     manifest = dataset.source.check_manifests(index.counts)
-    parts = [] if quick else plan_parts(dataset, plain.size, vocab_size, lineage=lineage, whole=workers is None)
+    parts = [] if quick else plan_verification(dataset, plain.size, vocab_size, lineage=lineage, whole=workers is None)
     if workers is None or quick:
         findings = [_find_here(dataset, plain, part, watch) for part in parts]
     else:
@@ -194,7 +194,7 @@ class Finding:
             raise FormatError(f"{self.problem}{where}")
 
 
-def plan_parts(
+def plan_verification(
     dataset: WholeDataset, size: int, vocab_size: int | None, *, lineage: bool, whole: bool
 ) -> list[VerifyPart]:
     """Return the parts of a verification, those of the tokens first.

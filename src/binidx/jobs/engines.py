@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import logging
 import math
 import multiprocessing
@@ -88,6 +89,8 @@ class RayExecutor(Executor):
         return math.ceil(cores)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not inspect.isfunction(fn):  # Ray takes nothing else
+            fn, args = call_work, (fn, *args)
         # No retries by Ray: the driver counts the attempts.
         future: Future[Any] = self._remote(fn).options(max_retries=0).remote(*args, **kwargs).future()
         return future
@@ -101,6 +104,11 @@ class RayExecutor(Executor):
         sys.stdout.flush()
         os.dup2(self._stdout, 1)
         os.close(self._stdout)
+
+
+def call_work(work: Callable[..., Any], *args: Any) -> Any:
+    """Return `work(*args)` of a callable object, in a worker."""
+    return work(*args)
 
 
 class DaskExecutor(Executor):

@@ -1,0 +1,62 @@
+"""convert and verify on processes of this machine, Ray and Dask: the bytes and findings of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.dask_cluster import dask_cluster
+from helpers.lineage_data import build_with_lineage
+from helpers.random_datasets import Document, build_ours
+
+from binidx.corpus import token_parts
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_datasets
+from binidx.corpus.verify import verify_dataset
+from binidx.jobs.engines import LocalExecutor
+from binidx.jobs.parts import Workers
+from binidx.storage.codecs.segments import SEGMENT_BYTES
+
+
+def assert_same(workers: Workers, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset with lineage, longer than a part, is copied, compressed and verified as by one process."""
+    monkeypatch.setattr(token_parts, "LEAST_BYTES", SEGMENT_BYTES)
+    long = np.minimum(np.random.default_rng(1).geometric(0.01, 3 * SEGMENT_BYTES), 65535)
+    other = build_ours(folder / "other", [Document(long, [len(long)], [])], np.uint16)
+    merge_datasets([build_with_lineage(folder / "a", 80, 1), other], source := folder / "en")
+    for name, way in {"sums": StorageFormat(checksums=True), "zstd": StorageFormat("zstd", 1)}.items():
+        convert_dataset(source, folder / f"one-{name}" / "en", way=way)
+        convert_dataset(source, folder / f"many-{name}" / "en", way=way, workers=workers)
+        one, many = (
+            {file.name: file.read_bytes() for file in (folder / f"{whose}-{name}").iterdir()}
+            for whose in ("one", "many")
+        )
+        assert many == one
+    found = verify_dataset(folder / "many-zstd" / "en", lineage=True)
+    by_workers = verify_dataset(folder / "many-zstd" / "en", lineage=True, workers=workers, records=folder / "records")
+    assert {**by_workers.to_json(), "seconds": 0} == {**found.to_json(), "seconds": 0}
+    assert found.lineage
+    assert not (folder / "records").exists()
+
+
+def test_processes_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalExecutor(2) as processes:
+        assert_same(Workers(executor=processes), tmp_path, monkeypatch)
+
+
+def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
+    try:
+        assert_same(Workers("ray"), tmp_path, monkeypatch)
+    finally:
+        ray.shutdown()
+
+
+def test_dask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dask_cluster(tmp_path, num_workers=1) as (address, _):
+        assert_same(Workers(f"dask={address}"), tmp_path, monkeypatch)
