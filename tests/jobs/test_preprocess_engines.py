@@ -134,8 +134,10 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
     assert "killed, or out of memory?" in str(raised.value)
 
 
-@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=["killed", "ended", "hung"])
+def test_a_lost_scheduler_is_one_error(
+    lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(runner, "LOST_SECONDS", 1.0)
     with dask_cluster(tmp_path, num_workers=0) as (address, processes):
@@ -147,9 +149,10 @@ def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, mon
             yield 2
 
         # The client notices a closed connection, or a request of it stays unanswered.
-        said = r"dask=tcp://.*: the scheduler is gone; start one|no answer" if lost == signal.SIGKILL else "no answer"
+        said = "no answer" if lost == signal.SIGSTOP else r"dask=tcp://.*: the scheduler is gone; start one|no answer"
         with pytest.raises(UnreachableError, match=said):
             list(run_tasks(str, tasks(), engine))
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
