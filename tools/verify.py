@@ -54,7 +54,7 @@ def verify(arguments: argparse.Namespace) -> None:
 def describe(checked: Verification) -> str:
     """Return the result as text."""
     if checked.parts_missing:
-        return f"{checked.prefix}: no damage found; {checked.parts_missing:,} parts are left to other shards"
+        return f"{checked.prefix}: no damage found; {counts(parts=checked.parts_missing)} left to other shards"
     empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
     trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
     lines = [

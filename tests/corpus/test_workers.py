@@ -24,6 +24,7 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectEx
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.writing.copy import CorruptCopyError
+from binidx.tools import main
 
 HERE = Workers(count=2)
 WAYS = [StorageFormat(), StorageFormat("raw", checksums=True), StorageFormat("zstd"), StorageFormat("zstd", 1)]
@@ -315,3 +316,24 @@ def test_workers_compare_the_documents_that_one_process_compares(seed: int, tmp_
     one = found(source, lineage=True)
     assert "is of another document" in str(one)
     assert found(source, lineage=True, workers=HERE) == one
+
+
+def test_the_commands_take_the_same_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target, records = (
+        build(tmp_path / "en", 3 * SEGMENT_BYTES),
+        str(tmp_path / "copy"),
+        str(tmp_path / "records"),
+    )
+    assert main(["convert", source, target, "--compress", "1", "--shard", "1/2"]) == 0
+    left = "2 parts left to other shards, the last of which finishes"
+    assert capsys.readouterr().out == f"{target}: 1 part made, 0 existed; {left}\n"
+    assert main(["convert", source, target, "--compress", "1", "--workers", "2"]) == 0
+    assert main(["verify", target, "--shard", "0/2"]) == 2
+    assert "--shard, --records: a shard needs a folder for its findings" in capsys.readouterr().err
+    assert main(["verify", target, "--shard", "0/2", "--records", records]) == 0
+    assert capsys.readouterr().out == f"{target}: no damage found; 1 part left to other shards\n"
+    assert main(["verify", target, "--records", records]) == 0
+    assert "compared with the checksums of their frames" in capsys.readouterr().out
+    assert main(["verify", target, "--engine", "spark"]) == 2
+    assert "--engine: found spark, needed local, ray, ray:ADDRESS or dask=ADDRESS" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.bin.zst", "copy.idx", "en.bin", "en.idx"]

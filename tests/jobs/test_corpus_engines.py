@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +66,29 @@ def test_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dask_cluster(tmp_path, num_workers=1) as (address, _):
         assert_same(Workers(f"dask={address}"), tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "dask"])
+def test_a_killed_worker_costs_its_attempts_only(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_parts, "LEAST_BYTES", SEGMENT_BYTES)
+    long = np.random.default_rng(1).integers(0, 9, 200 * SEGMENT_BYTES, np.uint16)
+    source = build_ours(tmp_path / "en", [Document(long, [len(long)], [])], np.uint16)
+    with contextlib.ExitStack() as stack:
+        workers, processes = Workers("local", 2), list[int]()
+        if engine == "dask":
+            address, found = stack.enter_context(dask_cluster(tmp_path))
+            workers, processes = Workers(f"dask={address}"), [found[1].pid]
+
+        def kill_one() -> None:
+            while len(list(tmp_path.glob("copy-parts/*.json"))) < 5:
+                time.sleep(0.01)
+            os.kill((processes or [child.pid for child in multiprocessing.active_children()])[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_one, daemon=True)
+        killer.start()
+        convert_dataset(source, tmp_path / "copy", way=StorageFormat("zstd"), workers=workers)
+        killer.join()
+    convert_dataset(source, tmp_path / "one", way=StorageFormat("zstd"))
+    assert (tmp_path / "copy.bin.zst").read_bytes() == (tmp_path / "one.bin.zst").read_bytes()
+    assert not (tmp_path / "copy-parts").exists()

@@ -100,6 +100,29 @@ def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) 
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
 
 
+@pytest.mark.slow
+def test_a_lost_head_node_of_ray_is_one_line_or_none_if_the_job_ends_before(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", count=120_000)
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "BINIDX_TEST": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_AUTH_MODE"] = "disabled"  # else Ray prints a line about tokens
+    line = command(inputs, tmp_path / "en", "--engine", "ray", "--workers", "2")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        with subprocess.Popen(line, env=environment, **pipes) as driver:
+            while driver.poll() is None and not list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
+                time.sleep(0.01)
+            killed = pids("gcs_server", tmp_path)
+            for each in killed:
+                os.kill(each, signal.SIGKILL)
+            _, said = driver.communicate(timeout=1200)
+    finally:
+        for each in pids("ray", tmp_path):
+            os.kill(each, signal.SIGKILL)
+    assert len(killed) == 1
+    lost = "binidx preprocess: engine: no answer of the cluster for 30 s; give the same command when it is back\n"
+    assert (driver.returncode, said) in ((2, lost), (0, ""))
+
+
 def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
     return bool(re.search(rf"a worker died .*killed, or out of memory\?; 3 failed {times} times$", str(found)))
 
