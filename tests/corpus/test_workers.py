@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
-from helpers.conversion import names_beside
+from helpers.conversion import AtEvent, names_beside
 from helpers.lineage_data import build_with_lineage
 from helpers.random_datasets import Document, build_ours
 
@@ -23,7 +23,9 @@ from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.codecs.segments import SEGMENT_BYTES
+from binidx.storage.location import Location
 from binidx.storage.writing.copy import CorruptCopyError
+from binidx.storage.writing.publish import write_object
 from binidx.tools import main
 
 HERE = Workers(count=2)
@@ -177,6 +179,31 @@ def test_a_piece_that_is_damaged_after_its_record_is_made_again_by_the_next_call
     convert_dataset(source, target, workers=HERE)
     assert Path(f"{target}.bin").read_bytes() == Path(f"{source}.bin").read_bytes()
     assert names_beside(str(target)) == ["en.bin", "en.idx"]
+
+
+def test_a_copy_that_is_replaced_while_workers_read_it_back_is_joined_again(s3: Bucket, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES), f"{s3.fresh()}/en"
+    replaced = AtEvent("verify", lambda: write_object(Location(f"{target}.bin"), [bytes(3 * SEGMENT_BYTES)]))
+    convert_dataset(source, target, workers=HERE, watch=replaced)
+    assert [event.split()[0] for event in replaced.events if event.startswith(("join", "verify"))][:3] == [
+        "join",
+        "verify",
+        "join",
+    ]
+    assert objects(target)[".bin"] == Path(f"{source}.bin").read_bytes()
+    assert set(objects(target)) == {".bin", ".idx"}
+
+
+def test_a_piece_that_is_damaged_in_a_bucket_is_an_error(s3: Bucket, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES), f"{s3.fresh()}/en"
+    convert_dataset(source, target, workers=Workers(shard=Shard(0, 2)), way=StorageFormat("zstd"))
+    piece = next(name for name in objects(target) if name.endswith(".zst"))
+    write_object(Location(target + piece), [objects(target)[piece][:-9], b"123456789"])
+    with pytest.raises(CorruptCopyError, match="lost or damaged, its record was removed"):
+        convert_dataset(source, target, workers=HERE, way=StorageFormat("zstd"))
+    convert_dataset(source, target, workers=HERE, way=StorageFormat("zstd"))
+    convert_dataset(source, tmp_path / "one" / "en", way=StorageFormat("zstd"))
+    assert objects(target) == objects(tmp_path / "one" / "en")
 
 
 def test_what_stands_at_the_target_stays(tmp_path: Path) -> None:

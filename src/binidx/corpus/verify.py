@@ -223,7 +223,7 @@ def plan_verification(
 def _find_here(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, watch: ProgressWatcher) -> Finding:
     """Return the finding of a part; raise FormatError for damage."""
     watch.begin("lineage" if part.lineage else "tokens", part.size, 0)
-    finding = _search(dataset, plain, part, watch.advance)
+    finding = (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, watch.advance)
     finding.check(dataset)
     return finding
 
@@ -252,11 +252,8 @@ def _find_by_workers(
 
 def _verify_part(part: VerifyPart) -> Values:
     """Return the finding of a part, in a worker."""
-    return asdict(_search(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
-
-
-def _search(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]) -> Finding:
-    return (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, advance)
+    find = _compare_hashes if part.lineage else _read_tokens
+    return asdict(find(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
 
 
 def _compare_hashes(
