@@ -222,7 +222,9 @@ def test_a_source_that_changes_meanwhile_is_an_error_of_one_line(tmp_path: Path)
     source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES), tmp_path / "copy" / "en"
     convert_dataset(source, target, workers=Workers(shard=Shard(0, 2)))
     build(tmp_path / "en", 3 * SEGMENT_BYTES, seed=1)
-    with pytest.raises(ObjectExistsError, match=r"en-parts/job\.json: parts of another job .*or remove the folder"):
+    with pytest.raises(
+        ObjectExistsError, match=r"en-parts/job\.json: parts of another job, which differs in source; finish"
+    ):
         convert_dataset(source, target, workers=HERE)
     with pytest.raises(ObjectChangedError, match="changed while it was read; run it again"):
         convert_dataset(source, tmp_path / "b" / "en", workers=Changing(source))
@@ -323,7 +325,7 @@ def test_shards_of_a_verification_leave_findings_and_the_last_reports(tmp_path: 
         done = verify_dataset(source, workers=Workers(shard=Shard(number, 3)), records=records)
         assert done.parts_missing == missing
     assert done.token_range == one.token_range
-    with pytest.raises(ObjectExistsError, match="parts of another job"):
+    with pytest.raises(ObjectExistsError, match="parts of another job, which differs in vocab_size, parts; finish"):
         verify_dataset(source, vocab_size=65536, workers=HERE, records=records)
     assert found(source, workers=HERE, records=records) == {**one.to_json(), "seconds": 0}
     assert not records.exists()

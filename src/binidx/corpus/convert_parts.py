@@ -74,7 +74,7 @@ class CopyJob:
     def identity(self) -> dict[str, Any]:
         """All settings that decide the content of the pieces and records."""
         names = "stored", "codec", "level", "tokens", "sums", "checksum"
-        return {"convert": self.source.identity, **{name: getattr(self, name) for name in names}}
+        return {"job": "convert", "source": self.source.identity, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,8 @@ def _find_by_workers(
     """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
     folder, shard = None, workers.shard
     if records is not None:
-        identity = {"verify": parts[0].dataset.identity, "parts": json_digest([part.name for part in parts])}
+        first, digest = parts[0], json_digest([part.name for part in parts])
+        identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
         folder = JobFolder(Location(records.absolute, records.options), identity)
         folder.claim()
     watch.begin("tokens", sum(part.size for part in (shard.select(parts) if shard else parts)), 0)
