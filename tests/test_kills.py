@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.kill_rounds import JOBS
 
-ON_S3 = ["merge", "cut split", "convert", "preprocess", "pack", "bake", "index cache"]
+ON_S3 = ["merge", "cut split", "convert", "compress by workers", "preprocess", "pack", "bake", "index cache"]
 
 
 def kill(job: str, folder: Path, *how: str) -> dict[str, Any]:
@@ -45,7 +45,17 @@ def test_killed_at_any_moment_a_job_resumes(
 
 
 @pytest.mark.parametrize(
-    "job", ["merge", "merge --virtual", "cut split", "shuffle compressed", "pack --back", "order", "index cache"]
+    "job",
+    [
+        "merge",
+        "merge --virtual",
+        "cut split",
+        "shuffle compressed",
+        "convert by workers",
+        "pack --back",
+        "order",
+        "index cache",
+    ],
 )
 def test_killed_after_each_step_of_its_publication_a_job_resumes(job: str, tmp_path: Path) -> None:
     assert kill(job, tmp_path, "steps")["kills"] > 0

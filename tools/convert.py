@@ -17,13 +17,19 @@ come along when a .bin that has some is copied. A compression that broke off beg
 
 A virtual merge arrives as one dataset. (binidx merge writes one, too, and lets the store move the tokens.)
 
+With --engine, --workers or --shard the tokens are copied in parts of 256 MiB to 1 GiB, by processes of this machine,
+Ray, Dask, or any scheduler that starts this command n times with --shard 0/n to n-1/n; the last of these finishes. Each
+part is read back, published under TARGET-parts/ and recorded, so the same command resumes with the missing parts. At
+the end the store itself joins them. The bytes are the same as without these options.
+
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.
 
-exit status: 0 the dataset stands at the target, 1 the data is bad, 2 the call is wrong
+exit status: 0 the dataset stands at the target, or the shard is done; 1 the data is bad; 2 the call is wrong
 
 example:
   binidx convert data/en s3://bucket/packed --compress 9
+  binidx convert data/en s3://bucket/quick --engine local --workers 2
   binidx convert data/en s3://bucket/en
 """
 
@@ -34,7 +40,7 @@ import argparse
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
 from binidx.storage.open import COMPRESSED
 
-from ._command import DATASET, RESUMES, add_json, chosen, command, prefix, print_result
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -51,6 +57,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--overwrite", action="store_true", help="replace another dataset, or wrong checksums")
     verify = "read back all that arrived (default), or only compare sizes and, with what stands there, samples"
     options.add_argument("--verify", choices=["checksum", "size"], default="checksum", help=verify)
+    add_workers(options, "parts")
     add_json(options, "--source-options", "fsspec's options for the source")
     add_json(options, "--target-options", "the same for the target")
 
@@ -62,8 +69,8 @@ def convert(arguments: argparse.Namespace) -> None:
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
     with Bar("convert") as bar:
-        done = convert_dataset(**options, way=way, watch=bar)
-    sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums else ""
+        done = convert_dataset(**options, way=way, watch=bar, workers=chosen_workers(arguments))
+    sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
     print_result(done.to_json(), describe(done) + sums, arguments)
 
 
@@ -76,6 +83,12 @@ def level(text: str) -> int:
 
 def describe(done: ConvertResult) -> str:
     """Return the summary of a copy as text."""
+    if done.parts_missing:
+        made, left = (
+            f"{counts(parts=done.parts_sent)} made, {done.parts_kept:,} existed",
+            counts(parts=done.parts_missing),
+        )
+        return f"{done.target}: {made}; {left} left to other shards, the last of which finishes"
     counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     held = f"  {counted}, {human_bytes(done.source_bytes)}"
     if done.target_bytes != done.source_bytes:

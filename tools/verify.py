@@ -6,10 +6,16 @@ against the hash that .lineage.parquet has of it. Where there is a .manifest.jso
 A .bin with more than 4,096 bytes after its last token belongs to another .idx, or has a leftover: both are errors.
 --quick reads only the index and the sizes. The first document that is wrong is named.
 
-exit status: 0 all is sound, 1 something is wrong, 2 the call is wrong
+With --engine, --workers or --shard the tokens are read in parts of 256 MiB to 1 GiB, by processes of this machine, Ray,
+Dask, or any scheduler that starts this command n times with --shard 0/n to n-1/n. The result is the same. --records
+keeps the finding of each part: a restart reads the other parts only. Shards need it. The shard that finds all records
+reports the result; the same command without --shard does so, too, and removes the records.
+
+exit status: 0 all is sound, or the shard is done; 1 something is wrong; 2 the call is wrong
 
 example:
   binidx verify data/en --vocab-size 50257
+  binidx verify data/en --engine local --workers 2 --records data/en-verify
   binidx verify s3://corpus/en --quick
   binidx verify data/en_text_document --lineage
 """
@@ -19,8 +25,9 @@ from __future__ import annotations
 import argparse
 
 from binidx.corpus.verify import Verification, verify_dataset
+from binidx.jobs.parts import Workers
 
-from ._command import DATASET, add_json, chosen, command, prefix, print_result
+from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -30,19 +37,24 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
-    add_json(options, "--storage-options", "fsspec's own, for this URI")
+    add_workers(options, "parts")
+    options.add_argument("--records", metavar="DIR", help="folder of the parts' findings, for restarts and shards")
+    add_json(options, "--storage-options", "fsspec's own, for this URI and the records")
 
 
 def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
     with Bar("verify") as bar:
-        options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options")
-        checked = verify_dataset(arguments.prefix, **options, watch=bar)
+        options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records")
+        place = chosen_workers(arguments) or (Workers() if arguments.records else None)
+        checked = verify_dataset(arguments.prefix, **options, watch=bar, workers=place)
     print_result(checked.to_json(), describe(checked), arguments)
 
 
 def describe(checked: Verification) -> str:
     """Return the result as text."""
+    if checked.parts_missing:
+        return f"{checked.prefix}: no damage found; {counts(parts=checked.parts_missing)} left to other shards"
     empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
     trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
     lines = [

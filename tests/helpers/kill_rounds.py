@@ -34,6 +34,7 @@ from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, 
 
 import binidx.run.provenance.baking as baking
 import binidx.run.provenance.read_planning as read_planning
+from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
@@ -87,6 +88,12 @@ def convert(at: Path, out: str) -> None:
     convert_dataset(at / "en", f"{out}/en", way=StorageFormat(checksums=True), save_seconds=0, **small)
 
 
+def convert_by_workers(at: Path, out: str, source: str, way: StorageFormat) -> None:
+    token_parts.LEAST_BYTES = token_parts.SEGMENT_BYTES
+    with ThreadPoolExecutor(2) as threads:
+        convert_dataset(at / source, f"{out}/en", way=way, workers=Workers(executor=threads, count=2))
+
+
 def tokenize(at: Path, out: str) -> None:
     tokenizer = describe_tokenizer(str(at / "tokenizer.json"), eod=EOD)
     job = job_of(sorted(map(str, (at / "text").iterdir())), f"{out}/en", tokenizer=tokenizer, part_bytes=3000)
@@ -137,6 +144,8 @@ JOBS: dict[str, Job] = {
     "shuffle compressed": lambda at, out: shuffle_datasets([at / "zstd"], f"{out}/all", seed=1),
     "shuffle --lines": lambda at, out: shuffle_lines([at / "lines.jsonl"], f"{out}/a.gz", seed=1, memory_bytes=1 << 30),
     "convert": convert,
+    "convert by workers": lambda at, out: convert_by_workers(at, out, "en", StorageFormat(checksums=True)),
+    "compress by workers": lambda at, out: convert_by_workers(at, out, "long", StorageFormat("zstd")),
     "preprocess": tokenize,
     "bake": bake,
     "read-plan": read_plan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed.comm.core import CommClosedError
 from helpers.crashing_task import kills_its_worker, local_work
 from helpers.dask_cluster import dask_cluster
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
@@ -98,6 +100,29 @@ def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) 
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
 
 
+@pytest.mark.slow
+def test_a_lost_head_node_of_ray_is_one_line_or_none_if_the_job_ends_before(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", count=120_000)
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "BINIDX_TEST": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_AUTH_MODE"] = "disabled"  # else Ray prints a line about tokens
+    line = command(inputs, tmp_path / "en", "--engine", "ray", "--workers", "2")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        with subprocess.Popen(line, env=environment, **pipes) as driver:
+            while driver.poll() is None and not list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
+                time.sleep(0.01)
+            killed = pids("gcs_server", tmp_path)
+            for each in killed:
+                os.kill(each, signal.SIGKILL)
+            _, said = driver.communicate(timeout=1200)
+    finally:
+        for each in pids("ray", tmp_path):
+            os.kill(each, signal.SIGKILL)
+    assert len(killed) == 1
+    lost = "binidx preprocess: engine: no answer of the cluster for 30 s; give the same command when it is back\n"
+    assert (driver.returncode, said) in ((2, lost), (0, ""))
+
+
 def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
     return bool(re.search(rf"a worker died .*killed, or out of memory\?; 3 failed {times} times$", str(found)))
 
@@ -134,8 +159,10 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
     assert "killed, or out of memory?" in str(raised.value)
 
 
-@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=["killed", "ended", "hung"])
+def test_a_lost_scheduler_is_one_error(
+    lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(runner, "LOST_SECONDS", 1.0)
     with dask_cluster(tmp_path, num_workers=0) as (address, processes):
@@ -147,9 +174,13 @@ def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, mon
             yield 2
 
         # The client notices a closed connection, or a request of it stays unanswered.
-        said = r"dask=tcp://.*: the scheduler is gone; start one|no answer" if lost == signal.SIGKILL else "no answer"
+        said = "no answer" if lost == signal.SIGSTOP else r"dask=tcp://.*: the scheduler is gone; start one|no answer"
         with pytest.raises(UnreachableError, match=said):
             list(run_tasks(str, tasks(), engine))
+    for error in (CommClosedError("of Dask's own"), ValueError("of the user's")):
+        logging.getLogger("tornado.application").error("%s", error, exc_info=error)
+    shown = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert shown == ["of the user's"]
 
 
 def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -230,3 +230,16 @@ def test_a_cluster_that_is_gone_or_does_not_answer_is_one_error(answer: str, mon
             list(run_tasks(lambda task: task, range(9), JobEngine(Waiting, count)))
     finally:
         never.set()
+
+
+def test_results_do_not_prove_that_the_head_node_of_ray_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.1)
+    first, never = iter([2]), threading.Event()
+    try:
+        engine = JobEngine(lambda: ThreadPoolExecutor(2), lambda _: next(first, 0) or never.wait(), central=False)
+        with pytest.raises(UnreachableError, match="no answer of the cluster"):
+            for _ in run_tasks(lambda task: task, itertools.count(), engine):
+                pass
+    finally:
+        never.set()

@@ -40,16 +40,18 @@ from binidx.corpus.convert_journal import ConvertJournal, NoJournal
 from binidx.corpus.convert_parts import CopyJob, PartedCopy
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import BinidxError, ConfigError, ObjectExistsError
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.jobs.parts import Workers
+from binidx.jobs.runner import ATTEMPTS
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.requests.retries import pause
 from binidx.storage.writing.copy import (
     PART_BYTES,
     SAVE_SECONDS,
@@ -232,8 +234,10 @@ class _Convert:
                     counts = self._finish(parted, part_bytes)
             if counts is not None or not self._is_complete(finishing=True):
                 return self._report(copied=not self.in_place, counts=counts or [parted.counts], missing=missing)
-        parted.remove()
-        return self._complete_existing()
+        with self._lock(wait=True):  # which removes the file of a killed call
+            parted.remove()
+            self._forget_killed_run()
+            return self._complete_existing()
 
     def _plan_parts(self, workers: Workers) -> PartedCopy:
         if workers.shard is not None and self.overwrite:
@@ -269,16 +273,19 @@ class _Convert:
 
     def _finish(self, parted: PartedCopy, part_bytes: int) -> list[CopyCounts] | None:
         """Publish the dataset; return None if another call has finished it meanwhile."""
-        try:
-            if self.in_place:
-                parted.write_sums(self.source.check_unchanged)
-                counts = [parted.counts]
-            else:
-                counts = self._copy_all(part_bytes, SAVE_SECONDS)
-        except BinidxError:
-            if not self._is_complete(finishing=True):
-                raise
-            return None
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                counts = [parted.counts] if self.in_place else self._copy_all(part_bytes, SAVE_SECONDS)
+                if self.in_place:
+                    parted.write_sums(self.source.check_unchanged)
+                break
+            except BinidxError as error:
+                if self._is_complete(finishing=True):
+                    return None
+                # The other call may have replaced the .bin while this one read it back.
+                if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
+                    raise
+                time.sleep(pause(attempt))
         parted.remove()
         self.journal.remove()
         return counts

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,16 +74,23 @@ class CopyJob:
     def identity(self) -> dict[str, Any]:
         """All settings that decide the content of the pieces and records."""
         names = "stored", "codec", "level", "tokens", "sums", "checksum"
-        return {"convert": self.source.identity, **{name: getattr(self, name) for name in names}}
+        return {"job": "convert", "source": self.source.identity, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)
 class CopyPart:
-    """Bytes [start, stop) of a copy."""
+    """Bytes [start, stop) of a copy.
+
+    Args:
+        digest: digest of these bytes, if they are to be read back from the joined copy.
+        version: identity of the joined copy, as text.
+    """
 
     job: CopyJob
     start: int
     stop: int
+    digest: str = ""
+    version: str = ""
 
     @functools.cached_property
     def name(self) -> str:
@@ -144,31 +151,12 @@ def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bo
     found = xxhash.xxh3_128()
     try:
         reader = codec_named(codec).open(stored, b"")
-        for view in stream(reader, where[1], start=where[0]):
+        for view in stream(reader, min(where[1], reader.size), start=where[0]):
             check_stop()
             found.update(view)
     except FormatError:
         return False
     return found.hexdigest() == digest
-
-
-@dataclass(frozen=True)
-class ReadBackPart:
-    """Part of a joined copy that a worker compares with the digest of its piece."""
-
-    part: CopyPart
-    version: str
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """Name of the piece's part."""
-        return self.part.name
-
-    @property
-    def size(self) -> int:
-        """Bytes to read."""
-        return self.part.size
 
 
 @functools.lru_cache(1)
@@ -177,11 +165,10 @@ def _open_joined(location: Location, codec: str, version: str) -> RangeReader:
     return open_object(location, cache=False, codec=codec)
 
 
-def read_back(task: ReadBackPart) -> Values:
-    """Compare a part of the joined copy with the source, in a worker; raise CorruptCopyError if it differs."""
-    part = task.part
-    reader = _open_joined(part.job.bin, part.job.codec, task.version)
-    if not has_digest(reader, "raw", (part.start, part.stop), task.digest):
+def read_back(part: CopyPart) -> Values:
+    """Compare a part of the joined copy with its digest, in a worker; raise CorruptCopyError if it differs."""
+    reader = _open_joined(part.job.bin, part.job.codec, part.version)
+    if not has_digest(reader, "raw", (part.start, part.stop), part.digest):
         where = f"bytes {part.start} to {part.stop}"
         raise CorruptCopyError(f"{part.job.bin}: {where} arrived wrong; removed, run it again")
     return {}
@@ -218,7 +205,13 @@ class PartedCopy:
         self.counts = CopyCounts(len(made), len(share) - len(made), num_bytes)
         return sum(part.name not in self._records for part in self.parts)
 
-    def _run(self, make: Any, parts: Any, workers: Workers, folder: JobFolder | None = None) -> Mapping[str, Values]:
+    def _run(
+        self,
+        make: Callable[[CopyPart], Values],
+        parts: Sequence[CopyPart],
+        workers: Workers,
+        folder: JobFolder | None = None,
+    ) -> Mapping[str, Values]:
         remote = any(location.local_path is None for location in (self.job.bin, self.job.source.prefix))
         return make_parts(make, parts, workers, folder, advance=self.watch.advance, remote_data=remote)
 
@@ -243,8 +236,10 @@ class PartedCopy:
         self._publish(job.bin, pieces, before_publish)
         try:
             self._read_back()
-        except CorruptCopyError:
+        except (CorruptCopyError, FormatError) as error:
             delete_object(job.bin)
+            if isinstance(error, FormatError):  # of its seek table
+                raise CorruptCopyError(f"{error}; removed, run it again") from error
             raise
         return self.counts
 
@@ -290,5 +285,6 @@ class PartedCopy:
             raise CorruptCopyError(f"{job.bin}: {size} bytes arrived, needed {job.size}; removed, run it again")
         if job.checksum and job.bin.local_path is None:
             self.watch.begin(f"verify {job.bin}", job.size, 0)
-            tasks = [ReadBackPart(part, version, self._records[part.name]["digest"]) for part in self.parts]
-            self._run(read_back, tasks, replace(self.workers, shard=None))
+            digests = {name: record["digest"] for name, record in self._records.items()}
+            parts = [replace(part, digest=digests[part.name], version=version) for part in self.parts]
+            self._run(read_back, parts, replace(self.workers, shard=None))

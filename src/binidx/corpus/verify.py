@@ -121,7 +121,7 @@ def verify_dataset(
     plain = dataset.source.open_plain()
     dataset.check_index(watch, _refuse)
     manifest = dataset.source.check_manifests(index.counts)
-    parts = [] if quick else plan_parts(dataset, plain.size, vocab_size, lineage=lineage, whole=workers is None)
+    parts = [] if quick else plan_verification(dataset, plain.size, vocab_size, lineage=lineage, whole=workers is None)
     if workers is None or quick:
         findings = [_find_here(dataset, plain, part, watch) for part in parts]
     else:
@@ -194,7 +194,7 @@ class Finding:
             raise FormatError(f"{self.problem}{where}")
 
 
-def plan_parts(
+def plan_verification(
     dataset: WholeDataset, size: int, vocab_size: int | None, *, lineage: bool, whole: bool
 ) -> list[VerifyPart]:
     """Return the parts of a verification, those of the tokens first.
@@ -215,14 +215,15 @@ def plan_parts(
         if not object_exists(file := dataset.source.prefix + LINEAGE):
             raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
         share, bounds = num_bytes // len(ranges), [count * number // len(ranges) for number in range(len(ranges) + 1)]
-        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in itertools.pairwise(bounds)]
+        pairs = sorted(set(itertools.pairwise(bounds)))  # of few documents, several parts would be the same empty one
+        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in pairs]
     return parts
 
 
 def _find_here(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, watch: ProgressWatcher) -> Finding:
     """Return the finding of a part; raise FormatError for damage."""
     watch.begin("lineage" if part.lineage else "tokens", part.size, 0)
-    finding = _search(dataset, plain, part, watch.advance)
+    finding = (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, watch.advance)
     finding.check(dataset)
     return finding
 
@@ -233,7 +234,8 @@ def _find_by_workers(
     """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
     folder, shard = None, workers.shard
     if records is not None:
-        identity = {"verify": parts[0].dataset.identity, "parts": json_digest([part.name for part in parts])}
+        first, digest = parts[0], json_digest([part.name for part in parts])
+        identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
         folder = JobFolder(Location(records.absolute, records.options), identity)
         folder.claim()
     watch.begin("tokens", sum(part.size for part in (shard.select(parts) if shard else parts)), 0)
@@ -251,11 +253,8 @@ def _find_by_workers(
 
 def _verify_part(part: VerifyPart) -> Values:
     """Return the finding of a part, in a worker."""
-    return asdict(_search(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
-
-
-def _search(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]) -> Finding:
-    return (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, advance)
+    find = _compare_hashes if part.lineage else _read_tokens
+    return asdict(find(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
 
 
 def _compare_hashes(

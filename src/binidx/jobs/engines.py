@@ -118,7 +118,9 @@ class DaskExecutor(Executor):
         distributed = _import("distributed", "dask")
         way = "start one and give the same command again"
         self._lost = errors.UnreachableError(f"dask={address}: the scheduler is gone; {way}")
-        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # tracebacks of a lost scheduler
+        # Both log tracebacks if the scheduler is lost.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        logging.getLogger("tornado.application").addFilter(is_of_others)
         try:
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except OSError as error:
@@ -146,6 +148,12 @@ class DaskExecutor(Executor):
             self.client.close()
 
         futures.wait([run_in_thread(close)], CLOSE_SECONDS)
+
+
+def is_of_others(record: logging.LogRecord) -> bool:
+    """Return whether a log record is not of an error of Dask, which each future of its executor has."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not type(error).__module__.startswith("distributed.")
 
 
 def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:

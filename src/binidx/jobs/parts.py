@@ -257,10 +257,8 @@ class JobFolder:
         """Write job.json; raise ObjectExistsError if the folder holds parts of another job."""
         file, content = self.job_file, self.content
         if not put_if_absent(file, content) and (found := read_small(file)) != content:
-            text = "" if found is None else bytes(found[:200]).decode("utf-8", "replace")
-            raise errors.ObjectExistsError(
-                f"{file}: parts of another job (found {text}); finish that job, or remove the folder"
-            )
+            problem = f"parts of another job{describe_difference(found, self.identity)}"
+            raise errors.ObjectExistsError(f"{file}: {problem}; finish that job, or remove the folder")
 
     def file(self, part: Part) -> Location:
         """Return the location of a part's record."""
@@ -284,6 +282,16 @@ class JobFolder:
                 for staging in Path(path).glob("*.tmp"):  # of killed workers
                     staging.unlink()
                 os.rmdir(path)
+
+
+def describe_difference(found: bytes | None, identity: Mapping[str, Any]) -> str:
+    """Return a clause for a message: the settings in which the job of a job.json differs; "" if it is malformed."""
+    try:
+        other = json.loads(found or b"null")
+    except ValueError:
+        other = None
+    names = [name for name in identity if isinstance(other, dict) and other.get(name) != identity[name]]
+    return f", which differs in {', '.join(names)}" if names else ""
 
 
 @dataclass(frozen=True)
