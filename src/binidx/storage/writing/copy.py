@@ -30,7 +30,7 @@ from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.stores.driver_errors import PartsLostError
 from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, open_parts, part_digest
+from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, has_digest, open_parts, part_digest
 from binidx.storage.writing.publish import create_object, delete_object
 
 PART_BYTES = 8 << 20
@@ -317,12 +317,14 @@ class ObjectCopy:
                     f"{target}: {copy.size} bytes arrived, needed {state.size}; removed, run it again"
                 )
             ranges = state.ranges if checksum else {}
-            in_copy = map_in_flight(
-                lambda where: part_digest(copy.read([where])[0]), ranges.values(), state.num_in_flight
-            )
-            with contextlib.closing(in_copy) as digests:
-                for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
-                    if digest != state.sent[part][0]:
+
+            def is_right(part: int) -> bool:
+                return has_digest(copy.read([ranges[part]])[0], state.sent[part][0])
+
+            in_copy = map_in_flight(is_right, ranges, state.num_in_flight)
+            with contextlib.closing(in_copy) as answers:
+                for (start, stop), right in zip(ranges.values(), answers, strict=True):
+                    if not right:
                         raise CorruptCopyError(
                             f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again"
                         )

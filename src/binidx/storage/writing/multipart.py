@@ -24,6 +24,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+import xxhash
+
 from binidx.errors import redacted
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
@@ -44,9 +46,20 @@ CHUNK_BYTES = 256 << 10
 Result = TypeVar("Result")
 
 
+XXH3 = "xxh3-"
+"""Beginning of a digest; those of version 0.1.0 have none and are 128 bits of BLAKE2b."""
+
+
 def part_digest(data: Bytes) -> str:
-    """Return the digest of a part: 128 bits of BLAKE2b, about 1 GB/s."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """Return the digest of a part: 128 bits of XXH3, about 20 GB/s. BLAKE2b took most of the CPU time of a copy."""
+    return XXH3 + xxhash.xxh3_128_hexdigest(data)
+
+
+def has_digest(data: Bytes, digest: str) -> bool:
+    """Return whether a part has a digest, of this version or of 0.1.0."""
+    if digest.startswith(XXH3):
+        return part_digest(data) == digest
+    return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
 
 
 def cut_views(data: Bytes) -> list[memoryview]:
@@ -170,7 +183,7 @@ class LocalParts:
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         start, stop = where
-        return part_digest(os.pread(self._file.fileno(), stop - start, start)) == digest
+        return has_digest(os.pread(self._file.fileno(), stop - start, start), digest)
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
