@@ -245,7 +245,7 @@ class IndexCache:
         """
         files = self.files
         try:
-            contents = {name: files.read_cached(name)[0] for name in names}
+            contents = {name: files.read_cached(name, shared=True)[0] for name in names}
         except ObjectNotFoundError:
             return None
         try:
@@ -298,15 +298,17 @@ class IndexCache:
         self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
+        arrays = self.files.share_arrays(writer.stored)
         manifest = Manifest(
             library=library_version(),
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),
             order=order.fields if order else None,
-            arrays=writer.stored,
+            arrays=arrays,
         )
         self.files.write(MANIFEST, format_manifest(manifest))
+        self.files.remove_unused_arrays(arrays)
         self.files.remove_staging_files()
 
 
