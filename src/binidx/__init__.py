@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
+    from binidx.loader.metrics_server import MetricsServer as MetricsServer
+    from binidx.loader.metrics_server import serve_metrics as serve_metrics
     from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
     from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
@@ -107,6 +109,7 @@ NAMES = {
     "format.idx": ["DType"],
     "format.indexed_dataset": ["IndexedDataset"],
     "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],
+    "loader.metrics_server": ["MetricsServer", "serve_metrics"],
     "loader.samplers": [
         "HybridCPMegatronPretrainingSampler",
         "MegatronFullValidationSampler",

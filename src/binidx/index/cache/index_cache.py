@@ -38,6 +38,7 @@ from binidx.index.cache.manifest import (
     list_mismatches,
 )
 from binidx.index.cache.order_record import OrderKey, record_order
+from binidx.spans import span
 from binidx.storage.requests.remote_object import object_exists
 
 Access = Literal["load", "ranges"]
@@ -92,6 +93,7 @@ class BuildContext:
         num_threads: number of threads that compute the index; None: the number in the dataset's config.
         on_outcome: called with the outcome of each index, by any thread.
         listed: the files of the dataset to open in a listing of their folder, if one was made.
+        parent: context of the span of the start, of which that of the build is a part.
     """
 
     checks: Checks = ()
@@ -99,6 +101,7 @@ class BuildContext:
     num_threads: int | None = None
     on_outcome: OnOutcome = None
     listed: ListedPair | None = None
+    parent: Any = None
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:
@@ -178,7 +181,8 @@ class IndexCache:
 
         def make() -> Built:
             nonlocal how
-            how, writer = BUILT, self.build(description, needed, build)
+            with span("binidx.index.build", self.context.parent, index=self.files.name):
+                how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
         arrays = load()
