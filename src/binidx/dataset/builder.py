@@ -32,8 +32,8 @@ from binidx.errors import ConfigError, PeerError
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
-from binidx.spans import span
 from binidx.storage.location import Location
+from binidx.storage.stats import span
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25

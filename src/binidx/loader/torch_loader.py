@@ -62,8 +62,7 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
-from binidx.spans import span
-from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage, usage_since
+from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, usage, usage_since
 
 try:
     import torch

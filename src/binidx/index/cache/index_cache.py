@@ -38,8 +38,8 @@ from binidx.index.cache.manifest import (
     list_mismatches,
 )
 from binidx.index.cache.order_record import OrderKey, record_order
-from binidx.spans import span
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.stats import span
 
 Access = Literal["load", "ranges"]
 """Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" returns

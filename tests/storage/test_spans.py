@@ -14,7 +14,7 @@ from helpers.random_datasets import Document, build_ours
 STARTED = """
 import json, sys
 import binidx
-from binidx.spans import span
+from binidx.storage.stats import span
 
 if sys.argv[2] == "traced":
     from opentelemetry import trace
