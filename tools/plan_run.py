@@ -24,6 +24,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from binidx.errors import redacted
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 
@@ -170,7 +171,7 @@ def _start(planned: RunPlan) -> list[tuple[str, str]]:
         rows.append(("link", f"{way} (measured)"))
     for start in planned.starts[:MOST_PLACES]:
         requests = start.requests
-        text = f"{requests.heads:,} HEAD, {requests.lists:,} LIST, {requests.gets:,} GET to {start.place}"
+        text = f"{requests.heads:,} HEAD, {requests.lists:,} LIST, {requests.gets:,} GET to {redacted(start.place)}"
         text += f", {human_bytes(start.num_bytes)}, ${start.dollars:,.2f}"
         if start.seconds_at_limit:
             limit = f"{start.prices.reads_per_second:,.0f} a second, as published"

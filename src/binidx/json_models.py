@@ -50,11 +50,6 @@ def tolerate_all(path: str, similar: str) -> bool:
     return True
 
 
-def tolerate_none(path: str, similar: str) -> bool:
-    """Return False: an option that is not known, or misspelt, would be ignored."""
-    return False
-
-
 @dataclass(frozen=True)
 class JsonFile(Generic[Model]):
     """A kind of JSON file.
@@ -65,8 +60,9 @@ class JsonFile(Generic[Model]):
         error: raised for a file that is not of this kind.
         hint: remedy, appended to the error message.
         open: whether it is a file of others, whose unknown fields are ignored in silence.
-        tolerates: returns whether an unknown field is ignored with a warning, once in a process; else it is an error.
-            Its arguments are the path of the object, `$` for the file, and the known field of a similar name, or "".
+        tolerates: returns whether an unknown field is ignored with a warning, once in a process; else, and if it is
+            None, that is an error. Its arguments: the path of the object, `$` for the file, and the known field of a
+            similar name, or "".
     """
 
     model: type[Model]
@@ -74,7 +70,7 @@ class JsonFile(Generic[Model]):
     error: type[BinidxError] = FormatError
     hint: str = ""
     open: bool = False
-    tolerates: Callable[[str, str], bool] = tolerate_none
+    tolerates: Callable[[str, str], bool] | None = None
 
     def decode(self, data: bytes | memoryview, subject: str) -> Model:
         """Parse a file's bytes, and return them as an instance of the model.
@@ -123,7 +119,7 @@ class JsonFile(Generic[Model]):
             similar = next(iter(difflib.get_close_matches(name[:MOST_QUOTED], known, 1, ALIKE)), "")
             hint = f"; did you mean {similar}?" if similar else ""
             problem = f"{path}: unknown field {clipped(name, MOST_QUOTED)}"
-            if not self.tolerates(path, similar):
+            if self.tolerates is None or not self.tolerates(path, similar):
                 self._fail(subject, f"{problem}; it has {', '.join(known)}{hint}")
             if (note := (str(self.model), path, name)) not in _warned:
                 _warned.add(note)

@@ -43,11 +43,10 @@ REMOVE, KEPT, YOUNG, BUILDING = "remove", "kept", "young", "being built"
 class CachedIndex:
     """Index, record or bundle in a folder.
 
-        Attributes:
-            name: `{md5}-{class}-{split}`, or the name of the file.
-            files: its files, by their names.
-            state: CLAIM = "-claim"
-    REMOVE, KEPT, YOUNG or BUILDING.
+    Attributes:
+        name: `{md5}-{class}-{split}`, or the name of the file.
+        files: its files, by their names.
+        state: REMOVE, KEPT, YOUNG or BUILDING.
     """
 
     name: str

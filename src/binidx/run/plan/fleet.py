@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from binidx.errors import redacted
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
 from binidx.format.summary import DatasetSummary
 from binidx.run.plan.forecast import blend_bytes, gpt_index_bytes
@@ -185,4 +186,4 @@ class FleetStart:
     def to_json(self) -> dict[str, Any]:
         """Return the start as JSON values."""
         numbers = {"bytes": self.num_bytes, "seconds_at_limit": self.seconds_at_limit, "dollars": self.dollars}
-        return {"place": self.place, **asdict(self.requests), **numbers}
+        return {"place": redacted(self.place), **asdict(self.requests), **numbers}
