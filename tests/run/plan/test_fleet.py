@@ -97,6 +97,19 @@ def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Pr
     assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)  # manifests and lists come on top
 
 
+def test_a_start_from_gcs_sends_as_many_requests(gs: str, tmp_path: Path) -> None:
+    base, prefixes, path = f"{gs}/fleet", list[str](), tmp_path / "run.json"
+    for number in range(2):
+        prefixes.append(f"{base}/p{number}")
+        convert_dataset(write(tmp_path / f"p{number}", 36_500, number), prefixes[-1], verify="size")
+    run = save(path, prefixes, f"{base}/cache", data_parallel_size=2)
+    run.build()
+    emulator = "STORAGE_EMULATOR_HOST"
+    with latency_proxy(os.environ[emulator], delay_ms=1) as proxy, proxy.in_environment(emulator):
+        requests = [start(proxy, path, f"{tmp_path}/node")[0].total for _ in range(2)]
+    assert plan_run(run, nodes=1).starts[0].requests.total == sum(requests)
+
+
 def test_without_a_directory_of_index_files_each_process_is_the_first(
     s3: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
