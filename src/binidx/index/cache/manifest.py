@@ -104,7 +104,8 @@ NO_DATA = Origin()
 def format_manifest(manifest: Manifest) -> bytes:
     fields = json.loads(json.dumps(asdict(manifest)))
     for stored in fields["arrays"].values():
-        stored.pop("shared") if not stored["shared"] else None
+        if not stored["shared"]:
+            del stored["shared"]  # 0.1.0 refuses unknown fields
     return json.dumps({**fields, "xxh3_64": _checksum(fields)}, indent=1).encode()
 
 
