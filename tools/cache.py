@@ -21,7 +21,7 @@ exit status: 0 done, 1 something found no room, 2 the call is wrong
 example:
   binidx cache warm s3://corpus/en --dir /nvme/binidx
   binidx cache list --dir /nvme/binidx
-  binidx cache prune --indices s3://corpus/cache --keep run.json --older-than 30d --dry-run
+  binidx cache prune --indices s3://corpus/cache --older-than 30d --dry-run
 """
 
 from __future__ import annotations
