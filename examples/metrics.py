@@ -1,4 +1,4 @@
-"""Metrics of a loader in a dashboard: TensorBoard, Weights & Biases, Prometheus and OpenTelemetry.
+"""Metrics of a loader in a dashboard: TensorBoard, Weights & Biases and OpenTelemetry.
 
 show = to_tensorboard(loader, SummaryWriter("runs/1"))      # or to_wandb(loader, wandb.init(project="tokens"))
 for step, batch in enumerate(loader):
@@ -6,16 +6,18 @@ for step, batch in enumerate(loader):
     if step % 100 == 0:
         show(step)
 
-to_prometheus(loader, prometheus_client.REGISTRY)           # scraped at any time, after start_http_server(9100)
 to_opentelemetry(loader, opentelemetry.metrics.get_meter("binidx"))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-RATIOS = ("tokens_per_second", "wait_share", "memory_hit_rate", "disk_hit_rate", "samples_ahead")
+RATIOS = (
+    *("tokens_per_second", "wait_share", "memory_hit_rate", "disk_hit_rate", "samples_ahead"),
+    *("request_limit", "goodput"),
+)
 """Metrics that go up and down; the others are sums."""
 
 
@@ -50,19 +52,6 @@ def to_wandb(loader: Any, run: Any) -> Callable[[int], None]:
         run.log({f"data/{name}": value for name, value in interval().items()}, step=step)
 
     return show
-
-
-def to_prometheus(loader: Any, registry: Any) -> None:
-    """Register sums as counters and the rest as gauges in a `prometheus_client` registry; read when it is scraped."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            for name, value in loader.metrics().items():
-                kind = GaugeMetricFamily if name in RATIOS else CounterMetricFamily
-                yield kind(f"binidx_{name}", f"{name} of the loader", value=value)
-
-    registry.register(Collector())
 
 
 def to_opentelemetry(loader: Any, meter: Any) -> None:

@@ -7,13 +7,14 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import binidx
+from binidx import json_models
 from binidx.corpus.convert import StorageFormat, _Convert, convert_dataset
 from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
@@ -25,7 +26,7 @@ from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
 from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts
 from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
-from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known
+from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.finish import JOB_FILE, JobFile
@@ -47,7 +48,10 @@ STAGES = [binidx.Stage((["a", "b"], [0.5, 0.5]), 20, 30)]
 RUN = format_run(
     binidx.Run(CONFIGURED, [0, 4, 0], 2, rampup_batch_size=(2, 2, 100), global_batch_size=8, stages=STAGES)
 )
-MANIFEST = Manifest("0.1", {"seed": 7}, {}, {"idx": IDENTITY}, None, {"a": StoredArray("<i4", (10, 2), 208, "ab")})
+MANIFEST = Manifest(
+    library="0.1", fingerprint={"seed": 7}, content={}, data={"idx": IDENTITY},
+    arrays={"a": StoredArray("<i4", (10, 2), 208, "ab")},
+)  # fmt: skip
 PLAN = ReadPlan(
     "f", 0, 8, 4, 24, True, True, {"class": "GPTDataset"}, False,
     [PlannedSource("en", "uint16", [PlannedFile("en.bin", IDENTITY, None, 8, 8)])],
@@ -158,6 +162,10 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "config.tokenizer.more", 0, "x: $.config.tokenizer: unknown field more; it has unique_identifiers, "),
     ("run", "stages.0.num_samples", 0, "x: $.stages[0]: stage: num_samples is 0, need 1 to 30"),
     ("run", "stages.0.more", 0, "x: $.stages[0]: unknown field more; it has blend, num_samples, planned_samples"),
+    ("run", "micro_batch_sise", 2, "x: $: unknown field micro_batch_sise; it has config, sizes, micro_batch_size, "),
+    ("run", "global_batch_sise", 8, "directory; did you mean global_batch_size?"),
+    ("run", "config.sequense_length", 8, "order; did you mean sequence_length?"),
+    ("run", "config.new_kind_of_order", 8, "x: $.config: unknown field new_kind_of_order; it has random_seed, "),
     ("run", "sizes.1", True, "x: $.sizes[1]: expected int | null (found True)"),
     ("packed", "fork", "mine", "x: $: fork: found 'mine', needs one of lit-gpt, "),
     ("packed", "sets", [], "x: $: sets: found none, needs at least one"),
@@ -183,7 +191,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("index manifest", "arrays.a.shape", [2**63], "shape: found (9223372036854775808,) of <i4, need sizes that "),
     ("index manifest", "arrays.a.dtype", "<x4", "x: $.arrays[...]: data type '<x4' not understood"),
     ("index manifest", "arrays.a.shape", [1, "2"], "x: $.arrays[...].shape[1]: expected int (found str)"),
-    ("index manifest", "arrays.a.more", 1, "x: $.arrays.a: unknown field more; it has dtype, "),
     ("index manifest", "order", [], "x: $.order: expected object | null (found [])"),
     ("index manifest", "content", ..., "x: $: missing required field content"),
     ("orders", "indices", 1, "x: $.indices: expected array (found 1)"),
@@ -199,7 +206,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("parts", "parts", [], "x: $: parts: found none, needs at least one; "),
     ("parts", "parts.0.tokens", -1, "x: $.parts[0].tokens: expected int >= 0 (found -1); "),
     ("parts", "parts.0.idx", {}, "idx or bin has no size, needed it to identify the file; "),
-    ("parts", "parts.0.more", 1, "x: $.parts[0]: unknown field more; it has prefix, sequences, tokens, idx, bin; "),
     ("baked", "binidx", "raw", "x: $.binidx: expected 'baked' (found 'raw'); needs a file written by binidx bake"),
     ("baked", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
     ("baked", "blended", 1, "x: $.blended: expected bool (found 1); "),
@@ -215,7 +221,6 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("record", "datasets.text.digest", ..., "x: $.datasets[...]: missing required field digest; "),
     ("record", "seconds", None, "x: $.seconds: expected float (found None); "),
     ("claim", "holder", 1, "x: $.holder: expected str (found 1)"),
-    ("claim", "more", 1, "x: $: unknown field more; it has holder, state, "),
     ("cached object", "format", 2, "x: $.format: expected 1 (found 2)"),
     ("cached object", "size", -1, "x: $.size: expected int >= 0 (found -1)"),
     ("cached object", "chunk_bytes", 0, "x: $.chunk_bytes: expected int >= 1 (found 0)"),
@@ -253,6 +258,60 @@ def test_a_wrong_field_is_named_by_its_path(kind: str, path: str, value: Any, me
     with pytest.raises(file.error) as caught:
         file.decode(json.dumps(whole).encode(), "x")
     assert message.replace("\\", "") in str(caught.value)
+
+
+TOLERATED: list[tuple[str, str, str]] = [
+    ("run", "more", "x: $: unknown field more is ignored; a newer version of binidx may have written it"),
+    ("run", "config.num_dataset_builder_thread", "is ignored; did you mean num_dataset_builder_threads?"),
+    ("index manifest", "more", "x: $: unknown field more is ignored; a newer version of binidx may have written it"),
+    ("index manifest", "arrays.a.more", "x: $.arrays.a: unknown field more is ignored; a newer version"),
+    ("parts", "parts.0.more", "x: $.parts[0]: unknown field more is ignored; a newer version"),
+    ("baked", "more", "x: $: unknown field more is ignored; a newer version"),
+    ("read plan", "sources.0.files.0.more", "x: $.sources[0].files[0]: unknown field more is ignored; a newer version"),
+    ("claim", "more", "x: $: unknown field more is ignored; a newer version"),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "message"), TOLERATED, ids=[f"{each[0]} {each[1]}" for each in TOLERATED])
+def test_a_field_of_a_newer_version_is_ignored_with_one_warning(
+    kind: str, path: str, message: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_models, "_warned", set())
+    file, data = KINDS[kind]
+    whole = inside = json.loads(data)
+    *way, last = [int(name) if name.isdigit() else name for name in path.split(".")]
+    for name in way:
+        inside = inside[name]
+    inside[last] = {"new": 1}
+    for _ in range(2):
+        assert file.decode(json.dumps(whole).encode(), "x") == file.decode(data, "x")
+    [warning] = caplog.messages
+    assert message in warning
+
+
+@pytest.mark.parametrize("left_out", ["library", "data", "order", "arrays.a.identity"])
+def test_a_manifest_that_lacks_a_field_with_a_default_is_read(left_out: str) -> None:
+    whole = inside = json.loads(KINDS["index manifest"][1])
+    *way, last = left_out.split(".")
+    for name in way:
+        inside = inside[name]
+    del inside[last]
+    assert MANIFEST_FILE.decode(json.dumps(whole).encode(), "x").arrays == MANIFEST.arrays
+
+
+def test_fields_of_a_newer_version_stay_in_a_file_that_is_written_again() -> None:
+    more = {"note": {"by": ["a newer version"]}}
+    run = parse_run(json.dumps({**json.loads(RUN), **more}).encode())
+    assert json.loads(format_run(replace(run, consumed_samples=8))) == {
+        **json.loads(RUN),
+        **more,
+        "consumed_samples": 8,
+    }
+    record = json.loads(KINDS["orders"][1])
+    record = json.dumps({**record, **more, "indices": [{**record["indices"][0], **more}]}).encode()
+    written = json.loads(format_known([*parse_known(record), Known("b", {**parse_known(record)[0].order}, 3)], record))
+    assert written.items() >= more.items()
+    assert [more.items() <= index.items() for index in written["indices"]] == [True, False]
 
 
 def test_a_number_beyond_64_bits_is_refused_in_our_files_and_ignored_in_those_of_others() -> None:
@@ -309,10 +368,10 @@ def test_an_error_quotes_no_more_of_a_hostile_file_than_a_reader_takes_in() -> N
     name = "x" * 100_000
     described = json.loads(RUN)
     for broken in (
-        {**described, name: 1},
+        {**described, "config": {**described["config"], name: 1}},
         {**described, "config": {**described["config"], "tokenizer": {"unique_identifiers": {}, name: {}}}},
         {**described, "dataloader_type": name},
-        {**described, **{f"{number}{name[:90]}": 1 for number in range(1000)}},
+        {**described, "config": {**described["config"], **{f"{number}{name[:90]}": 1 for number in range(1000)}}},
     ):
         with pytest.raises(ConfigError) as raised:
             parse_run(json.dumps(broken).encode())

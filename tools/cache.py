@@ -9,6 +9,8 @@ one it leaves a tenth of its file system free. A full cache evicts the least rec
                       of binidx.Run.save. A step is one micro-batch of each rank
   list                per object: its size, its cached bytes, and the time of its last use
   prune               remove by size, age or URI, and files of killed processes; never blocks in use
+  prune --indices     remove old indices, their bundles and leases, from a path_to_cache: those that no run of --keep
+                      names. Never an index that is being built, and nothing that binidx did not write
 
 Without a cache directory, list and prune use the directory of index files (BINIDX_INDEX_DIR).
 
@@ -19,6 +21,7 @@ exit status: 0 done, 1 something found no room, 2 the call is wrong
 example:
   binidx cache warm s3://corpus/en --dir /nvme/binidx
   binidx cache list --dir /nvme/binidx
+  binidx cache prune --indices s3://corpus/cache --older-than 30d --dry-run
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
 from binidx.format.source import open_source
+from binidx.index.cache.pruning import BUILDING, REMOVE, find_indices, remove_index
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
@@ -49,7 +53,7 @@ from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
 
 from ._command import RESUMES, add_json, command, num_bytes, print_result
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import Bar, counts, human_bytes, human_seconds, table
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -75,8 +79,17 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add("list", run_list, "list the cached objects")
     pruned = add("prune", run_prune, "remove blocks that are not in use")
     pruned.add_argument("--bytes", metavar="N", type=num_bytes, help="the least recently used, down to N, as 500GB")
-    pruned.add_argument("--older-than", metavar="AGE", type=age, help="blocks unused for this time: 30m, 12h, 7d")
+    pruned.add_argument(
+        "--older-than",
+        metavar="AGE",
+        type=age,
+        help="blocks unused for this time: 30m, 12h, 7d; indices written before",
+    )
     pruned.add_argument("--uri", action="append", metavar="URI", help="only of this object, dataset prefix or folder")
+    pruned.add_argument("--indices", metavar="URI", help="a path_to_cache: prune its indices, and no blocks")
+    pruned.add_argument("--keep", nargs="+", default=[], metavar="RUN", help="run files whose indices stay")
+    pruned.add_argument("--dry-run", action="store_true", help="only print which indices would be removed")
+    add_json(pruned, "--storage-options", "fsspec's own")
 
 
 def age(text: str) -> float:
@@ -265,6 +278,11 @@ def run_list(arguments: argparse.Namespace) -> None:
 def run_prune(arguments: argparse.Namespace) -> None:
     """Remove cached data, and print the number of removed bytes."""
     uris = arguments.uri
+    if arguments.indices:
+        prune_indices(arguments)
+        return
+    if arguments.keep or arguments.dry_run:
+        raise ConfigError("prune: --keep and --dry-run need --indices URI")
     done = prune(
         cache_directory(arguments),
         limit=arguments.bytes,
@@ -275,6 +293,33 @@ def run_prune(arguments: argparse.Namespace) -> None:
     if done.in_use_bytes:
         text += f"\n{human_bytes(done.in_use_bytes)} kept: in use"
     print_result(asdict(done), text, arguments)
+
+
+def prune_indices(arguments: argparse.Namespace) -> None:
+    """Remove the old indices of a `path_to_cache` that no run needs, and print all of its indices."""
+    from binidx.run.needed_indices import NeededIndices
+    from binidx.run.run_file import Run
+
+    if arguments.older_than is None or arguments.dir or arguments.bytes is not None or arguments.uri:
+        raise ConfigError("prune --indices: needs --older-than AGE, and neither --dir, --bytes nor --uri")
+    options, rows, now = arguments.storage_options, list[dict[str, Any]](), time.time()
+    needed = NeededIndices.of([Run.load(uri, options) for uri in arguments.keep])
+    directory = Location(arguments.indices, options)
+    for index in find_indices(directory, needed.has, arguments.older_than, now):
+        state = index.state
+        if state == REMOVE and not arguments.dry_run:
+            state = "removed" if remove_index(directory, index) else BUILDING
+        rows.append(
+            {**asdict(replace(index, state=state)), "num_bytes": index.num_bytes, "changed_at": index.changed_at}
+        )
+    cells = [
+        [row["name"], human_bytes(row["num_bytes"]), human_seconds(max(now - row["changed_at"], 0.0)), row["state"]]
+        for row in rows
+    ]
+    gone = sum(row["num_bytes"] for row in rows if row["state"] in (REMOVE, "removed"))
+    text = f"{human_bytes(gone)} {'would be ' if arguments.dry_run else ''}removed"
+    result = {"indices": rows, "removed_bytes": 0 if arguments.dry_run else gone}
+    print_result(result, f"{table(['index', 'size', 'age', 'state'], cells)}\n{text}", arguments)
 
 
 def belongs(uri: str, chosen: str) -> bool:

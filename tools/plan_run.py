@@ -7,10 +7,14 @@ remote data, 6 small requests and one read of 8 MiB measure the link.
 Tokens, samples, epochs and sizes are exact. Requests and bytes are expected values for documents of the mean length,
 shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
 
-exit status: 0 done, 1 the data is bad or, with --strict, there is a warning, 2 the call is wrong
+A start is planned as one with cached indices: its requests, of all ranks, and the bytes that each node fetches. Advice
+follows, a line each, with the figure that is its reason.
+
+exit status: 0 done, 1 the data is bad, the ranks would ask a store for more than it publishes as its limit (at
+--tokens-per-second) or, with --strict, there is a warning, 2 the call is wrong
 
 example:
-  binidx plan run.json --tokens-per-second 2000000 --nodes 16
+  binidx plan run.json --tokens-per-second 2000000 --nodes 16 --world 128
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
+from binidx.errors import redacted
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 
@@ -46,7 +51,7 @@ def plan(arguments: argparse.Namespace) -> int:
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
     planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
     print_result(planned.to_json(), describe(planned), arguments)
-    return int(arguments.strict and bool(planned.cautions))
+    return int(planned.exceeds_a_limit or (arguments.strict and bool(planned.cautions)))
 
 
 def describe(planned: RunPlan) -> str:
@@ -62,6 +67,8 @@ def describe(planned: RunPlan) -> str:
         parts.append(_pairs(start, width))
     if planned.cautions:
         parts.append(_pairs([("!", caution) for caution in planned.cautions], width, gap=1))
+    if advice := planned.advice:
+        parts.append(_pairs([("+", line) for line in advice], width, gap=1))
     return "\n\n".join(parts)
 
 
@@ -144,11 +151,15 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
         rows.append(("an hour", f"{words(share)} at {planned.tokens_per_second:,.0f} tokens/s"))
         for rate in planned.request_rates[:MOST_PLACES]:
             limit = f", {rate.prices.reads_per_second:,.0f} published" if rate.prices.reads_per_second else ""
+            if rate.ramp_seconds:
+                limit += f" at first, granted after {human_seconds(rate.ramp_seconds)}"
             rows.append(("a second", f"{rate.requests_per_second:,.0f} requests of all ranks to {rate.place}{limit}"))
     rows.append(("a node", f"{words(1 / planned.nodes)} in the whole run"))
     price = sum(planned.dollars.values())
     rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
     rows.append(("disk cache", f"{human_bytes(planned.epoch_bytes)} a node for its part of an epoch"))
+    keeper = "node, BINIDX_INDEX_DIR" if planned.shares_index_files else "process, as there is no BINIDX_INDEX_DIR"
+    rows.append(("index files", f"{human_bytes(planned.index_dir_bytes)} a {keeper}"))
     return rows
 
 
@@ -158,8 +169,14 @@ def _start(planned: RunPlan) -> list[tuple[str, str]]:
         speed = f"{human_bytes(link.bytes_per_second)}/s"
         way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
         rows.append(("link", f"{way} (measured)"))
-    if planned.nodes > 1 and planned.start_bytes:
-        rows.append(("all nodes", f"{human_bytes(planned.start_bytes)} to start"))
+    for start in planned.starts[:MOST_PLACES]:
+        requests = start.requests
+        text = f"{requests.heads:,} HEAD, {requests.lists:,} LIST, {requests.gets:,} GET to {redacted(start.place)}"
+        text += f", {human_bytes(start.num_bytes)}, ${start.dollars:,.2f}"
+        if start.seconds_at_limit:
+            limit = f"{start.prices.reads_per_second:,.0f} a second, as published"
+            text += f"; at least {human_seconds(start.seconds_at_limit)} at {limit}"
+        rows.append(("to start", f"{text} ({counts(ranks=planned.num_processes, nodes=planned.nodes)})"))
     return rows
 
 

@@ -11,10 +11,12 @@ msgspec's parser refuses, such as file names that are not UTF-8. A float field k
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
@@ -37,6 +39,16 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 """Token id of a vocabulary; bounded, as tokenizer libraries allocate 16 bytes for each id up to the largest."""
 Model = TypeVar("Model")
 
+ALIKE = 0.8
+"""Ratio of `difflib` from which on an unknown field counts as a misspelt one."""
+
+logger = logging.getLogger(__name__)
+
+
+def tolerate_all(path: str, similar: str) -> bool:
+    """Return True: a newer version may have added any field, as it changes a tag where a field changes the meaning."""
+    return True
+
 
 @dataclass(frozen=True)
 class JsonFile(Generic[Model]):
@@ -47,7 +59,10 @@ class JsonFile(Generic[Model]):
         tags: fields of the file, not of the model, with their required values: format and version. Compared first.
         error: raised for a file that is not of this kind.
         hint: remedy, appended to the error message.
-        open: whether unknown fields are ignored; else they are an error.
+        open: whether it is a file of others, whose unknown fields are ignored in silence.
+        tolerates: returns whether an unknown field is ignored with a warning, once in a process; else, and if it is
+            None, that is an error. Its arguments: the path of the object, `$` for the file, and the known field of a
+            similar name, or "".
     """
 
     model: type[Model]
@@ -55,6 +70,7 @@ class JsonFile(Generic[Model]):
     error: type[BinidxError] = FormatError
     hint: str = ""
     open: bool = False
+    tolerates: Callable[[str, str], bool] | None = None
 
     def decode(self, data: bytes | memoryview, subject: str) -> Model:
         """Parse a file's bytes, and return them as an instance of the model.
@@ -99,8 +115,16 @@ class JsonFile(Generic[Model]):
             made = msgspec.convert(value, self.model, str_keys=True)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half of a surrogate pair
             self._fail(subject, _reworded(str(error), value))
-        if not self.open and (unknown := _unknown(value, made)):
-            self._fail(subject, f"${unknown}")
+        for path, name, known in () if self.open else _unknown_fields(value, made, "$"):
+            similar = next(iter(difflib.get_close_matches(name[:MOST_QUOTED], known, 1, ALIKE)), "")
+            hint = f"; did you mean {similar}?" if similar else ""
+            problem = f"{path}: unknown field {clipped(name, MOST_QUOTED)}"
+            if self.tolerates is None or not self.tolerates(path, similar):
+                self._fail(subject, f"{problem}; it has {', '.join(known)}{hint}")
+            if (note := (str(self.model), path, name)) not in _warned:
+                _warned.add(note)
+                problem += " is ignored" + (hint or "; a newer version of binidx may have written it")
+                logger.warning("%s", ": ".join(filter(None, (subject, problem))))
         return made
 
     def check_size(self, num_bytes: int, subject: str) -> None:
@@ -154,17 +178,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= MOST_QUOTED else f"{type(value).__name__} {text[:60]}..."
 
 
-def _unknown(value: Any, made: Any) -> str:
-    """Return, for a message, the first object in `value` with fields that its class lacks; "" if there is none.
+_warned: set[tuple[str, str, str]] = set()
+"""Models, paths and names of unknown fields that this process has logged."""
 
-    Its path, those fields, and the fields that the class has.
+
+def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield, for each field in `value` that its class lacks, the path of its object, its name, and the known fields.
 
     Args:
         made: `value`, decoded.
+        path: of `value`.
     """
     inside: Iterable[tuple[Any, Any, Any]]
     if made is value:  # of type Any
-        return ""
+        return
     if isinstance(made, (list, tuple)):
         inside = zip(range(len(value)), value, made, strict=False)
     elif isinstance(made, dict):
@@ -172,13 +199,11 @@ def _unknown(value: Any, made: Any) -> str:
     elif is_dataclass(made):
         kind: Any = type(made)
         known = [each.name for each in fields(kind) if each.init]
-        if unknown := sorted(value.keys() - known):
-            names = clipped(", ".join(clipped(name, MOST_QUOTED) for name in unknown), 10 * MOST_QUOTED)
-            return f": unknown field {names}; it has {', '.join(known)}"
-        inside = ((name, each, getattr(made, name)) for name, each in value.items())
+        yield from ((path, name, known) for name in sorted(value.keys() - known))
+        inside = ((name, value[name], getattr(made, name)) for name in known if name in value)
     else:
-        return ""
+        return
     for name, given, each in inside:
-        if type(given) in (dict, list) and (found := _unknown(given, each)):
-            return (f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}") + found
-    return ""
+        if type(given) in (dict, list):
+            step = f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}"
+            yield from _unknown_fields(given, each, path + step)

@@ -6,12 +6,14 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 from conftest import Bucket
 
 import binidx
+from binidx.errors import MissingDriverError
 from binidx.storage import stats
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -116,26 +118,31 @@ def test_wandb_gets_the_metrics_of_each_interval(loader: Any, example: Any) -> N
     assert run.logged[0][1].keys() == {f"data/{name}" for name in loader.metrics()}
 
 
-def test_prometheus_scrapes_sums_as_counters_and_ratios_as_gauges(loader: Any, example: Any) -> None:
-    from prometheus_client import CollectorRegistry, start_http_server
+def test_prometheus_scrapes_sums_as_counters_and_ratios_as_gauges(loader: Any) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    example.to_prometheus(loader, registry := CollectorRegistry())
-    server, thread = start_http_server(0, "127.0.0.1", registry)
-    try:
+    with binidx.serve_metrics(loader, 0, address="127.0.0.1") as server:
         for expected in (64.0, 128.0):
             assert len([*loader]) == 8
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as response:
                 families = {each.name: each for each in text_string_to_metric_families(response.read().decode())}
             assert families["binidx_samples"].type == "counter"
             assert families["binidx_samples"].samples[0].value == expected
         assert families["binidx_wait_share"].type == "gauge"
         assert families["binidx_wait_share"].samples[0].value == loader.metrics()["wait_share"]
         assert {name.removeprefix("binidx_") for name in families} == {*loader.metrics()}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        assert {name for name, family in families.items() if family.type == "gauge"} == {
+            "binidx_tokens_per_second", "binidx_wait_share", "binidx_memory_hit_rate", "binidx_disk_hit_rate",
+            "binidx_samples_ahead", "binidx_request_limit", "binidx_goodput",
+        }  # fmt: skip
+    with pytest.raises(URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics")
+
+
+def test_metrics_are_not_served_without_prometheus_client(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingDriverError, match=r"needs prometheus_client; pip install 'binidx\[telemetry\]'"):
+        binidx.serve_metrics(loader, 0)
 
 
 def test_opentelemetry_exports_every_metric(loader: Any, example: Any) -> None:

@@ -266,9 +266,13 @@ def test_the_example_of_the_help_runs(prefix: str, tmp_path: Path, capsys) -> No
     with pytest.raises(SystemExit):
         main(["cache", "--help"])
     lines = capsys.readouterr().out.rstrip().split("example:\n")[1].splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
+    (tmp_path / "indices").mkdir()
+    given = {"s3://corpus/en": prefix, "/nvme/binidx": f"{tmp_path}/blocks", "s3://corpus/cache": f"{tmp_path}/indices"}
+    said = []
     for line in lines:
-        command = line.replace("s3://corpus/en", prefix).replace("/nvme/binidx", str(tmp_path)).split()
+        command = [given.get(word, word) for word in line.split()]
         assert command[:2] == ["binidx", "cache"]
-        said = call(capsys, *command[2:])
-    assert f"{prefix}.bin\n  781.2 KiB of 781.2 KiB, used" in said
+        said.append(call(capsys, *command[2:]))
+    assert f"{prefix}.bin\n  781.2 KiB of 781.2 KiB, used" in said[1]
+    assert said[2].splitlines()[-1] == "0 bytes would be removed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER
 from helpers.random_datasets import Document, build_ours
+from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.corpus.convert import convert_dataset
@@ -63,6 +65,23 @@ def test_a_sound_node_reads_its_store_and_leaves_nothing_behind(
     assert "needed for an epoch of this node's tokens" in tokens[1]
     assert caches[1] == "an object was written, read and removed"
     assert [*(tmp_path / "caches").iterdir()] == []
+
+
+@pytest.mark.parametrize("status", ["503", "429"])
+def test_a_store_that_refuses_requests_is_a_warning(
+    status: str, s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # So large that each probe is a request of its own.
+    documents = [Document(np.ones(10_000, np.uint16), [10_000], [0]) for _ in range(100)]
+    prefix = f"{s3.fresh()}/en"
+    convert_dataset(build_ours(tmp_path / "en", documents, np.uint16, multimodal=False), prefix)
+    bucket, run = "/".join(prefix.split("/")[:3]), save(tmp_path, prefix)
+    with latency_proxy(s3.server.endpoint, delay_ms=1, each=[status]) as proxy, proxy.in_environment():
+        state, detail = check(capsys, run)[bucket]
+        proxy.become()
+        assert check(capsys, run, "--strict", status=1)[bucket][0] == "warning"
+    assert state == "warning"
+    assert re.search(r" to the first byte, .*/s, [1-9]\d* of 64 requests refused \(429, 503\)$", detail)
 
 
 def test_the_caches_of_a_run_in_a_store_are_tried_there(

@@ -25,7 +25,7 @@ from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
-from binidx.json_models import Count, JsonFile, Positive
+from binidx.json_models import Count, JsonFile, Positive, tolerate_all
 from binidx.order.blended_order import BakedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.sequences import SequenceOrder
@@ -72,7 +72,9 @@ class Baked:
         return (json.dumps({**BAKED_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
-BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx bake")
+BAKED_FILE = JsonFile(
+    Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx bake", tolerates=tolerate_all
+)
 
 
 def read_baked(file: Location) -> Baked:

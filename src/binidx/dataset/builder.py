@@ -33,6 +33,7 @@ from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.storage.location import Location
+from binidx.storage.stats import span
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
@@ -155,8 +156,8 @@ class BlendedMegatronDatasetBuilder:
         """
         if (option := get_order_option(self.config)) is not None:
             option.check_sources(self._list_sources(), self.config.storage_options)
-        with agree_on_outcome() as (checks, name):
-            built = self._build(BuildContext(checks, on_outcome=on_outcome))
+        with span("binidx.start") as parent, agree_on_outcome() as (checks, name):
+            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
                 if isinstance(entry, list):

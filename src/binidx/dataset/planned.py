@@ -38,7 +38,7 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.virtual import named_location
-from binidx.json_models import Count, JsonFile
+from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.native.gpt_samples import GPTRows
 from binidx.order.order_protocols import Bounds, Numbers
 from binidx.order.source_order import join_ranges
@@ -115,7 +115,12 @@ class ReadPlan(Baked):
         return (json.dumps({**PLAN_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
-PLAN_FILE = JsonFile(ReadPlan, {"binidx": "readplan", "version": 1}, hint="needs a file written by binidx read-plan")
+PLAN_FILE = JsonFile(
+    ReadPlan,
+    {"binidx": "readplan", "version": 1},
+    hint="needs a file written by binidx read-plan",
+    tolerates=tolerate_all,
+)
 
 
 def read_plan(file: Location) -> tuple[ReadPlan, str]:

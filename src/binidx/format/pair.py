@@ -176,10 +176,9 @@ class _Opening:
             reader: reader of them; None for bytes of a bundle.
         """
         seal = find_seal(reader, idx, f"idx {self.multimodal}")  # of what is mapped now
-        checked = seal.read()
-        num_tokens = None if checked is None else int(checked)
+        num_tokens = seal.read_count()
         index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
-        if checked is None:
+        if num_tokens is None:
             seal.write(str(index.num_tokens))
         return index
 

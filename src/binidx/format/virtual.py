@@ -37,7 +37,7 @@ import xxhash
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.json_models import Count, JsonFile
+from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent
@@ -80,7 +80,9 @@ class PartsFile:
 
 
 TAGS = {"format": "binidx-parts", "version": 1}
-PARTS_FILE = JsonFile(PartsFile, TAGS, hint="needed binidx-parts 1, as binidx merge --virtual writes it")
+PARTS_FILE = JsonFile(
+    PartsFile, TAGS, hint="needed binidx-parts 1, as binidx merge --virtual writes it", tolerates=tolerate_all
+)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
-from binidx.storage.stats import add_usage, log_report, rates, sum_usage, usage, usage_since
+from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, usage, usage_since
 
 try:
     import torch
@@ -424,16 +424,15 @@ class Batches(Iterator[Any]):
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:
-            batch = next(self._batches)
+            batch = next(self._batches) if self._close else span("binidx.first_batch")(next)(self._batches)
         except StopIteration:
             if self._close is not None:
                 self._close()
             raise
         if isinstance(batch, WorkerBatch):
             batch = batch.unpack(pin=self._pin)
-        now = time.perf_counter()
-        add_usage({**self._counts, "seconds": now - self._last, "wait_seconds": now - began})
-        self._last = now
+        last, self._last = self._last, time.perf_counter()
+        add_usage({**self._counts, "seconds": self._last - last, "wait_seconds": self._last - began})
         self._close = self._close or weakref.finalize(self, _log_usage, self._before, os.getpid())
         self._on_batch()
         return batch

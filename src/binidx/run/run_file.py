@@ -86,6 +86,7 @@ class Run:
         directory: absolute path from which relative prefixes and a relative path_to_cache are opened, by default the
             current directory. None, as in files of earlier versions: the directory that is current at each opening. A
             config that is derived from that of another run keeps the directory of that run.
+        other_fields: fields of the run's file that this version does not know, without effect; `save` keeps them.
 
     Raises:
         ConfigError: an invalid value, or a config that is no `GPTDatasetConfig`.
@@ -108,6 +109,7 @@ class Run:
     decrease_batch_size_if_needed: bool = False
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
+    other_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -138,9 +140,9 @@ class Run:
             The run, equal to the one that was saved.
 
         Raises:
-            ConfigError: the URI names a dataset; the file is not a JSON object, has unknown or missing fields, or an
-                invalid value; or a file read over HTTP names data elsewhere, which the setting `parts_from` does not
-                allow.
+            ConfigError: the URI names a dataset; the file is not a JSON object, lacks a field, has an invalid value, or
+                an unknown field that may change the samples; or a file read over HTTP names data elsewhere, which the
+                setting `parts_from` does not allow.
             ObjectNotFoundError: there is no such file.
         """
         file = Location.of(uri, storage_options)
@@ -290,7 +292,8 @@ def format_run(run: Run) -> bytes:
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
-    described = {option.name: getattr(run, option.name) for option in fields(run)} | {"config": config}
+    described = {option.name: getattr(run, option.name) for option in fields(run) if option.name not in UNSAVED}
+    described |= {**run.other_fields, "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
     if run.directory is None:
@@ -306,7 +309,8 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         storage_options: options of the stores of the run's data.
 
     Raises:
-        ConfigError: the text is not a JSON object, has unknown or missing fields, or an invalid value.
+        ConfigError: the text is not a JSON object, lacks a field, has an invalid value, or an unknown field that may
+            change the samples.
     """
     values = RUN_FILE.parse(text, "")
     if is_packed_run(values):
@@ -317,10 +321,16 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     if config.get("blend_per_split") is not None:
         blends["blend_per_split"] = [_pair(blend) for blend in config["blend_per_split"]]
     tokenizer = SavedTokenizer(**config["tokenizer"]) if "tokenizer" in config else None
+    known = {option.name for option in fields(GPTDatasetConfig)}
+    config = {name: value for name, value in config.items() if name in known}
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": _pair(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    return Run(**{"directory": None, **values, **made})
+    known = {option.name for option in fields(Run)} - {*UNSAVED}
+    others = {name: value for name, value in values.items() if name not in known}
+    return Run(
+        **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made}, other_fields=others
+    )
 
 
 def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig, Sequence[Stage] | None]:
@@ -357,17 +367,37 @@ def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> ty
     return make_dataclass(kind.__name__, described, kw_only=True)
 
 
-UNSAVED = ("storage_options", "written_paths", "megatron_samples")
-"""Fields of a config that its file lacks: secrets, paths of this process, an option without effect on GPT samples."""
+UNSAVED = ("storage_options", "written_paths", "megatron_samples", "other_fields")
+"""Fields that the file lacks: secrets, paths of this process, an option without effect on GPT samples, and the fields
+of a newer version, which stand in the file by themselves."""
+
+WITHOUT_EFFECT = (
+    *("num_dataset_builder_threads", "mmap_bin_files", "fast_cache_load", "defer_npy_index_mmap"),
+    *("cache_small_indices", "object_storage_cache_path", "path_to_cache"),
+)
+"""Options of a config on which no sample depends."""
+
+
+def tolerates_in_run(path: str, similar: str) -> bool:
+    """Return whether a run with an unknown field reads the same samples without it.
+
+    A run itself: unless the field is a misspelt option, since all options of a run change what its ranks read. Newer
+    versions add fields here only as notes. In the config, where they add options that change the order, only the
+    misspelt options `WITHOUT_EFFECT`. In a tokenizer, a stage or a blend never.
+    """
+    return not similar if path == "$" else path == "$.config" and similar in WITHOUT_EFFECT
+
 
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
+        UNSAVED,
         config=_model_of_file(GPTDatasetConfig, UNSAVED, tokenizer=SavedTokenizer, trust_cache=str | None),
         dataloader_type=str,
     ),
     error=ConfigError,
+    tolerates=tolerates_in_run,
 )
 
 

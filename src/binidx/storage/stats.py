@@ -13,16 +13,24 @@
 
 `usage` returns all counters as one flat table, name -> number, which processes can add, subtract and send. Bytes that
 are read before they are requested are no overhead: samples read ahead, and the rest of chunks that a cache keeps.
+
+Slow steps are spans of OpenTelemetry, if the program has imported it:
+
+    binidx.start          `build()` of a builder: opens the data, loads or builds the indices, compares the ranks
+    binidx.index.build    one index, with its name; within binidx.start
+    binidx.first_batch    the first batch of an iteration over a loader
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -324,3 +332,25 @@ def rates(sums: Usage) -> dict[str, float]:
         "goodput": ratio(sums["throttled_served"], sums["throttled_seconds"]),
     }
     return {"tokens_per_second": speed, "wait_share": ratio(sums["wait_seconds"], sums["seconds"]), **hits, **throttled}
+
+
+@contextlib.contextmanager
+def span(name: str, parent: Any = None, **attributes: str) -> Iterator[Any]:
+    """Record the time of the block, and an exception that ends it, as a span.
+
+    A program that sets a TracerProvider has imported the API, so no other program pays for its import.
+
+    Args:
+        name: of the span.
+        parent: what the block of the parent span yielded, if that is one of another thread.
+        attributes: of the span; no URI, as it may hold secrets.
+
+    Yields:
+        The context of the span, as `parent` of others; None without OpenTelemetry.
+    """
+    trace, context = (sys.modules.get(f"opentelemetry.{module}") for module in ("trace", "context"))
+    if trace is None or context is None:
+        yield None
+        return
+    with trace.get_tracer("binidx").start_as_current_span(name, parent, attributes=attributes):
+        yield context.get_current()

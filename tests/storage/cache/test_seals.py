@@ -88,6 +88,18 @@ def test_a_file_that_was_just_written_or_is_small_is_not_sealed(
     assert seal_of(large) == Seal()
 
 
+@pytest.mark.parametrize("text", ["", "fine", "-1", "1.5", "80000 ", "\x00" * 5, "²"])
+def test_a_seal_of_an_idx_that_is_no_number_is_none(text: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "en")
+    before = binidx.IndexedDataset(f"{tmp_path}/en").sequence_lengths.tolist()
+    written = seals(tmp_path)
+    assert "80000" in written.values()
+    for path in written:
+        path.write_text(text, encoding="utf-8")
+    assert binidx.IndexedDataset(f"{tmp_path}/en").sequence_lengths.tolist() == before
+    assert "80000" in seals(tmp_path).values()
+
+
 def test_without_an_index_directory_each_process_checks_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from binidx.storage.requests.retries import (
     given_up,
     is_outage,
     is_transient,
-    note_refusal,
     out_of_time,
     pause,
     warn_of_outage,
@@ -103,16 +102,6 @@ def test_an_outage_is_logged_when_it_is_old_and_once_for_a_store(
         "s3://busy: throttled for 1100000 s (StatusError 503); requests are tried again for 480 s after its last "
         "response (outage_seconds)",
     ]
-
-
-def test_many_refusals_in_a_short_time_are_logged_at_once_and_few_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(retries.MANY_REFUSALS - 1):
-        note_refusal("s3://refusing", StatusError(503))
-    assert not caplog.records
-    for _ in range(100):
-        note_refusal("s3://refusing", StatusError(503))
-    [record] = caplog.records
-    assert record.getMessage().startswith(f"s3://refusing: throttled: it refused {retries.MANY_REFUSALS} requests in ")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from binidx.index.cache.manifest import (
 )
 from binidx.index.cache.order_record import OrderKey, record_order
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.stats import span
 
 Access = Literal["load", "ranges"]
 """Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" returns
@@ -92,6 +93,7 @@ class BuildContext:
         num_threads: number of threads that compute the index; None: the number in the dataset's config.
         on_outcome: called with the outcome of each index, by any thread.
         listed: the files of the dataset to open in a listing of their folder, if one was made.
+        parent: context of the span of the start, of which that of the build is a part.
     """
 
     checks: Checks = ()
@@ -99,6 +101,7 @@ class BuildContext:
     num_threads: int | None = None
     on_outcome: OnOutcome = None
     listed: ListedPair | None = None
+    parent: Any = None
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:
@@ -178,7 +181,8 @@ class IndexCache:
 
         def make() -> Built:
             nonlocal how
-            how, writer = BUILT, self.build(description, needed, build)
+            with span("binidx.index.build", self.context.parent, index=self.files.name):
+                how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
         arrays = load()
@@ -245,7 +249,7 @@ class IndexCache:
         """
         files = self.files
         try:
-            contents = {name: files.read_cached(name)[0] for name in names}
+            contents = {name: files.read_cached(name, shared=True)[0] for name in names}
         except ObjectNotFoundError:
             return None
         try:
@@ -298,15 +302,17 @@ class IndexCache:
         self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
+        arrays = self.files.share_arrays(writer.stored)
         manifest = Manifest(
             library=library_version(),
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),
             order=order.fields if order else None,
-            arrays=writer.stored,
+            arrays=arrays,
         )
         self.files.write(MANIFEST, format_manifest(manifest))
+        self.files.remove_unused_arrays(arrays)
         self.files.remove_staging_files()
 
 

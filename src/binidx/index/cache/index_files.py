@@ -20,7 +20,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -30,10 +30,10 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
 from binidx.format.pair import local_version
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
-from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
+from binidx.index.cache.manifest import ALGORITHM, UNNUMBERED, Manifest, StoredArray, parse_manifest
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
@@ -41,7 +41,7 @@ from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import read_many, stored_reader
 from binidx.storage.requests.remote_object import Found, read_small, recorded_object
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import write_object
+from binidx.storage.writing.publish import delete_object, write_object
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -119,6 +119,9 @@ def parse_npy_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]
 class IndexFiles:
     """Files of one index, `{directory}/{name}-{suffix}`.
 
+    A version with other algorithms than UNNUMBERED writes `{directory}/{name}-{ALGORITHM}-{suffix}`, so that it and the
+    version before it replace no file of each other. Its manifest refers to arrays of the other one that are equal.
+
     Args:
         directory: created where the store has directories.
         name: `{hash}-{class}-{split}`.
@@ -127,20 +130,23 @@ class IndexFiles:
     directory: Location
     name: str
 
-    def file(self, suffix: str) -> Location:
-        return self.directory / f"{self.name}-{suffix}"
+    def file(self, suffix: str, *, shared: bool = False) -> Location:
+        """Return the location of a file: of this version, or the one without a number in its name, if it is shared."""
+        number = "" if shared or ALGORITHM == UNNUMBERED else f"-{ALGORITHM}"
+        return self.directory / f"{self.name}{number}-{suffix}"
 
-    def array_file(self, name: str) -> Location:
-        return self.file(f"{name}.npy")
+    def array_file(self, name: str, *, shared: bool = False) -> Location:
+        return self.file(f"{name}.npy", shared=shared)
 
-    def read_cached(self, name: str, found: Found | None = None) -> tuple[memoryview, Seal]:
+    def read_cached(self, name: str, found: Found | None = None, *, shared: bool = False) -> tuple[memoryview, Seal]:
         """Return the bytes of an array's file, cached in the index directory of this node, and the seal of their XXH3.
 
         Args:
             name: of the array.
             found: the object to read, if it is known; that saves a HEAD.
+            shared: see `file`.
         """
-        file = self.array_file(name)
+        file = self.array_file(name, shared=shared)
         reader = open_object(file, cache="disk", found=found)
         content = read_whole(reader)
         return content, find_seal(reader, file, "xxh3_64")  # of what is mapped now
@@ -152,15 +158,42 @@ class IndexFiles:
     def write(self, suffix: str, data: bytes) -> None:
         write_object(self.file(suffix), [data], durable=False)
 
-    def read_manifest(self) -> Manifest | None:
+    def read_manifest(self, *, shared: bool = False) -> Manifest | None:
         """Return the manifest; None if it does not exist.
+
+        Args:
+            shared: see `file`.
 
         Raises:
             FormatError: it is damaged.
             StorageError: it cannot be read.
         """
-        data = self.read_small(MANIFEST)
-        return None if data is None else parse_manifest(data, self.file(MANIFEST).uri)
+        file = self.file(MANIFEST, shared=shared)
+        data = read_small(file)
+        return None if data is None else parse_manifest(data, file.uri)
+
+    def share_arrays(self, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+        """Return the entries of arrays just written, of those that are equal in the version UNNUMBERED its own."""
+        others: Mapping[str, StoredArray] = {}
+        if ALGORITHM != UNNUMBERED:
+            with contextlib.suppress(FormatError, StorageError):
+                manifest = self.read_manifest(shared=True)
+                others = {} if manifest is None else manifest.arrays
+        shared = {}
+        for name, stored in arrays.items():
+            if name in others and others[name].xxh3_64 == stored.xxh3_64:
+                with contextlib.suppress(FormatError, StorageError):
+                    entry = replace(others[name], shared=True)
+                    self.read_array(name, entry)  # it is there, and has these bytes
+                    shared[name] = entry
+        return {**arrays, **shared}
+
+    def remove_unused_arrays(self, arrays: Mapping[str, StoredArray]) -> None:
+        """Remove the files of arrays in the place of which shared ones are used; never raises."""
+        for name, stored in arrays.items():
+            if stored.shared:
+                with contextlib.suppress(StorageError, OSError):
+                    delete_object(self.array_file(name))
 
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
@@ -194,16 +227,16 @@ class IndexFiles:
             name: of the array.
             stored: its entry in the manifest.
         """
-        cached = None
+        cached, file = None, self.array_file(name, shared=stored.shared)
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
-        if (identity := recorded_object(self.array_file(name).uri, stored.identity)) is not None:
+        if (identity := recorded_object(file.uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
-                cached = self.read_cached(name, identity)
-        content, seal = cached or self.read_cached(name)
+                cached = self.read_cached(name, identity, shared=stored.shared)
+        content, seal = cached or self.read_cached(name, shared=stored.shared)
         found = len(content), seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
-            raise FormatError(f"{self.array_file(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
+            raise FormatError(f"{file}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
 
     def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
@@ -228,10 +261,11 @@ class IndexFiles:
             return None
         arrays = {}
         for name in names:
-            recorded = recorded_object(self.array_file(name).uri, manifest.arrays[name].identity)
+            stored = manifest.arrays[name]
+            recorded = recorded_object(self.array_file(name, shared=stored.shared).uri, stored.identity)
             if recorded is None and not local:
                 return None
-            arrays[name] = self._open_array(name, manifest.arrays[name], recorded)
+            arrays[name] = self._open_array(name, stored, recorded)
         if local:
             written_last = all(array.ctime < before[0].ctime for array in before[1:])
             if not before or before != self._local_versions(names) or not written_last:
@@ -240,7 +274,7 @@ class IndexFiles:
         return manifest, arrays
 
     def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
-        file, dtype = self.array_file(name), np.dtype(stored.dtype)
+        file, dtype = self.array_file(name, shared=stored.shared), np.dtype(stored.dtype)
         reader = open_cached_in_blocks(file, found)
         if reader.size != stored.bytes:
             raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")

@@ -38,7 +38,7 @@ from types import TracebackType
 import xxhash
 
 from binidx.errors import FormatError, StorageError
-from binidx.json_models import JsonFile
+from binidx.json_models import JsonFile, tolerate_all
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
@@ -86,7 +86,7 @@ class LeaseRecord:
         return json.dumps(asdict(self)).encode()
 
 
-LEASE_FILE = JsonFile(LeaseRecord)
+LEASE_FILE = JsonFile(LeaseRecord, tolerates=tolerate_all)
 
 
 def parse_lease_record(data: bytes) -> LeaseRecord:

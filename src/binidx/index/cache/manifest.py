@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
@@ -28,7 +28,7 @@ from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import local_version, stat_file
 from binidx.index.documents import Documents, as_range, documents_digest
-from binidx.json_models import JsonFile
+from binidx.json_models import JsonFile, tolerate_all
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
 from binidx.storage.stores.local import SETTLED_SECONDS
@@ -37,6 +37,9 @@ Fields = Mapping[str, Any]
 
 ALGORITHM = 3
 """Incremented when the same arguments would give other arrays, or the manifest has another form."""
+
+UNNUMBERED = 3
+"""Number of the algorithms whose indices have names without it, and whose arrays Megatron reads."""
 
 ONE_EACH = "one_sequence_each"
 DECIDING = ("num_sequences", "index_digest")
@@ -49,6 +52,7 @@ class StoredArray:
 
     identity: of the object, as `object_identity` returns it; None where the store did not return one, so that
         only `xxh3_64` proves the bytes.
+    shared: whether it is the file of the algorithms UNNUMBERED, since the bytes are equal.
     """
 
     dtype: str
@@ -56,6 +60,7 @@ class StoredArray:
     bytes: int
     xxh3_64: str
     identity: Fields | None = None
+    shared: bool = False
 
     def __post_init__(self) -> None:
         needed = prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -63,19 +68,19 @@ class StoredArray:
             raise ValueError(f"shape: found {self.shape} of {self.dtype}, need sizes that {self.bytes} bytes can hold")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Fields of a manifest, as described at the head of this module."""
 
-    library: str
+    library: str = ""
     fingerprint: Fields
     content: Fields
-    data: Mapping[str, Fields]
-    order: Fields | None
+    data: Mapping[str, Fields] = field(default_factory=dict)
+    order: Fields | None = None
     arrays: Mapping[str, StoredArray]
 
 
-MANIFEST_FILE = JsonFile(Manifest)
+MANIFEST_FILE = JsonFile(Manifest, tolerates=tolerate_all)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,9 @@ NO_DATA = Origin()
 
 def format_manifest(manifest: Manifest) -> bytes:
     fields = json.loads(json.dumps(asdict(manifest)))
+    for stored in fields["arrays"].values():
+        if not stored["shared"]:
+            del stored["shared"]  # 0.1.0 refuses unknown fields
     return json.dumps({**fields, "xxh3_64": _checksum(fields)}, indent=1).encode()
 
 

@@ -154,8 +154,12 @@ def add_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]
     return [*others, Known(name, order.fields, order.most)][-MOST_ORDERS:]
 
 
-def format_known(known: Sequence[Known]) -> bytes:
-    return json.dumps({"indices": [vars(index) for index in known]}, indent=1).encode()
+def format_known(known: Sequence[Known], record: bytes = b"") -> bytes:
+    """Return the bytes of a record; fields that a newer version wrote to the earlier `record` are kept."""
+    values = KNOWN_FILE.parse(record, "") if parse_known(record) else {}
+    written = {index["name"]: index for index in values.get("indices", ())}
+    indices = [{**written.get(index.name, {}), **vars(index)} for index in known]
+    return json.dumps({**values, "indices": indices}, indent=1).encode()
 
 
 def parse_known(data: bytes) -> list[Known]:
@@ -182,8 +186,9 @@ def record_order(
     """
     record = IndexFiles(files.directory, hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
-        known = parse_known(record.read_small(ORDERS) or b"")
+        data = record.read_small(ORDERS) or b""
+        known = parse_known(data)
         if text := describe_change(known, order, files.name):
             logger.warning("%s: %s", files.file("*.npy"), text)
         if published:
-            record.write(ORDERS, format_known(add_index(known, files.name, order)))
+            record.write(ORDERS, format_known(add_index(known, files.name, order), data))

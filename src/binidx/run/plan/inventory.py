@@ -7,7 +7,7 @@ caches     ─► manifests    present, missing or stale; no array is read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -107,12 +107,14 @@ class RunInventory:
         summaries: size and version of the data of each source, by prefix.
         indices: the index of each split of each prefix.
         blends: the blend of each split of several prefixes.
+        listed: the prefixes that are opened by a listing of their folder.
     """
 
     run: Run
     summaries: Mapping[str, DatasetSummary]
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
+    listed: Set[str]
 
     @property
     def num_samples(self) -> int:
@@ -157,7 +159,7 @@ def take_inventory(run: Run) -> RunInventory:
         lambda index: inspect_index(index, summaries[index.prefix], bounds[index.prefix], run.config), wanted.indices
     )
     blends = OPENS.map(lambda blend: _inspect_blend(blend, indices, run.config), wanted.blends)
-    return RunInventory(run, summaries, indices, blends)
+    return RunInventory(run, summaries, indices, blends, listed.keys())
 
 
 def indices_needed(run: Run) -> RequiredIndices:

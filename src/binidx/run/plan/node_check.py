@@ -99,7 +99,7 @@ def _count_refused(summary: DatasetSummary) -> int:
 def _check_directories(plan: RunPlan) -> Iterator[NodeCheck]:
     settings = ReadSettings.of(plan.inventory.run.config.storage_options)
     if plan.is_remote:
-        needed = plan.start_bytes / plan.nodes
+        needed = plan.index_dir_bytes
         if (directory := directory_of_index(settings)) is None:
             detail = f"none: each process keeps its own copy, {bytes_text(needed)}; BINIDX_INDEX_DIR names a directory"
             yield NodeCheck("directory of index files", WARNING, detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import floor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
 from binidx.run.global_order import GlobalOrder
+from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, start_costs
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
     Costs,
@@ -24,16 +26,27 @@ from binidx.run.plan.forecast import (
     source_costs,
     total_costs,
 )
-from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
+from binidx.run.plan.inventory import (
+    MISSING,
+    STALE,
+    BlendInventory,
+    IndexInventory,
+    RunInventory,
+    order_changes,
+    take_inventory,
+)
 from binidx.run.run_file import Run
-from binidx.storage.location import Location
+from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
-from binidx.storage.store_protocols import Prices
+from binidx.storage.stores.registry import open_store
 
 MAX_EPOCHS = 4.0
 """Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
 https://arxiv.org/abs/2305.16264"""
+
+LONG_START_SECONDS, LARGE_BYTES = 10.0, 1 << 30
+"""Time of a start of all ranks at the published limit, and bytes, from which on there is advice."""
 
 MAX_NAMED = 3
 """Largest number of warnings of one kind; further ones are only counted."""
@@ -44,21 +57,6 @@ INDEX_COLUMNS = (
     *("num_bytes", "memory_bytes", "build_seconds", "cache", "why"),
 )
 """Keys of a row of `RunPlan.index_rows`."""
-
-
-@dataclass(frozen=True)
-class PlaceRate:
-    """Requests a second of all ranks together to one bucket.
-
-    Attributes:
-        place: the bucket, as a URI.
-        requests_per_second: mean, while the run trains.
-        prices: has the limit that the store publishes.
-    """
-
-    place: str
-    requests_per_second: float
-    prices: Prices
 
 
 @dataclass(frozen=True)
@@ -139,16 +137,49 @@ class RunPlan:
         return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
 
     @property
-    def start_bytes(self) -> float:
-        """Bytes of `.idx` files and cached indices that all nodes together fetch, if a node fetches each once."""
-        inventory, directory = self.inventory, self.inventory.run.config.path_to_cache
-        remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
-        num_bytes = sum(summary.idx_bytes for summary in remote)
-        if remote if directory is None else Location(directory).local_path is None:
-            caches = [*(index.cache for index in inventory.indices), *(blend.cache for blend in inventory.blends)]
-            manifests = [cache.manifest for cache in caches if cache.manifest]
-            num_bytes += sum(array.bytes for manifest in manifests for array in manifest.arrays.values())
-        return self.nodes * num_bytes
+    def shares_index_files(self) -> bool:
+        """True if the processes of a node share a directory of index files."""
+        return directory_of_index(ReadSettings.of(self.inventory.run.config.storage_options)) is not None
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that start: the data-parallel ranks, and at least one for each node."""
+        return max(self.inventory.run.data_parallel_size, self.nodes)
+
+    @cached_property
+    def index_dir_bytes(self) -> int:
+        """Bytes of `.idx` files and cached indices that a node fetches and keeps, or each of its processes."""
+        return sum(cost.node_bytes for cost in self._start_costs.values())
+
+    @property
+    def starts(self) -> Sequence[FleetStart]:
+        """Requests and bytes of a start of all ranks with cached indices, for each bucket, the most first."""
+        options, ranks = self.inventory.run.config.storage_options, self.num_processes
+        first = self.nodes if self.shares_index_files else ranks
+        starts = [
+            FleetStart(
+                place,
+                cost.of_process.times(ranks) + cost.of_node.times(first),
+                cost.node_bytes * first,
+                open_store(place, options).prices(),
+            )
+            for place, cost in self._start_costs.items()
+        ]
+        return sorted(starts, key=lambda start: -start.requests.total)
+
+    @cached_property
+    def _start_costs(self) -> Mapping[str, StartCost]:
+        return start_costs(self.inventory)
+
+    @property
+    def exceeds_a_limit(self) -> bool:
+        """True if the run sends a bucket more requests a second than its store publishes as the limit."""
+        return any(rate.is_exceeded for rate in self.request_rates)
+
+    @property
+    def advice(self) -> Sequence[str]:
+        """Ways to lower the load on the store, a line each, with the figure that is the reason."""
+        return [*_advice(self)]
 
     @property
     def epoch_bytes(self) -> float:
@@ -178,16 +209,22 @@ class RunPlan:
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
-            "start": {"bytes_of_all_nodes": self.start_bytes},
+            "disk_of_a_node": {"index_files_bytes": self.index_dir_bytes, "epoch_bytes": self.epoch_bytes},
+            "start": {
+                "bytes_of_all_nodes": sum(start.num_bytes for start in self.starts),
+                "places": [start.to_json() for start in self.starts],
+            },
             "request_rates": [
                 {
                     "place": rate.place,
                     "requests_per_second": rate.requests_per_second,
                     "limit": rate.prices.reads_per_second or None,
+                    "ramp_seconds": rate.ramp_seconds,
                 }
                 for rate in self.request_rates
             ],
             "cautions": [*self.cautions],
+            "advice": [*self.advice],
         }
 
 
@@ -280,14 +317,40 @@ def _warnings(plan: RunPlan) -> Iterator[str]:
 
 
 def _busy_places(rates: Sequence[PlaceRate]) -> Iterator[str]:
-    for rate in rates:
-        prices = rate.prices
-        if 0 < prices.reads_per_second < rate.requests_per_second:
-            yield (
-                f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {prices.store} "
-                f"publishes {prices.reads_per_second:,.0f} for {prices.limit}, and refuses the rest; a baked run, a "
-                "cache_dir on each node or longer documents send fewer"
-            )
+    for rate in filter(lambda rate: rate.is_exceeded, rates):
+        prices, ramp = rate.prices, rate.ramp_seconds
+        grown = "" if ramp is None else f"; it grants this {ramp / 60:,.0f} minutes after the run began, at best"
+        yield (
+            f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {prices.store} "
+            f"publishes {prices.reads_per_second:,.0f} for {prices.limit}, and refuses the rest{grown}"
+        )
+
+
+def _advice(plan: RunPlan) -> Iterator[str]:
+    """Yield ways to lower the load on the store, each with its reason."""
+    inventory, ranks = plan.inventory, plan.num_processes
+    unbuilt = [row for row in plan.index_rows() if row["cache"] in (MISSING, STALE)]
+    if unbuilt and plan.nodes > 1:
+        seconds = sum(row["build_seconds"] for row in unbuilt)
+        wait = f"{ranks:,} ranks would wait {seconds:,.1f} s and for their upload"
+        yield f"binidx prepare-cache: {len(unbuilt):,} indices are not built, and {wait}"
+    slow = max(plan.starts, key=lambda start: start.seconds_at_limit, default=None)
+    if slow is not None and slow.seconds_at_limit >= LONG_START_SECONDS:
+        limit = f"{slow.seconds_at_limit:,.0f} s at the {slow.prices.reads_per_second:,.0f} a second that it publishes"
+        requests = f"{slow.requests.total:,} requests to {redacted(slow.place)}, {limit}"
+        if (sources := len(inventory.summaries)) > 1:
+            yield f"binidx merge: a start opens {sources:,} prefixes on each rank: {requests}"
+        yield f"binidx read-plan: a start with it reads no .idx and no index; without it all ranks send {requests}"
+    elif plan.index_dir_bytes >= LARGE_BYTES:
+        yield f"binidx read-plan: a start with it reads kilobytes, without it a node {bytes_text(plan.index_dir_bytes)}"
+    run, samples = inventory.run, sum(cost.samples for cost in plan.costs) or 1.0
+    a_batch = plan.reading.requests / samples * run.micro_batch_size
+    if plan.exceeds_a_limit and a_batch > 2:
+        yield f"binidx bake: {a_batch:,.1f} requests for each micro-batch, 1 of a baked run"
+    stored = sum(cost.summary.stored_bytes for cost in plan.costs if cost.reading.requests)
+    if plan.nodes > 1 and plan.reading.num_bytes > max(2 * stored, LARGE_BYTES):
+        times = f"{bytes_text(plan.reading.num_bytes)} of {bytes_text(stored)} that are stored"
+        yield f"cache_dir on a file system that all nodes share: they fetch {times}, such a cache each byte once"
 
 
 def _unplanned_order(inventory: RunInventory) -> Iterator[str]:

@@ -52,6 +52,11 @@ class Seal:
             return file.read(LARGEST_BYTES) or None
         return None
 
+    def read_count(self) -> int | None:
+        """Return the number that a check found; None if no process of this node has noted a number."""
+        text = self.read() or ""
+        return int(text) if text.isdecimal() else None
+
     def recall(self, check: Callable[[], str]) -> str:
         """Return the result of the check, made now and noted if no process of this node has noted it."""
         if (result := self.read()) is None:

@@ -22,7 +22,6 @@ import logging
 import math
 import random
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -60,9 +59,6 @@ AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "Tr
 
 WARN_SECONDS = 60.0
 """Age of an outage that is logged, and the time between two warnings of one store."""
-
-MANY_REFUSALS, REFUSAL_SECONDS = 50, 10.0
-"""Refused requests in so many seconds of which a store is logged as throttled."""
 
 ANSWERED: dict[str, float] = {}
 """Store that sent a good response to this process, or to one that it was forked from -> time of the last one, by
@@ -146,29 +142,6 @@ def warn_of_outage(store: str, error: Exception, began: float, patience: float) 
 
 
 _warned: dict[str, float] = {}
-
-
-def note_refusal(store: str, error: Exception) -> None:
-    """Count a request that a store refused because there are too many; log it once there are many in a short time.
-
-    Args:
-        store: `Location.place` of the object.
-        error: the refusal.
-    """
-    now = time.monotonic()
-    times = _refusals[store]
-    times.append(now)
-    is_new = now - _warned.get(f"refusals of {store}", -math.inf) >= WARN_SECONDS
-    if is_new and len(times) == times.maxlen and (seconds := now - times[0]) < REFUSAL_SECONDS:
-        _warned[f"refusals of {store}"] = now
-        logger.warning(
-            "%s: throttled: it refused %d requests in %.1f s (%s); they are sent again after pauses. Fewer requests: "
-            "BINIDX_CACHE_DIR, a baked run; the limit of a store: binidx plan --tokens-per-second",
-            *(redacted(store), len(times), seconds, shortly(error)),
-        )
-
-
-_refusals: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MANY_REFUSALS))
 
 
 def pause(failures: int) -> float:

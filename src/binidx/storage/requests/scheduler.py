@@ -45,7 +45,6 @@ from binidx.storage.requests.retries import (
     given_up,
     is_outage,
     is_refusal,
-    note_refusal,
     out_of_time,
     pause,
     shortly,
@@ -341,7 +340,6 @@ class Scheduler:
         history.note(error)
         if is_refusal(error):
             read.refused += 1
-            note_refusal(read.store, error)
             read.limiter.note_refusal()
             if read.limiter.answered_at > ANSWERED.get(read.store, -math.inf):
                 ANSWERED[read.store] = read.limiter.answered_at  # to another process of this node

@@ -7,10 +7,11 @@ round trip; what other drivers read is not pinned to a version.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError, redacted
@@ -18,7 +19,15 @@ from binidx.storage.interfaces import FileVersion, Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
-from binidx.storage.stores.identity import changed, check_length, check_unchanged, is_rewritten, object_info
+from binidx.storage.stores.identity import (
+    TIMES,
+    changed,
+    check_length,
+    check_unchanged,
+    is_rewritten,
+    object_info,
+    second_of,
+)
 from binidx.storage.stores.local import FILE_PRICES, node_view
 from binidx.storage.stores.registry import local_path, scheme_of, store_class
 
@@ -281,6 +290,30 @@ def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
     if info.get("size") is None:
         raise StorageError(f"{uri}: the store does not report its size; needed a server that sends Content-Length")
     return object_info(uri, info)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """File or object of a folder: its size, and the time of its last change in seconds since 1970."""
+
+    num_bytes: int
+    changed_at: float
+
+
+def list_folder(uri: str, storage_options: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """Return the files of a folder, local or in a store, by their names; without a known time a file counts as new.
+
+    Raises:
+        StorageError: there is no such folder, or the store refuses.
+    """
+    fs, path = open_filesystem(uri, storage_options)
+    with storage_errors(uri):
+        entries = [entry for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+    times = [next((second_of(entry[key]) for key in TIMES if entry.get(key)), None) for entry in entries]
+    return {
+        entry["name"].rpartition("/")[2]: StoredFile(int(entry["size"]), math.inf if time is None else time)
+        for entry, time in zip(entries, times, strict=True)
+    }
 
 
 def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> tuple[Any, str]:

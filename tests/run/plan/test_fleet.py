@@ -1,0 +1,168 @@
+"""The forecast of a start against the requests that a proxy logs, and the arithmetic of a fleet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from helpers.gpt_data import TOKENIZER
+from servers.latency_proxy import Proxy, latency_proxy
+
+import binidx
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
+from binidx.run.plan.fleet import PlaceRate, StartRequests
+from binidx.run.plan.run_plan import RunPlan, plan_run
+from binidx.storage.stores.gcs import GcsStore
+from binidx.storage.stores.s3 import S3Store
+
+START = "import sys, binidx; binidx.Run.load(sys.argv[1]).build()"
+KINDS = {
+    "one": (1, StorageFormat()),
+    "three": (3, StorageFormat()),
+    "compressed": (2, StorageFormat(codec="zstd")),
+    "checked": (2, StorageFormat(checksums=True)),
+    "virtual": (3, StorageFormat()),
+    "listed": (10, StorageFormat()),
+    "listed, checked": (9, StorageFormat(checksums=True)),
+    "virtual, listed": (10, StorageFormat()),
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: Bucket) -> Iterator[Proxy]:
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as found, found.in_environment():
+        yield found
+
+
+def write(prefix: Path, num_documents: int, seed: int) -> str:
+    lengths = np.random.default_rng(seed).integers(1, 9, num_documents)
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
+        for length in lengths.tolist():
+            builder.add_document(np.ones(length, np.uint16), [length])
+        builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def save(path: Path, prefixes: Sequence[str], cache: str | None, **changes: Any) -> binidx.Run:
+    config = binidx.GPTDatasetConfig(
+        random_seed=1, sequence_length=4, split="90,5,5", tokenizer=TOKENIZER, path_to_cache=cache,
+        blend=([*prefixes], None if len(prefixes) == 1 else [1.0] * len(prefixes)),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+    )  # fmt: skip
+    run = binidx.Run(config, [40_000 * len(prefixes), 100, 100], 4, **{"data_parallel_size": 16, **changes})
+    run.save(str(path))
+    return run
+
+
+def start(proxy: Proxy, run: Path, index_dir: str) -> tuple[StartRequests, int]:
+    """Requests of a process that starts, and the bytes of its GETs."""
+    proxy.reset()
+    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, "BINIDX_HEDGE": "0"}
+    subprocess.run([sys.executable, "-c", START, str(run)], env=environment, check=True)
+    kinds = Counter("LIST" if each.path.count("/") == 1 else each.method for each in proxy.log())
+    assert {*kinds} <= {"HEAD", "LIST", "GET"}
+    num_bytes = sum(each.bytes for each in proxy.log() if each.method == "GET")
+    return StartRequests(kinds["HEAD"], kinds["LIST"], kinds["GET"]), num_bytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    count, way = KINDS[kind]
+    base, prefixes = s3.fresh(), list[str]()
+    for number in range(count):
+        local = write(tmp_path / f"p{number}", 36_500, number)
+        convert_dataset(local, f"{base}/p{number}", way=way, verify="size")
+        prefixes.append(f"{base}/p{number}")
+    if "virtual" in kind:
+        merge_virtually(prefixes, f"{base}/all")
+        prefixes = [f"{base}/all"]
+    path = tmp_path / "run.json"
+    run = save(path, prefixes, f"{base}/cache")
+    run.build()
+    [planned] = plan_run(run, nodes=1).starts
+    first, node_bytes = start(proxy, path, f"{tmp_path}/node")
+    second, _ = start(proxy, path, f"{tmp_path}/node")
+    assert plan_run(replace(run, data_parallel_size=1)).starts[0].requests == first
+    assert planned.requests == first + second.times(15)
+    assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)  # manifests and lists come on top
+
+
+def test_a_start_from_gcs_sends_as_many_requests(gs: str, tmp_path: Path) -> None:
+    base, prefixes, path = f"{gs}/fleet", list[str](), tmp_path / "run.json"
+    for number in range(2):
+        prefixes.append(f"{base}/p{number}")
+        convert_dataset(write(tmp_path / f"p{number}", 36_500, number), prefixes[-1], verify="size")
+    run = save(path, prefixes, f"{base}/cache", data_parallel_size=2)
+    run.build()
+    emulator = "STORAGE_EMULATOR_HOST"
+    with latency_proxy(os.environ[emulator], delay_ms=1) as proxy, proxy.in_environment(emulator):
+        requests = [start(proxy, path, f"{tmp_path}/node")[0].total for _ in range(2)]
+    assert plan_run(run, nodes=1).starts[0].requests.total == sum(requests)
+
+
+def test_without_a_directory_of_index_files_each_process_is_the_first(
+    s3: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, path = s3.fresh(), tmp_path / "run.json"
+    convert_dataset(write(tmp_path / "p", 36_500, 0), f"{base}/p", verify="size")
+    run = save(path, [f"{base}/p"], None)
+    run.build()
+    first, _ = start(proxy, path, "off")
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
+    plan = plan_run(run, nodes=2)
+    [planned] = plan.starts
+    assert planned.requests == first.times(16)
+    assert planned.num_bytes == 16 * plan.index_dir_bytes
+
+
+def test_a_start_of_local_files_sends_nothing(tmp_path: Path) -> None:
+    run = save(tmp_path / "run.json", [write(tmp_path / "p", 1000, 0)], None)
+    plan = plan_run(run, nodes=4)
+    assert (plan.starts, plan.index_dir_bytes, plan.exceeds_a_limit) == ([], 0, False)
+
+
+# Arithmetic
+
+
+def test_a_bucket_of_gcs_grants_more_every_20_minutes() -> None:
+    prices = GcsStore.list_prices
+    rates = [PlaceRate("gs://b", rate, prices) for rate in (4_000, 5_000, 10_000, 40_000)]
+    assert [rate.is_exceeded for rate in rates] == [False, False, True, True]
+    assert [rate.ramp_seconds for rate in rates] == [0.0, 0.0, 1_200.0, 3_600.0]
+    assert PlaceRate("s3://b", 11_000, S3Store.list_prices).ramp_seconds is None
+
+
+def advice(run: binidx.Run, **options: Any) -> str:
+    return "\n".join(plan_run(run, **options).advice)
+
+
+def test_advice_has_the_figure_that_is_its_reason(s3: Bucket, tmp_path: Path) -> None:
+    base = s3.fresh()
+    prefixes = [f"{base}/p{number}" for number in range(2)]
+    for number, prefix in enumerate(prefixes):
+        convert_dataset(write(tmp_path / f"p{number}", 36_500, number), prefix, verify="size")
+    run = save(tmp_path / "run.json", prefixes, f"{base}/cache")
+    assert advice(run) == ""
+    assert "binidx prepare-cache: 5 indices are not built, and 16 ranks would wait 0.0 s" in advice(run, nodes=2)
+    run.build()
+    assert advice(run, nodes=2) == ""
+    fleet = replace(run, data_parallel_size=8_000)
+    text = advice(fleet, nodes=1_000)
+    plan: RunPlan = plan_run(fleet, nodes=1_000)
+    [begun] = plan.starts
+    requests = f"{begun.requests.total:,} requests to {s3.uri}, {begun.seconds_at_limit:,.0f} s at the 5,500 a second"
+    assert begun.seconds_at_limit > 10
+    assert f"binidx merge: a start opens 2 prefixes on each rank: {requests}" in text
+    assert f"binidx read-plan: a start with it reads no .idx and no index; without it all ranks send {requests}" in text
+    assert "binidx bake" not in text
+    assert "cache_dir on a file system that all nodes share: they fetch" in text
