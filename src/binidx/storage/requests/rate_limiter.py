@@ -214,9 +214,9 @@ class RateLimiter:
         )
         if now - self._waits_since > LOG_AFTER_SECONDS and now - self._logged_at > LOG_SECONDS:
             self._logged_at = now
-            sharing = "all processes of this node" if self._rates.is_shared else "this process alone"
+            sharing = "the processes of this node send" if self._rates.is_shared else "this process alone sends"
             logger.warning(
-                "%s: throttled for %.1f s: serves %.0f requests/s, refuses %.1f %%; %s sends %.0f/s at most, and reads "
+                "%s: throttled for %.1f s: serves %.0f requests/s, refuses %.1f %%; %s %.0f/s at most, and reads "
                 "ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: binidx plan "
                 "--tokens-per-second",
                 *(redacted(self._name), now - self._waits_since, rate.goodput, 100 * rate.refused_share),
