@@ -37,6 +37,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
 from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
+from binidx.storage.stores.identity import changed, same_object
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
@@ -112,7 +113,9 @@ class _Opening:
 
     def open_alone(self, prefix: Location, listed: ListedPair | None = None) -> Pair:
         """Open the pair of files under a prefix, and compare their sizes."""
-        pair = (listed and self._open_listed(prefix, listed)) or self._open_unlisted(prefix)
+        pair = self._open_listed(prefix, listed) if listed else None
+        if pair is None:
+            pair = self._open_pinned(prefix, listed) if listed and listed.remedy else self._open_unlisted(prefix)
         check_opened(prefix, pair.bin_reader, pair.index, listed)
         return pair
 
@@ -166,6 +169,17 @@ class _Opening:
             listed.index = None
             return None
         listed.index = data
+        return pair
+
+    def _open_pinned(self, prefix: Location, pinned: ListedPair) -> Pair:
+        """Open a pair anew that could not be opened in its pinned versions; raise an error if they moved."""
+        try:
+            pair = self._open_unlisted(prefix)
+        except ObjectNotFoundError as error:
+            raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
+        for end, found in (("idx", pinned.idx), ("bin", pinned.bin)):
+            if not same_object(found.info.identity, pair.identities[end]):
+                raise changed(found.info, pair.identities[end])
         return pair
 
     def _parse_index(self, data: memoryview | None, reader: RangeReader | None, idx: Location) -> SequenceIndex:
@@ -268,7 +282,8 @@ def open_bin(
     """
     tokens, verify = prefix + ".bin", prefix.settings.verify
     if listed:
-        stored = _StoredBin(open_stored(tokens, found=listed.bin))
+        suffix = listed.bin.info.uri.removeprefix(tokens.uri)
+        stored = _StoredBin(open_stored(tokens + suffix, found=listed.bin), codec_of(listed.bin.info.uri))
         if listed.sums and verify is not False:
             stored = replace(stored, sums=open_stored(tokens + SUFFIX, found=listed.sums))
     elif prefix.local_path is None:

@@ -280,7 +280,7 @@ def layered(
 
 
 logger = logging.getLogger(__name__)
-READ_WHOLE = (".idx", ".npy", ".bundle")
+READ_WHOLE = (".idx", ".npy", ".bundle", "-binidx-pinned.json")
 """Suffixes of index files. Each is one block of a disk cache, so that its arrays are views of one map that all
 processes of the node share."""
 
