@@ -28,7 +28,8 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import get_order_option
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
-from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
+from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
@@ -156,7 +157,7 @@ class BlendedMegatronDatasetBuilder:
             IndexBuildError: a split has too few tokens.
             ObjectNotFoundError: a file is missing.
             ObjectChangedError: objects or indices are not those of the pinned file: `dataset.pinned_run`.
-            PeerError: another rank failed, or has another order or other data: `dataset.rank_agreement`.
+            PeerError: another rank failed, or has another order or other data: `dataset.rank_comparison`.
         """
         if (option := get_order_option(self.config)) is not None:
             option.check_sources(self._list_sources(), self.config.storage_options)

@@ -328,7 +328,7 @@ def indexed_datasets(built: Iterable[Any]) -> Iterator[Any]:
         for dataset in split if isinstance(split, list) else [split]:
             if dataset is not None:
                 yield dataset
-            yield from getattr(dataset, "datasets", ())
+            yield from dataset.datasets if isinstance(dataset, BlendedDataset) else ()
 
 
 def name_index(dataset: Any) -> str:

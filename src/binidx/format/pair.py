@@ -36,8 +36,8 @@ from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
-from binidx.storage.stores.identity import changed, same_object
+from binidx.storage.requests.remote_object import find_object, head, is_absent, object_exists, object_identity
+from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
@@ -172,14 +172,10 @@ class _Opening:
         return pair
 
     def _open_pinned(self, prefix: Location, pinned: ListedPair) -> Pair:
-        """Open a pair anew that could not be opened in its pinned versions; raise an error if they moved."""
-        try:
-            pair = self._open_unlisted(prefix)
-        except ObjectNotFoundError as error:
-            raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
-        for end, found in (("idx", pinned.idx), ("bin", pinned.bin)):
-            if not same_object(found.info.identity, pair.identities[end]):
-                raise changed(found.info, pair.identities[end])
+        """Open a pair anew that could not be opened in its pinned versions, as a cache of this node may be damaged."""
+        check_pinned(prefix, pinned)
+        pair = self._open_unlisted(prefix)
+        check_pinned(prefix, pinned)
         return pair
 
     def _parse_index(self, data: memoryview | None, reader: RangeReader | None, idx: Location) -> SequenceIndex:
@@ -196,6 +192,16 @@ class _Opening:
         if checked is None:
             seal.write(str(index.num_tokens))
         return index
+
+
+def check_pinned(prefix: Location, pinned: ListedPair) -> None:
+    """Raise ObjectChangedError if the store has other versions of a pair than the pinned ones, or none."""
+    for found in (pinned.idx, pinned.bin):
+        location = Location(found.info.uri, prefix.options)
+        try:
+            check_unchanged(found.info, head(location, location.settings))
+        except ObjectNotFoundError as error:
+            raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
 
 
 def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
