@@ -26,7 +26,6 @@ import itertools
 import json
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,7 +47,6 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import hash_npy, recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
-from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.registry import local_path
 
@@ -113,11 +111,12 @@ def compare_with_ranks(
     orders = {key: identify(dataset) for key, dataset in datasets.items()}
     options = {"options": identify_options([*datasets.values()])}
     arrays = {key: identify_arrays(dataset) for key, dataset in datasets.items()}
-    data = identify_data([*datasets.values()])
+    bins, data = identify_data([*datasets.values()])
+    compared = {"order": [{**versions, **fields, **orders, **options}, arrays]}
     # Copies of the data in other places have other names, and in a store other versions.
-    compared = {"order": [{**versions, **fields, **orders, **options}, arrays], _digest(json.dumps([*data])): [data]}
+    compared[_digest(json.dumps(sorted(data)))] = [data, {"bin": bins}]
     if all(local_path(uri) is not None for uri in data):
-        compared["local"] = [{"bin": [*data.values()]}]
+        compared["local"] = [{"bin": [data[uri] for uri in bins]}]
     comparison.vote(compared, data_parallel)
     for key, values in compared.items():
         comparison.compare(key, values)
@@ -185,8 +184,9 @@ class Comparison:
             # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
             if count * data_parallel[1] <= self.size:
                 return
-            claims = self._describe_once("claims", lambda votes: describe_claims(votes, data_parallel))
-        raise PeerError(f"{self.subject}: data-parallel rank {data_parallel[0]} is taken ({claims}); {CLAIM_REMEDY}")
+            claims = self._describe_once("claims", lambda votes: describe_claims(votes, data_parallel[1], self.size))
+        group = f"data_parallel_size {data_parallel[1]} in a group of {self.size} ranks"
+        raise PeerError(f"{self.subject}: {group}, {claims}; {CLAIM_REMEDY}")
 
     def _describe_once(self, key: str, describe: Callable[[Votes], str]) -> str:
         """Return a text about the votes, which one rank makes for all that ask."""
@@ -220,19 +220,18 @@ def describe_sides(votes: Votes, key: str) -> str:
     return f"{_join_ranks(differing)} of {total} {verb} from {rest if len(largest) > 1 else 'the other'}"
 
 
-def describe_claims(votes: Votes, data_parallel: tuple[int, int]) -> str:
-    """Return a text that names the ranks of one data-parallel rank, and the data-parallel ranks of no rank.
-
-    Args:
-        votes: votes of all ranks.
-        data_parallel: data-parallel rank that is claimed too often, and data-parallel size.
-    """
-    claims = Counter(claim for _, claim, _ in votes.values())
-    ranks = [f"{rank} ({host})" for rank, (host, claim, _) in votes.items() if claim == data_parallel[0]]
-    missing = [str(number) for number in range(data_parallel[1]) if number not in claims]
+def describe_claims(votes: Votes, data_parallel_size: int, size: int) -> str:
+    """Return a text that names the ranks that claim one data-parallel rank, and the data-parallel ranks of no rank."""
+    claims: dict[int, list[str]] = {number: [] for number in range(data_parallel_size)}
+    for rank, (host, claim, _) in votes.items():
+        if claim in claims:
+            claims[claim].append(f"{rank} ({host})")
+    most = max(1, size // data_parallel_size)
+    crowded = (f"{_join_ranks(ranks)} claim {number}" for number, ranks in claims.items() if len(ranks) > most)
+    missing = [str(number) for number, ranks in claims.items() if not ranks]
     more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
-    text = f"{_join_ranks(ranks)} of {len(votes)} claim {data_parallel[0]} of {data_parallel[1]}"
-    return text + (f", none claims {', '.join(missing[:MAX_NAMED])}{more}" if missing else "")
+    none = [f"none claims {', '.join(missing[:MAX_NAMED])}{more}"] if missing else []
+    return ", ".join([*itertools.islice(crowded, MAX_DIFFERENCES), *none])
 
 
 def _join_ranks(ranks: Sequence[str]) -> str:
@@ -326,12 +325,11 @@ def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
     return [part for dataset in datasets if isinstance(dataset, OrderedDataset) for part in dataset.parts]
 
 
-def identify_data(datasets: list[Any]) -> dict[str, Any]:
-    """Return the size and the version of each `.bin` of some datasets, by URI, in the order of the datasets."""
-    readers: dict[str, RangeReader] = {}
-    for dataset in _list_parts(datasets):
-        if isinstance(dataset.dataset, IndexedDataset):
-            readers[redacted(dataset.dataset.bin_reader.uri)] = dataset.dataset.bin_reader
+def identify_data(datasets: list[Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the URI of the `.bin` of each dataset, in order; and by URI its size and version, sorted."""
+    parts = [part.dataset for part in _list_parts(datasets) if isinstance(part.dataset, IndexedDataset)]
+    bins = [redacted(dataset.bin_reader.uri) for dataset in parts]
+    readers = {uri: dataset.bin_reader for uri, dataset in zip(bins, parts, strict=True)}
     local = [uri for uri in sorted(readers) if local_path(uri) is not None]
     probes = read_many([(readers[uri], _probe_ranges(readers[uri].size)) for uri in local])
     versions: dict[str, str | None] = {}
@@ -341,7 +339,7 @@ def identify_data(datasets: list[Any]) -> dict[str, Any]:
         # Not the whole identity: a list of objects reports less of a version than a HEAD.
         marks = (readers[uri].identity.get(name) for name in ("generation", "etag"))
         versions[uri] = next((str(mark).removeprefix("W/").strip('"') for mark in marks if mark), None)
-    return {uri: {"size": readers[uri].size, "version": versions[uri]} for uri in readers}
+    return bins, {uri: {"size": readers[uri].size, "version": versions[uri]} for uri in sorted(readers)}
 
 
 def _probe_ranges(size: int) -> list[tuple[int, int]]:
