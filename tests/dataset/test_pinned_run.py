@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER
+from helpers.pages import read_page
 from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 from servers.log import Logged
@@ -20,7 +22,7 @@ from servers.log import Logged
 import binidx
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.dataset import pinned_run
-from binidx.dataset.pinned_run import PINNED_FILE, PinnedFile
+from binidx.dataset.pinned_run import PINNED_FILE, PinnedFile, PinnedPair, PinnedRun
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES
 from binidx.storage.location import Location
@@ -253,12 +255,12 @@ def test_fields_of_a_later_version_are_named_and_kept(starts: PinnedStarts, capl
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("other", "message"),
     [({"algorithm": 2}, r"found algorithm 2 of binidx"), ({"version": 2}, r"\$\.version: expected 1 \(found 2\)")],
 )
-def test_a_file_of_another_version_is_an_error(starts: PinnedStarts, fields: dict[str, Any], message: str) -> None:
+def test_a_file_of_another_version_is_an_error(starts: PinnedStarts, other: dict[str, Any], message: str) -> None:
     starts.prepare()
-    rewrite(starts, lambda values: values.update(fields))
+    rewrite(starts, lambda values: values.update(other))
     with pytest.raises(FormatError, match=message) as raised:
         starts.start(rank=1)
     assert "prepare-cache" in str(raised.value)
@@ -301,3 +303,33 @@ def test_an_identity_that_proves_nothing_is_no_pin() -> None:
     }}}  # fmt: skip
     with pytest.raises(FormatError, match="needs a size and an ETag or a generation"):
         PINNED_FILE.convert({**PINNED_FILE.tags, **values}, "x")
+
+
+def test_the_page_of_formats_names_all_fields() -> None:
+    [section] = re.findall(r"^### Pinned file$(.*?)^#", read_page("reference/formats"), re.M | re.S)
+    named = {name.rpartition(".")[2] for name in re.findall(r"`([^`\s{}]+)`", section)}
+    kinds = (PinnedRun, PinnedPair)
+    assert {each.name for kind in kinds for each in fields(kind)} | {*PINNED_FILE.tags, "xxh3_64"} <= named
+
+
+def test_a_run_with_a_blend_for_each_split_is_pinned_whole(starts: PinnedStarts) -> None:
+    train, valid = (starts.prefixes[:5], None), (starts.prefixes[5:], None)
+    config = replace(starts.run.config, blend=None, split=None, blend_per_split=[train, valid, None])
+    starts.run = binidx.Run(config, [300, 20, 0], 4)
+    starts.run.save(starts.path)
+    before = starts.start(rank=1)
+    starts.prepare()
+    assert {*starts.values()["pairs"]} == {*starts.prefixes}
+    log = kinds(starts.log(lambda: starts.start(rank=1)))
+    assert not {kind for kind in log if kind in ("LIST", "HEAD bin", "HEAD idx")}, log
+    assert starts.start(rank=1) == before
+    name = move(starts, "idx")
+    with pytest.raises(ObjectChangedError, match=name):
+        starts.start()
+
+
+def test_the_ranks_of_a_run_without_a_bundle_list_nothing(starts: PinnedStarts) -> None:
+    starts.prepare()
+    delete_object(Location.of(starts.file.uri.replace("pinned.json", "idx.bundle")))
+    log = kinds(starts.log(lambda: starts.start(rank=1)))
+    assert (log["LIST"], log["HEAD idx"], log["GET idx"]) == (0, 0, MIN_LISTED_PREFIXES)

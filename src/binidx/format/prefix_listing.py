@@ -55,8 +55,8 @@ from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location
-from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.remote_object import PAGE_KEYS, Found, is_absent, list_objects
+from binidx.storage.open import open_if_exists, read_whole
+from binidx.storage.requests.remote_object import PAGE_KEYS, Found, list_objects
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.threads import OPENS
@@ -201,10 +201,10 @@ class IdxBundle:
         """Return the bundle of the prefixes; None if there is no valid one, with the reason in the log."""
         file = self.file(prefixes)
         try:
-            return parse_bundle(read_whole(open_object(file, cache="disk")), file.uri)
+            reader = open_if_exists(file, cache="disk")
+            return None if reader is None else parse_bundle(read_whole(reader), file.uri)
         except (FormatError, StorageError) as error:
-            absent = isinstance(error, StorageError) and is_absent(error)
-            logger.log(logging.DEBUG if absent else logging.WARNING, "%s: unusable, opening each .idx: %s", file, error)
+            logger.warning("%s: unusable, opening each .idx: %s", file, error)
             return None
 
     def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:

@@ -45,7 +45,14 @@ from binidx.storage.codecs.segments import (
 from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
 from binidx.storage.location import Location, Where
 from binidx.storage.ranges import as_block_reader, as_mapped, cut
-from binidx.storage.requests.remote_object import MAX_REQUEST, Found, RemoteObject, find_object, recorded_object
+from binidx.storage.requests.remote_object import (
+    MAX_REQUEST,
+    Found,
+    RemoteObject,
+    find_object,
+    object_exists,
+    recorded_object,
+)
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile
 
@@ -228,6 +235,14 @@ def open_object(
         found = find_object(location, end_bytes=codec_named(codec).tail_bytes)
     stored = open_stored(location, mmap=mmap, found=found)
     return layered(stored, location, codec=codec, end=found.end if found else b"", cache=cache)
+
+
+def open_if_exists(location: Location, *, cache: Keep = None) -> RangeReader | None:
+    """Open an object as `open_object`; return None if there is none. No folder of its name is looked for."""
+    if location.local_path is not None:
+        return open_object(location, cache=cache) if object_exists(location) else None
+    found = find_object(location)
+    return None if found is None else open_object(location, cache=cache, found=found)
 
 
 def open_stored(location: Location, *, mmap: bool = True, found: Found | None = None) -> RangeReader:
