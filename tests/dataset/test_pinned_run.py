@@ -26,6 +26,7 @@ from binidx.dataset.pinned_run import PINNED_FILE, PinnedFile, PinnedPair, Pinne
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES
 from binidx.storage.location import Location
+from binidx.storage.open import open_if_exists
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.writing.publish import create_object, delete_object
 from binidx.tools import main
@@ -333,3 +334,20 @@ def test_the_ranks_of_a_run_without_a_bundle_list_nothing(starts: PinnedStarts) 
     delete_object(Location.of(starts.file.uri.replace("pinned.json", "idx.bundle")))
     log = kinds(starts.log(lambda: starts.start(rank=1)))
     assert (log["LIST"], log["HEAD idx"], log["GET idx"]) == (0, 0, MIN_LISTED_PREFIXES)
+
+
+def test_a_file_that_is_replaced_between_its_look_up_and_its_read_is_read_again(
+    starts: PinnedStarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts.prepare()
+    replaced = []
+
+    def replace_and_open(location: Location, **how: Any) -> Any:
+        reader = open_if_exists(location, **how)
+        if len(replaced) < 2:
+            replaced.append(rewrite(starts, lambda values: values.update(library=f"{len(replaced)}.0")))
+        return reader
+
+    monkeypatch.setattr(pinned_run, "open_if_exists", replace_and_open)
+    starts.start(rank=1)
+    assert len(replaced) == 2

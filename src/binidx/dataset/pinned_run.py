@@ -134,8 +134,11 @@ class PinnedFile:
             "again, which pins the present objects, with --no-pin none"
         )
 
-    def read(self) -> tuple[PinnedRun, Fields] | None:
+    def read(self, tries: int = 3) -> tuple[PinnedRun, Fields] | None:
         """Return the content of the file, and its unknown fields, which a later version wrote; None if there is none.
+
+        Args:
+            tries: largest number of reads of a file that is replaced meanwhile.
 
         Raises:
             FormatError: it is damaged, also in the store.
@@ -145,6 +148,10 @@ class PinnedFile:
             return None
         try:
             return self._parse(read_whole(reader))
+        except ObjectChangedError:  # prepare-cache has just replaced it
+            if tries <= 1:
+                raise
+            return self.read(tries - 1)
         except FormatError:  # a bit may have flipped on the way, or in the cache of this node
             data = read_whole(stored_reader(reader))
             parsed = self._parse(data)
@@ -165,7 +172,7 @@ class PinnedFile:
     def write(self, run: PinnedRun, unknown: Fields) -> None:
         """Write the file, with the fields of a later version that were in it."""
         values = json.loads(json.dumps({**PINNED_FILE.tags, **unknown, **asdict(run)}))
-        data = json.dumps({**values, "xxh3_64": _checksum(values)}, indent=1).encode()
+        data = json.dumps({**values, "xxh3_64": _checksum(values)}, indent=1, sort_keys=True).encode()
         write_object(self.location, [data], durable=False)
 
 
