@@ -31,7 +31,7 @@ from typing import Any
 from tqdm import tqdm
 
 from binidx.dataset.megatron.blended import BlendedDataset
-from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run, unpin_run
+from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
@@ -88,9 +88,7 @@ def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
         describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
         for dataset, name in zip(datasets, names, strict=True)
     ]
-    if not pin:
-        unpin_run(wanted.config)
-    return rows, pin_run(wanted.config, datasets) if pin else None
+    return rows, pin_run(wanted.config, datasets if pin else [])
 
 
 def is_there(outcome: Outcome) -> bool:

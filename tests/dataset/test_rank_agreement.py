@@ -405,9 +405,12 @@ def test_a_rank_whose_loader_begins_elsewhere_is_refused_and_the_others_do_not_w
 def test_the_ranks_of_one_replica_are_those_of_the_mesh(
     outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = trained(outcome, {"all": {**LOADER, "mesh": [2, 2], "cwd": str(corpora["ours"])}}, tmp_path)
+    found = trained(outcome, {"all": {**LOADER, "mesh": [2, 2], "info": True, "cwd": str(corpora["ours"])}}, tmp_path)
     read = [each["read"] for each in found]
     assert read[0] == read[1] != read[2] == read[3]
+    logged = [each["log"] for each in found if "up to 2 ranks share each of 2 data-parallel ranks" in each["log"]]
+    assert len(logged) == 1
+    assert 'mesh["replicate", "shard"]._flatten("dp")' in logged[0]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ class PinnedFile:
     def remedy(self) -> str:
         """Way out if an object has moved."""
         return (
-            f"{self.location} pins this run to the recorded version: bring that back; or run binidx prepare-cache "
-            "again, which pins the present objects, with --no-pin none"
+            f"{self.location} pins this run to the recorded version: bring that back, or run binidx prepare-cache "
+            "again, which pins the present objects (with --no-pin it pins none)"
         )
 
     def read(self, tries: int = 3) -> tuple[PinnedRun, Fields] | None:
@@ -271,9 +271,10 @@ def open_pins(config: BlendedMegatronDatasetConfig, opened: Collection[str] = ()
 
 
 def pin_run(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> str | None:
-    """Write the pinned file of a config, of its opened datasets; return its URI, or None if there is nothing to pin.
+    """Write the pinned file of a config, of its opened datasets; return its URI.
 
-    Digests of indices of other runs over the same objects stay in the file.
+    If there is nothing to pin, delete the file, and return None. Digests of indices of other runs over the same objects
+    stay in the file.
 
     Args:
         config: options of the run.
@@ -299,12 +300,6 @@ def pin_run(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> st
     if run != old:
         file.write(run, unknown)
     return file.location.uri
-
-
-def unpin_run(config: BlendedMegatronDatasetConfig) -> None:
-    """Delete the pinned file of a config, if there is one."""
-    if (file := PinnedFile.of(config)) is not None:
-        delete_object(file.location)
 
 
 def _pin_pair(dataset: IndexedDataset) -> PinnedPair | None:

@@ -15,7 +15,7 @@ A claim is refused if more ranks make it than world size / data-parallel size. I
 data-parallel rank is then claimed equally often, and none is missing. Ranks without a loader leave room for claims that
 cannot be distinguished from right ones, such as with Megatron's tensor parallelism.
 
-Cost: four requests a build and rank, and five a loader; one more for local data.
+Cost: three requests a build and rank, and four a loader; one more for local data.
 
 Source: ours.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,6 +81,14 @@ CLAIM_REMEDY = (
     'or context parallelism find_topology(mesh["dp"]) or (parallel_state). Replicas of HSDP read samples of their own: '
     'find_topology(mesh["replicate", "shard"]._flatten("dp"))'
 )
+
+
+SHARED = (
+    "up to %d ranks share each of %d data-parallel ranks and read the same samples, which is right with tensor, "
+    'pipeline or context parallelism; HSDP replicas need ranks of their own: mesh["replicate", "shard"]._flatten("dp")'
+)
+
+logger = logging.getLogger(__name__)
 
 
 def compare_with_ranks(
@@ -183,6 +192,8 @@ class Comparison:
             count = self.store.add(f"claims/{data_parallel[0]}", 1)
             # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
             if count * data_parallel[1] <= self.size:
+                if (count, data_parallel[0]) == (2, 0):
+                    logger.info(SHARED, self.size // data_parallel[1], data_parallel[1])
                 return
             claims = self._describe_once("claims", lambda votes: describe_claims(votes, data_parallel[1], self.size))
         group = f"data_parallel_size {data_parallel[1]} in a group of {self.size} ranks"
