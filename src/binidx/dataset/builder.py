@@ -161,7 +161,7 @@ class BlendedMegatronDatasetBuilder:
         """
         if (option := get_order_option(self.config)) is not None:
             option.check_sources(self._list_sources(), self.config.storage_options)
-        with agree_on_outcome() as (checks, name):
+        with agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), "")) as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
@@ -171,7 +171,8 @@ class BlendedMegatronDatasetBuilder:
                     datasets[split.name] = entry
             for dataset in datasets.values():
                 dataset.apply_order_option(is_whole=True)
-            compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
+            if is_distributed():
+                compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
     def _list_sources(self) -> set[str]:

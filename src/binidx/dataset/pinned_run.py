@@ -42,13 +42,13 @@ from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder, name_of_prefixes
+from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.location import Location
+from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import open_if_exists, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader
 from binidx.storage.requests.remote_object import Found, find_object, object_identity
@@ -124,7 +124,7 @@ class PinnedFile:
         if config.path_to_cache is None or not prefixes:
             return None
         directory = Location(config.path_to_cache, config.storage_options)
-        return cls(directory / f"{name_of_prefixes(prefixes)}-binidx-pinned.json", prefixes)
+        return cls(directory / f"{hash_uris(prefixes)}-binidx-pinned.json", prefixes)
 
     @cached_property
     def remedy(self) -> str:

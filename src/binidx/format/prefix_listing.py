@@ -54,7 +54,7 @@ from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.location import Location
+from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import open_if_exists, read_whole
 from binidx.storage.requests.remote_object import PAGE_KEYS, Found, list_objects
 from binidx.storage.store_protocols import ObjectInfo
@@ -223,12 +223,7 @@ class IdxBundle:
             logger.warning("%s: not written, so every start opens each .idx alone: %s", file, error)
 
     def file(self, prefixes: Sequence[str]) -> Location:
-        return self.directory / f"{name_of_prefixes(prefixes)}-binidx-idx.bundle"
-
-
-def name_of_prefixes(prefixes: Collection[str]) -> str:
-    """Return the name of a set of prefixes in the names of files: XXH3, 128 bits, in hex."""
-    return xxhash.xxh3_128_hexdigest("\n".join(sorted({*prefixes})).encode())
+        return self.directory / f"{hash_uris(prefixes)}-binidx-idx.bundle"
 
 
 @contextlib.contextmanager
