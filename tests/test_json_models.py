@@ -18,6 +18,7 @@ from binidx import json_models
 from binidx.corpus.convert import StorageFormat, _Convert, convert_dataset
 from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
+from binidx.dataset.pinned_run import PINNED_FILE, PinnedPair, PinnedRun
 from binidx.dataset.planned import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE
@@ -56,6 +57,7 @@ PLAN = ReadPlan(
     "f", 0, 8, 4, 24, True, True, {"class": "GPTDataset"}, False,
     [PlannedSource("en", "uint16", [PlannedFile("en.bin", IDENTITY, None, 8, 8)])],
 )  # fmt: skip
+PINNED = PinnedRun("0.1", 3, {"s3://b/en": PinnedPair(".bin", IDENTITY, IDENTITY, None)}, {"a-train": {"b": "c"}})
 STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})
 RECORD = Record("p", "hf", 3, [RowCounts(2, 2)], [Extent(0, 9, 9)], {"text": TokenCounts(2, 9, "ab")}, 0, 1.5, 1.0)
 TOKENIZER = {
@@ -83,6 +85,7 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
     "parts": (PARTS_FILE, format_parts("uint16", [VirtualPart("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
     "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
     "read plan": (PLAN_FILE, PLAN.format()),
+    "pinned": (PINNED_FILE, json.dumps({**PINNED_FILE.tags, **asdict(PINNED)}).encode()),
     "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
     "job": (JOB_FILE, json.dumps({**JOB_FILE.tags, **asdict(JobFile("p", ["a"], {"keys": ["text"]}))}).encode()),
     "record": (RECORD_FILE, RECORD.to_bytes()),

@@ -11,6 +11,9 @@ A second call finds everything there. Several may run at once: each index is bui
 2^15 documents and samples is built sooner than fetched, and not kept; --for-megatron keeps those too, since Megatron
 Core finds nothing but files. A blend's index is kept where the run has a path_to_cache.
 
+There the versions of all remote objects of the run are pinned, too, for the prefixes of RUN: starts list and look up
+nothing, and data that moved since is an error. Call this command again to train on data that you replaced.
+
 exit status: 0 all is there, 1 the data is bad or an index could not be kept, 2 the call is wrong
 
 example:
@@ -21,17 +24,18 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
 
 from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
-from binidx.index.cache.index_files import MANIFEST, NpyLayout, recorded_name
+from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import available_cores
@@ -49,6 +53,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_run(options, "RUN and data")
     add_sizes(options)
     options.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
+    options.add_argument("--no-pin", dest="pin", action="store_false", help="pin no versions; delete the pinned file")
     options.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
 
 
@@ -60,13 +65,15 @@ def prepare(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or available_cores()
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
-    rows = [*build(replace(given, config=config))]
-    print_result({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}, describe(rows), arguments)
+    rows, pinned = build(replace(given, config=config), pin=arguments.pin)
+    text = describe(rows) + (f"\npinned: {pinned}" if pinned else "")
+    values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned}
+    print_result(values, text, arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 
-def build(wanted: Run) -> Iterator[dict[str, Any]]:
-    """Build all indices of a run, then yield a row for each."""
+def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
+    """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
     outcomes: dict[str, Outcome] = {}
     # disable=None: no bar unless it is a terminal.
     with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
@@ -75,11 +82,13 @@ def build(wanted: Run) -> Iterator[dict[str, Any]]:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        datasets = [*indexed_datasets(wanted.build(on_outcome=record))]
-    for dataset in datasets:
-        split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
-        outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")
-        yield describe_index(dataset, split.name, outcome)
+        datasets = [*indexed_datasets(wanted.build(on_outcome=record, pinned=False))]
+    names = [name_index(dataset) for dataset in datasets]
+    rows = [
+        describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
+        for dataset, name in zip(datasets, names, strict=True)
+    ]
+    return rows, pin_run(wanted.config, datasets if pin else [])
 
 
 def is_there(outcome: Outcome) -> bool:
@@ -88,15 +97,6 @@ def is_there(outcome: Outcome) -> bool:
         return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
     except StorageError:
         return False
-
-
-def indexed_datasets(built: Any) -> Iterator[Any]:
-    """Yield the datasets with an index, split by split; the blend of a split comes first."""
-    for split in built:
-        for dataset in split if isinstance(split, list) else [split]:
-            if dataset is not None:
-                yield dataset
-            yield from getattr(dataset, "datasets", ())
 
 
 def num_indices(wanted: Run) -> int | None:

@@ -4,7 +4,7 @@ A blend of 1,000 prefixes; their indices, the blend's and the bundle of their `.
 start before. Read by a process of its own with an empty index_dir; against Megatron Core in one with data and caches on
 this disk, in the page cache. Both read equal tokens. Time is from the end of the imports to the first batch of 8
 samples; medians of starts in turns. Then the bytes of 8 such processes that start together, as those of a node do,
-against those of one.
+against those of one. And the requests of another rank, before and after its data is pinned.
 
 The first start of all is measured too: no index, no bundle, no cache anywhere, on either side. It builds the indices,
 writes the bundle and publishes them.
@@ -32,6 +32,7 @@ import numpy as np
 from servers.latency_proxy import Proxy
 
 import binidx
+from binidx.dataset.pinned_run import indexed_datasets, pin_run
 from tests.bench.race import DELAY_MS, READERS, far_away, store
 from tests.bench.remote import check_reached
 from tests.bench.table import MEGATRON, Conditions, Row
@@ -72,8 +73,12 @@ def rows(directory: Path) -> list[Row]:
                         check_reached("a start", moved.requests, found["seconds"], DELAY_MS)
                     times[side["side"]].append({**found, "requests": moved.requests, "bytes": moved.bytes})
             node = [bytes_of_node(proxy, ours, processes) for processes in (1, PROCESSES)]
+            moved = [requests_of_rank(proxy, ours)]
+        pin(remote, weights, ours["cache"])
+        with far_away(server) as proxy:
+            moved.append(requests_of_rank(proxy, ours))
     assert len({found["tokens"] for each in times.values() for found in each}) == 1
-    return [*report_first(firsts), *report(times, node)]
+    return [*report_first(firsts), *report(times, node), report_pinned(*moved)]
 
 
 def first_start(
@@ -126,6 +131,42 @@ def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, in
     ]
 
 
+def pin(prefixes: list[str], weights: list[float], cache: str) -> None:
+    """Write the pinned file, as `binidx prepare-cache` does."""
+    config = binidx.GPTDatasetConfig(
+        random_seed=1234, sequence_length=SEQUENCE_LENGTH, path_to_cache=cache, blend=(prefixes, weights),
+        split="90,7,3", tokenizer=binidx.SpecialTokens(eod=0), mid_level_dataset_surplus=0.5,
+        create_attention_mask=False, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+    )  # fmt: skip
+    builder = binidx.BlendedMegatronDatasetBuilder(
+        binidx.GPTDataset, [100_000, 2_000, 1_000], lambda: True, config, pinned=False
+    )
+    assert pin_run(config, indexed_datasets(builder.build()))
+
+
+def requests_of_rank(proxy: Proxy, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Requests of the start of rank 1 on a new node besides tokens, the LISTs of these, and bytes of the LISTs."""
+    proxy.reset()
+    with tempfile.TemporaryDirectory() as scratch:
+        wait(begin(given, scratch, RANK="1", WORLD_SIZE="2"))
+    log = [each for each in proxy.log() if not each.path.endswith(".bin")]
+    lists = [each for each in log if "." not in each.path]
+    return len(log), len(lists), sum(each.bytes for each in lists)
+
+
+def report_pinned(unpinned: tuple[int, int, int], pinned: tuple[int, int, int]) -> Row:
+    (theirs, lists, moved), (ours, own_lists, own_moved) = unpinned, pinned
+    return Row(
+        f"{NUM_PREFIXES:,} prefixes in S3, pinned: requests of the start of a rank on a new machine, without tokens",
+        ours,
+        theirs,
+        "requests",
+        False,
+        f"{own_lists} LISTs, {own_moved / 1e6:.2f} MB; unpinned {lists}, {moved / 1e6:.2f} MB",
+        "unpinned",
+    )
+
+
 def start(given: Mapping[str, Any]) -> dict[str, float]:
     """One start in a process of its own, in an empty directory for index files."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -143,9 +184,9 @@ def bytes_of_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> tup
     return index, sum(each.bytes for each in log) - index
 
 
-def begin(given: Mapping[str, Any], index_dir: str) -> subprocess.Popen[str]:
+def begin(given: Mapping[str, Any], index_dir: str, **variables: str) -> subprocess.Popen[str]:
     arguments = [sys.executable, str(READERS / "start.py"), json.dumps({"sequence_length": SEQUENCE_LENGTH, **given})]
-    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir}
+    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, **variables}
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.forked_ranks import ForkedRanks, forked_ranks
 from helpers.ports import free_port
+from helpers.train_process import build
 from servers.latency_proxy import latency_proxy
 
 import binidx
@@ -25,12 +26,14 @@ from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
 
-def variables(size: int, place: dict[str, str] | None = None) -> list[dict[str, str]]:
-    """The variables of each rank, as a launcher sets them, on two nodes."""
+def variables(size: int, place: dict[str, str] | None = None, num_nodes: int = 2) -> list[dict[str, str]]:
+    """The variables of each rank, as a launcher sets them, on some nodes."""
     place = place or {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     about = {**place, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
     directory = os.environ["BINIDX_INDEX_DIR"]
-    return [{**about, "RANK": str(rank), "BINIDX_INDEX_DIR": f"{directory}/node{rank % 2}"} for rank in range(size)]
+    return [
+        {**about, "RANK": str(rank), "BINIDX_INDEX_DIR": f"{directory}/node{rank % num_nodes}"} for rank in range(size)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +226,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         found[name] = folder / name
         found[name].mkdir()
         for source in BASE["prefixes"]:
-            write_pair(folder / name / source, seed, num_documents if source == "code" else 300)
+            is_code = source == "code"
+            write_pair(folder / name / source, seed + 10 * is_code, num_documents if is_code else 300)
     return found
 
 
@@ -315,9 +319,10 @@ def cached(cache: Path) -> dict[str, Any]:
     return {"options": {"path_to_cache": str(cache), "cache_small_indices": True}}
 
 
-def swap_two_samples(cache: Path) -> None:
+def swap_two_samples(cache: Path, path: Path | None = None) -> None:
     """What a version with another order leaves: a valid index with the same options."""
-    (path,) = cache.glob("*GPTDataset-train-binidx.json")
+    if path is None:
+        (path,) = cache.glob("*GPTDataset-train-binidx.json")
     files = IndexFiles(Location.of(cache), path.name.removesuffix("-binidx.json"))
     manifest = files.read_manifest()
     assert manifest is not None
@@ -400,9 +405,60 @@ def test_a_rank_whose_loader_begins_elsewhere_is_refused_and_the_others_do_not_w
 def test_the_ranks_of_one_replica_are_those_of_the_mesh(
     outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
 ) -> None:
-    found = trained(outcome, {"all": {**LOADER, "mesh": [2, 2], "cwd": str(corpora["ours"])}}, tmp_path)
+    found = trained(outcome, {"all": {**LOADER, "mesh": [2, 2], "info": True, "cwd": str(corpora["ours"])}}, tmp_path)
     read = [each["read"] for each in found]
     assert read[0] == read[1] != read[2] == read[3]
+    logged = [each["log"] for each in found if "up to 2 ranks share each of 2 data-parallel ranks" in each["log"]]
+    assert len(logged) == 1
+    assert 'mesh["replicate", "shard"]._flatten("dp")' in logged[0]
+
+
+@pytest.mark.parametrize(
+    ("all_do", "third_does", "message"),
+    [
+        ({}, {"data_parallel_rank": 1}, r"size 4 in .* 4 ranks, ranks 1 \(\S+\), 2 \(\S+\) claim 1, none claims 2;"),
+        ({"data_parallel_size": 2, "data_parallel_rank": 0}, {}, r"ranks 0 .*, 3 \(\S+\) claim 0, none claims 1;"),
+        ({"data_parallel_size": 7}, {}, r"data_parallel_size 7 in a group of 4 ranks, none claims 4, 5, 6;"),
+    ],
+)  # fmt: skip
+def test_a_data_parallel_rank_that_too_many_claim_is_refused_and_those_without_a_rank_are_named(
+    all_do: dict[str, Any],
+    third_does: dict[str, Any],
+    message: str,
+    outcome: Outcome,
+    corpora: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    loader = {**LOADER["loader"], **all_do}
+    how = {"all": {**LOADER, "cwd": str(corpora["ours"]), "loader": loader}}
+    third = {"loader": {**loader, **third_does}, "after": [] if "data_parallel_size" in all_do else [0, 1, 3]}
+    found = trained(outcome, {**how, "2": third}, tmp_path)
+    texts = [each["text"] for each in found if each["error"]]
+    assert any(re.search(message, text) for text in texts), found
+    assert all('find_topology(mesh["replicate", "shard"]._flatten("dp"))' in text for text in texts)
+
+
+def test_copies_in_other_places_with_other_tokens_are_refused(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    ours, other = ([str(corpora[name] / source) for source in BASE["prefixes"]] for name in ("ours", "other"))
+    found = trained(outcome, {"all": {**BASE, "prefixes": ours}, "1": {"prefixes": other}}, tmp_path)
+    assert [each["error"] for each in found] == ["PeerError"] * 4, found
+    for each in found:
+        assert re.search(r"bin\[0\]\.version: .* rank 1 \(\S+\) of 4 differs from the 3 others", each["text"])
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_minority_is_named_in_any_order_of_arrival(
+    is_first: bool, outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    loader = {**LOADER["loader"], "micro_batch_size": 3}
+    waiting = {str(rank): {"after": [1]} for rank in (0, 2, 3)} if is_first else {}
+    one = {"loader": loader} if is_first else {"loader": loader, "after": [0, 2, 3]}
+    found = trained(outcome, {"all": {**LOADER, "cwd": str(corpora["ours"])}, **waiting, "1": one}, tmp_path)
+    assert [each["error"] is not None for each in found] == [(rank == 1) != is_first for rank in range(4)], found
+    for each in found:
+        assert not each["error"] or re.search(r"; rank 1 \(\S+\) of 4 differs from the 3 others; ", each["text"])
 
 
 def test_an_object_replaced_between_two_ranks_is_another_one(
@@ -417,3 +473,111 @@ def test_an_object_replaced_between_two_ranks_is_another_one(
     found = trained(outcome, how, tmp_path, size=2)
     assert [each["error"] for each in found] == [None, "PeerError"], found
     assert_disagreement(found[1]["text"], 1, r"en\.bin\.version", set())
+
+
+# Many nodes, and something altered on some ranks
+
+SIZE = 16
+ALTERED_BASE = {**BASE, "tokenizer": {"eod": 0, "pad": 501}, "loader": {"consumed_samples": 0, "micro_batch_size": 2}}
+SWITCHES = (
+    "eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_attention_mask", "inter_document_masking",
+)  # fmt: skip
+
+
+def random_alteration(rng: np.random.Generator, corpora: dict[str, Path], caches: dict[str, Path]) -> dict[str, Any]:
+    """One to three ranks of 16, and something that they have, read or are in another way than the others."""
+
+    def choose(*options: Any) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    ranks = sorted(rng.choice(SIZE, int(rng.integers(1, 4)), replace=False).tolist())
+    number = int(rng.integers(2, 1000))
+    share = float(rng.uniform(0.05, 0.6))
+    corpus = corpora[choose("longer", "other")]
+    changes: dict[str, Any] = choose(
+        {"seed": number},
+        {"size": 500 + number},
+        {"sequence_length": 8 + number},
+        {"weights": [share, 1 - share]},
+        {"prefixes": ["code", "en"]},
+        {"prefixes": ["en", "en"]},
+        {"prefixes": ["en"], "weights": [1.0]},
+        {"cwd": str(corpus)},
+        {"prefixes": [str(corpus / name) for name in BASE["prefixes"]]},
+        {"prefixes": [str(corpora["copy"] / name) for name in BASE["prefixes"]]},
+        {"tokenizer": {"eod": 0, "pad": choose(501, 502, 503)}},
+        {"tokenizer": {"eod": choose(0, 1, 2), "pad": 501}},
+        {"options": {choose(*SWITCHES): True}},
+        {"options": {"add_extra_token_to_sequence": False}},
+        {"options": {"num_dataset_builder_threads": choose(2, 3), "mmap_bin_files": choose(True, False)}},
+        {"options": {"path_to_cache": str(caches[choose("same", "swapped")]), "cache_small_indices": True}},
+        {"loader": {"consumed_samples": 32 * choose(1, 2, 3)}},
+        {"loader": {"micro_batch_size": choose(1, 3, 4)}},
+        {"loader": {"dataloader_type": "cyclic"}},
+        {"loader": {"data_parallel_size": choose(15, 17, 32), "data_parallel_rank": choose(0, 7, 14)}},
+        {"loader": {"data_parallel_rank": choose(*range(SIZE))}},
+    )
+    parts: dict[str, Any] = choose(
+        {}, {}, {}, {}, {}, {"library": f"2.{number}"}, {"algorithm": number}, {"swap": "dataset_index"},
+        {"swap": "dataset_sample_index"},
+    )  # fmt: skip
+    return {"ranks": ranks, "first": bool(rng.integers(2)), **(parts or {"changes": changes})}
+
+
+@pytest.fixture(scope="module")
+def caches(corpora: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories with the indices of ALTERED_BASE: as they are, and one with another order of a source."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("same", "swapped")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(corpora["ours"])
+        for folder in folders.values():
+            build({**ALTERED_BASE, **cached(folder)})
+    [manifest, *_] = sorted(folders["swapped"].glob("*GPTDataset-train-binidx.json"))
+    swap_two_samples(folders["swapped"], manifest)
+    return folders
+
+
+def check_alterations(
+    count: int, seed: int, forked: ForkedRanks, corpora: dict[str, Path], caches: dict[str, Path]
+) -> None:
+    """Each alteration is refused with a message that names its ranks, or changes no sample of any rank."""
+    rng = np.random.default_rng(seed)
+    starts: list[dict[str, Any]] = [{}, *(random_alteration(rng, corpora, caches) for _ in range(count))]
+    how = {"all": {**ALTERED_BASE, "cwd": str(corpora["ours"])}, "starts": starts}
+    ended = forked.run("helpers.altered_ranks", how, variables(SIZE, num_nodes=4))
+    found = [[json.loads(line) for line in rank["out"].splitlines() if line.startswith("{")] for rank in ended]
+    crashed = [rank["log"][-3000:] for rank in ended if rank["status"] and "gloo" not in rank["log"]]
+    assert [len(rank) for rank in found] == [count + 1] * SIZE, crashed
+    right = [rank[0]["read"] for rank in found]
+    assert len({*right}) == SIZE
+    refused = 0
+    for number, altered in enumerate(starts[1:], 1):
+        ranks = [rank[number] for rank in found]
+        errors = [rank["text"] for rank in ranks if "error" in rank]
+        if not errors:
+            assert [rank["read"] for rank in ranks] == right, altered
+            continue
+        refused += 1
+        for text in errors:
+            # Of claims the message names all that claim the same one: with those altered, the one to whom it belongs.
+            sides = re.search(r"; ranks? ([^;]+?) of 16 differs? from the \d+ others;", text)
+            named = sides or re.search(r"of 16 ranks, (.*) claim \d+, none claims [^;]+;", text)
+            named = named or re.search(r"on rank (\d+ \(node\S+) .*_size (?:17|32) in a group of 16 ranks, none", text)
+            assert named, (altered, text)
+            numbers = {int(rank) for rank in re.findall(r"(\d+) \(node", named[1])}
+            assert numbers == {*altered["ranks"]} if sides else numbers & {*altered["ranks"]}, (altered, text)
+    assert refused > count / 2
+
+
+def test_alterations_of_ranks_of_four_nodes_are_refused_or_harmless(
+    forked: ForkedRanks, corpora: dict[str, Path], caches: dict[str, Path]
+) -> None:
+    check_alterations(20, 1, forked, corpora, caches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_alterations_of_ranks_are_refused_or_harmless(
+    seed: int, forked: ForkedRanks, corpora: dict[str, Path], caches: dict[str, Path]
+) -> None:
+    check_alterations(25, seed, forked, corpora, caches)

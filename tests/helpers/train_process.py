@@ -14,12 +14,14 @@ does, and by its number what one does differently:
     idle        it needs no datasets
     loader      arguments of build_pretraining_data_loader; read a batch
     state       fields of a state, which is loaded into the loader before, and otherwise its own
+    info        its log has lines of level INFO
     mesh        shape of a DeviceMesh of dimensions "dp" and "tp", for the topology of the loader
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -79,6 +81,8 @@ def main(how: dict[str, Any]) -> None:
     Path(f"{store}.began{rank}").touch()
     if "loader" in mine and "mesh" not in mine:
         mine["loader"] = {"data_parallel_rank": rank, "data_parallel_size": size, **mine["loader"]}
+    if "info" in mine:
+        logging.basicConfig(level=logging.INFO)
     os.chdir(mine.get("cwd", "."))
     sys.path[:0] = mine.get("library", [])
     wait_for_files(f"{store}.ended{other}" for other in mine.get("after", []))

@@ -13,7 +13,7 @@ import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
-from binidx.dataset.rank_agreement import identify_options
+from binidx.dataset.rank_comparison import identify_options
 from binidx.errors import ConfigError
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import format_run, parse_run

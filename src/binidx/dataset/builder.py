@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import time
@@ -26,7 +27,9 @@ from binidx.dataset.config import (
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import get_order_option
-from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
+from binidx.dataset.pinned_run import indexed_datasets, open_pins
+from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
@@ -91,6 +94,7 @@ class BlendedMegatronDatasetBuilder:
         splits: the splits to build; the others are None.
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
         other_prefixes: other prefixes of the run, which lists of documents may name.
+        pinned: open the objects in the versions of the run's pinned file, if there is one.
 
     Raises:
         ConfigError: sizes, config and kind do not fit.
@@ -100,7 +104,7 @@ class BlendedMegatronDatasetBuilder:
         ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
         >>> train, valid, test = builder.build()
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `splits` and `opened` are ours.
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; the arguments by keyword are ours.
     """
 
     blended_class: type[BlendedDataset] = BlendedDataset
@@ -116,6 +120,7 @@ class BlendedMegatronDatasetBuilder:
         splits: Collection[Split] = tuple(Split),
         opened: Mapping[str, Any] | None = None,
         other_prefixes: Collection[str] = (),
+        pinned: bool = True,
     ) -> None:
         self.cls = cls
         self.splits = splits
@@ -125,7 +130,7 @@ class BlendedMegatronDatasetBuilder:
         check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self.opened, self.other_prefixes = {} if opened is None else opened, other_prefixes
+        self.opened, self.other_prefixes, self.pinned = {} if opened is None else opened, other_prefixes, pinned
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -152,11 +157,13 @@ class BlendedMegatronDatasetBuilder:
             BlendError: a blend needs more samples of a dataset than it has.
             IndexBuildError: a split has too few tokens.
             ObjectNotFoundError: a file is missing.
-            PeerError: another rank failed, or has another order or other data: `dataset.rank_agreement`.
+            ObjectChangedError: objects or indices are not those of the pinned file: `dataset.pinned_run`.
+            PeerError: another rank failed, or has another order or other data: `dataset.rank_comparison`.
         """
         if (option := get_order_option(self.config)) is not None:
             option.check_sources(self._list_sources(), self.config.storage_options)
-        with span("binidx.start") as parent, agree_on_outcome() as (checks, name):
+        agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
+        with span("binidx.start") as parent, agreement as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
@@ -166,7 +173,8 @@ class BlendedMegatronDatasetBuilder:
                     datasets[split.name] = entry
             for dataset in datasets.values():
                 dataset.apply_order_option(is_whole=True)
-            compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
+            if is_distributed():
+                compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
     def _list_sources(self) -> set[str]:
@@ -181,11 +189,16 @@ class BlendedMegatronDatasetBuilder:
         if self.config.mock:
             return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
         built: Built = [None] * len(Split)
-        for wanted in plan_distributions(self.config, self.sizes):
-            matrix = self._chosen(wanted.matrix)
-            if any(matrix):
-                added = self._build_distribution(wanted, self._build_prefixes(wanted, matrix, context), context)
-                built = [old if new is None else new for old, new in zip(built, added, strict=True)]
+        with open_pins(self.config, self.opened) if self.pinned else contextlib.nullcontext() as pins:
+            pairs = pins.pairs if pins else {}
+            for wanted in plan_distributions(self.config, self.sizes):
+                matrix = self._chosen(wanted.matrix)
+                if any(matrix):
+                    datasets = self._build_prefixes(wanted, matrix, context, pairs)
+                    added = self._build_distribution(wanted, datasets, context)
+                    built = [old if new is None else new for old, new in zip(built, added, strict=True)]
+            if pins:
+                pins.check_indices(indexed_datasets(built))
         return built
 
     def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
@@ -208,7 +221,7 @@ class BlendedMegatronDatasetBuilder:
         return [datasets[0] if datasets else None for datasets in splits]
 
     def _build_prefixes(
-        self, wanted: Distribution, matrix: SplitMatrix, context: BuildContext
+        self, wanted: Distribution, matrix: SplitMatrix, context: BuildContext, pinned: Mapping[str, ListedPair]
     ) -> Sequence[list[MegatronDataset | None]]:
         """Return the datasets of each prefix, one per split.
 
@@ -217,7 +230,7 @@ class BlendedMegatronDatasetBuilder:
         """
         prefixes, requested = wanted.prefixes, wanted.requested
         if len(prefixes) == 1:
-            return [self._build_prefix(prefixes[0], matrix, requested[0], context)]
+            return [self._build_prefix(prefixes[0], matrix, requested[0], context, pinned.get(prefixes[0]))]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
@@ -234,7 +247,7 @@ class BlendedMegatronDatasetBuilder:
         if not is_remote:
             return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
         closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
-        with list_pairs_with_bundle(closed, idx_bundle(self.config)) as listed:
+        with list_pairs_with_bundle(closed, idx_bundle(self.config), pinned) as listed:
             indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
             return run_concurrently(works, [prefix in indexed for prefix in prefixes])
 
@@ -318,9 +331,11 @@ def open_low_level_datasets(
         prefixes: paths or URIs; one that repeats is opened once.
     """
     distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
-    with list_pairs_with_bundle(
-        [Location(prefix, config.storage_options) for prefix in distinct], idx_bundle(config)
-    ) as listed:
+    locations = [Location(prefix, config.storage_options) for prefix in distinct]
+    with (
+        open_pins(config) as pins,
+        list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {}) as listed,
+    ):
 
         def open_one(prefix: str) -> Any:
             context = BuildContext(listed=listed.get(prefix))

@@ -36,7 +36,8 @@ from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
+from binidx.storage.requests.remote_object import find_object, head, is_absent, object_exists, object_identity
+from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
@@ -112,7 +113,9 @@ class _Opening:
 
     def open_alone(self, prefix: Location, listed: ListedPair | None = None) -> Pair:
         """Open the pair of files under a prefix, and compare their sizes."""
-        pair = (listed and self._open_listed(prefix, listed)) or self._open_unlisted(prefix)
+        pair = self._open_listed(prefix, listed) if listed else None
+        if pair is None:
+            pair = self._open_pinned(prefix, listed) if listed and listed.remedy else self._open_unlisted(prefix)
         check_opened(prefix, pair.bin_reader, pair.index, listed)
         return pair
 
@@ -168,6 +171,13 @@ class _Opening:
         listed.index = data
         return pair
 
+    def _open_pinned(self, prefix: Location, pinned: ListedPair) -> Pair:
+        """Open a pair anew that could not be opened in its pinned versions, as a cache of this node may be damaged."""
+        check_pinned(prefix, pinned)
+        pair = self._open_unlisted(prefix)
+        check_pinned(prefix, pinned)
+        return pair
+
     def _parse_index(self, data: memoryview | None, reader: RangeReader | None, idx: Location) -> SequenceIndex:
         """Return the arrays of an `.idx`, fully checked, by this process or by another one of this node.
 
@@ -181,6 +191,16 @@ class _Opening:
         if num_tokens is None:
             seal.write(str(index.num_tokens))
         return index
+
+
+def check_pinned(prefix: Location, pinned: ListedPair) -> None:
+    """Raise ObjectChangedError if the store has other versions of a pair than the pinned ones, or none."""
+    for found in (pinned.idx, pinned.bin):
+        location = Location(found.info.uri, prefix.options)
+        try:
+            check_unchanged(found.info, head(location, location.settings))
+        except ObjectNotFoundError as error:
+            raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
 
 
 def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
@@ -267,7 +287,8 @@ def open_bin(
     """
     tokens, verify = prefix + ".bin", prefix.settings.verify
     if listed:
-        stored = _StoredBin(open_stored(tokens, found=listed.bin))
+        suffix = listed.bin.info.uri.removeprefix(tokens.uri)
+        stored = _StoredBin(open_stored(tokens + suffix, found=listed.bin), codec_of(listed.bin.info.uri))
         if listed.sums and verify is not False:
             stored = replace(stored, sums=open_stored(tokens + SUFFIX, found=listed.sums))
     elif prefix.local_path is None:

@@ -45,6 +45,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -53,9 +54,9 @@ from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.location import Location
-from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.remote_object import PAGE_KEYS, Found, is_absent, list_objects
+from binidx.storage.location import Location, hash_uris
+from binidx.storage.open import open_if_exists, read_whole
+from binidx.storage.requests.remote_object import PAGE_KEYS, Found, list_objects
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.threads import OPENS
@@ -86,16 +87,17 @@ File = tuple[Identity, memoryview]
 
 @dataclass
 class ListedPair:
-    """`.idx` and uncompressed `.bin` of one prefix, unchanged between two listings and therefore of one dataset.
+    """`.idx` and tokens of one prefix that belong together: unchanged between two listings, or pinned for the run.
 
-    Later reads are pinned to the listed versions.
+    Later reads are pinned to these versions.
 
     Attributes:
         idx: the listed `.idx`.
-        bin: the listed `.bin`.
+        bin: the listed `.bin`; of a pinned pair it may be compressed.
         sums: the listed `.bin.xxh3`; None if there is none.
         sidecars: suffixes of the sidecars that exist, of those in `SIDECARS`.
         index: bytes of the `.idx`, from the bundle of the run or from a read of the file; None until then.
+        remedy: way out if a file is of another version, for messages; empty: the pair is then opened anew.
     """
 
     idx: Found
@@ -103,6 +105,7 @@ class ListedPair:
     sums: Found | None
     sidecars: frozenset[str] = frozenset()
     index: memoryview | None = None
+    remedy: str = ""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -198,10 +201,10 @@ class IdxBundle:
         """Return the bundle of the prefixes; None if there is no valid one, with the reason in the log."""
         file = self.file(prefixes)
         try:
-            return parse_bundle(read_whole(open_object(file, cache="disk")), file.uri)
+            reader = open_if_exists(file, cache="disk")
+            return None if reader is None else parse_bundle(read_whole(reader), file.uri)
         except (FormatError, StorageError) as error:
-            absent = isinstance(error, StorageError) and is_absent(error)
-            logger.log(logging.DEBUG if absent else logging.WARNING, "%s: unusable, opening each .idx: %s", file, error)
+            logger.warning("%s: unusable, opening each .idx: %s", file, error)
             return None
 
     def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:
@@ -220,26 +223,29 @@ class IdxBundle:
             logger.warning("%s: not written, so every start opens each .idx alone: %s", file, error)
 
     def file(self, prefixes: Sequence[str]) -> Location:
-        names = "\n".join(sorted({*prefixes}))
-        return self.directory / f"{xxhash.xxh3_128_hexdigest(names.encode())}-binidx-idx.bundle"
+        return self.directory / f"{hash_uris(prefixes)}-binidx-idx.bundle"
 
 
 @contextlib.contextmanager
-def list_pairs_with_bundle(prefixes: Sequence[Location], bundle: IdxBundle | None) -> Iterator[dict[str, ListedPair]]:
-    """Yield the result of `list_pairs`; pairs whose `.idx` is in the bundle hold its bytes.
+def list_pairs_with_bundle(
+    prefixes: Sequence[Location], bundle: IdxBundle | None, pinned: Mapping[str, ListedPair] = MappingProxyType({})
+) -> Iterator[dict[str, ListedPair]]:
+    """Yield pinned pairs, and `list_pairs` of other prefixes; those whose `.idx` is in the bundle hold its bytes.
 
     Args:
         bundle: if it lacks `.idx` files that are opened in the `with` block, it is rewritten at the end; may be None.
+        pinned: by prefix, pairs that need no listing.
     """
     names = [prefix.uri for prefix in prefixes]
     pending = OPENS.submit(partial(bundle.read, names)) if bundle and len(names) >= MIN_LISTED_PREFIXES else None
-    pairs = list_pairs(prefixes)
+    pairs = list_pairs([prefix for prefix in prefixes if prefix.uri not in pinned])
+    pairs |= {name: pinned[name] for name in names if name in pinned}
     if bundled := pending and pending.result():
         for prefix, pair in pairs.items():
             pair.index = bundled.find(prefix, pair.identity)
     missing = [prefix for prefix, pair in pairs.items() if pair.index is None]
     yield pairs
-    if bundle and bundle.writable:
+    if bundle and pending and bundle.writable:
         read = {prefix: (pair.identity, pair.index) for prefix, pair in pairs.items() if pair.index is not None}
         bundle.update(names, read, missing)
 
@@ -252,20 +258,29 @@ def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
     """
 
     def list_twice(folder: list[Location]) -> dict[str, ListedPair]:
-        objects = [prefix + suffix for prefix in folder for suffix in (".bin", ".idx")]
-        pages = 2 * len(objects) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
-        try:
-            before = list_objects(objects, most_pages=pages)
-            after = None if before is None else list_objects(objects, most_pages=pages)
-        except StorageError as error:
-            # Objects may be readable without permission to list; opening each raises the error of an unreachable store.
-            logger.debug("%s: opening each dataset alone: %s", objects[0], error)
-            return {}
+        before = list_folder(folder)
+        after = None if before is None else list_folder(folder)
         names = [prefix.uri for prefix in folder]
         return {} if before is None or after is None else _unchanged_pairs(names, before, after)
 
     listed = OPENS.map(list_twice, group_prefixes(prefixes))
     return {prefix: pair for folder in listed for prefix, pair in folder.items()}
+
+
+def list_folder(prefixes: Sequence[Location]) -> dict[str, ObjectInfo] | None:
+    """Return the objects at and between some prefixes by URI; None if they cannot be listed, or are too many.
+
+    Args:
+        prefixes: a group of `group_prefixes`.
+    """
+    objects = [prefix + suffix for prefix in prefixes for suffix in (".bin", ".idx")]
+    pages = 2 * len(objects) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(prefixes) // PAGE_KEYS
+    try:
+        return list_objects(objects, most_pages=pages)
+    except StorageError as error:
+        # Objects may be readable without permission to list; opening each raises the error of an unreachable store.
+        logger.debug("%s: not listed, each dataset is opened alone: %s", objects[0], error)
+        return None
 
 
 def group_prefixes(prefixes: Sequence[Location]) -> list[list[Location]]:

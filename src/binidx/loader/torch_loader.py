@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from binidx.dataset.config import Split
-from binidx.dataset.rank_agreement import compare_with_ranks
+from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
@@ -375,10 +375,10 @@ class PretrainingLoader(DataLoader[Any]):
             split = get_split(self.dataset)
             self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"
             fields: dict[str, Any] = {"consumed_samples": self._consumed_samples, "walk": _walk(sampler)}
-            fields |= {"samples_per_step": sampler.samples_per_step, "data_parallel_size": sampler.data_parallel_size}
-            fields |= {"order": get_stored_order(self.dataset)}
-            name = f"{self._name}/{self._num_positions}"
-            compare_with_ranks(f"loader of {sampler.total_samples} samples", name, fields, {"dataset": self.dataset})
+            fields |= {"samples_per_step": sampler.samples_per_step, "order": get_stored_order(self.dataset)}
+            subject, name = f"loader of {sampler.total_samples} samples", f"{self._name}/{self._num_positions}"
+            claim = sampler.data_parallel_rank, sampler.data_parallel_size
+            compare_with_ranks(subject, name, fields, {"dataset": self.dataset}, claim)
             self._is_compared = True
 
     def _count_batch(self) -> None:

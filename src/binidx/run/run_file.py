@@ -168,11 +168,12 @@ class Run:
         with create_object(Location.of(uri, storage_options)) as out:
             out.write(format_run(self))
 
-    def build(self, *, on_outcome: OnOutcome = None) -> Built:
+    def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True) -> Built:
         """Return the datasets of train, valid and test, as the builder returns them; built once.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
+            pinned: open the objects in the versions of the run's pinned file, if there is one.
 
         Returns:
             Three datasets; None for a split without samples.
@@ -181,7 +182,7 @@ class Run:
             ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
         """
         if "_built" not in vars(self):
-            built = self._builder().build(on_outcome=on_outcome)
+            built = self._builder(pinned).build(on_outcome=on_outcome)
             if self.stages is not None:
                 context = BuildContext(on_outcome=on_outcome)
                 train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
@@ -259,9 +260,11 @@ class Run:
             object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "directory", directory if written or relative else None)
 
-    def _builder(self) -> BlendedMegatronDatasetBuilder:
+    def _builder(self, pinned: bool = True) -> BlendedMegatronDatasetBuilder:
         stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
-        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config, other_prefixes=stages)
+        return BlendedMegatronDatasetBuilder(
+            GPTDataset, self.sizes, lambda: True, self.config, other_prefixes=stages, pinned=pinned
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(self)}  # and not what was built

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import xxhash
 
 from binidx.errors import redacted
 from binidx.storage.settings import ReadSettings
@@ -114,3 +116,8 @@ class Location:
 
 Where = str | os.PathLike[str] | Location
 """A URI or path as a user gives it, or a location."""
+
+
+def hash_uris(uris: Iterable[str]) -> str:
+    """Return the name of a set of URIs in the names of files: XXH3, 128 bits, in hex."""
+    return xxhash.xxh3_128_hexdigest("\n".join(sorted({*uris})).encode())

@@ -45,7 +45,14 @@ from binidx.storage.codecs.segments import (
 from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
 from binidx.storage.location import Location, Where
 from binidx.storage.ranges import as_block_reader, as_mapped, cut
-from binidx.storage.requests.remote_object import MAX_REQUEST, Found, RemoteObject, find_object, recorded_object
+from binidx.storage.requests.remote_object import (
+    MAX_REQUEST,
+    Found,
+    RemoteObject,
+    find_object,
+    object_exists,
+    recorded_object,
+)
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile
 
@@ -230,6 +237,14 @@ def open_object(
     return layered(stored, location, codec=codec, end=found.end if found else b"", cache=cache)
 
 
+def open_if_exists(location: Location, *, cache: Keep = None) -> RangeReader | None:
+    """Open an object as `open_object`; return None if there is none. No folder of its name is looked for."""
+    if location.local_path is not None:
+        return open_object(location, cache=cache) if object_exists(location) else None
+    found = find_object(location)
+    return None if found is None else open_object(location, cache=cache, found=found)
+
+
 def open_stored(location: Location, *, mmap: bool = True, found: Found | None = None) -> RangeReader:
     """Open the stored bytes of an object, without layers.
 
@@ -280,7 +295,7 @@ def layered(
 
 
 logger = logging.getLogger(__name__)
-READ_WHOLE = (".idx", ".npy", ".bundle")
+READ_WHOLE = (".idx", ".npy", ".bundle", "-binidx-pinned.json")
 """Suffixes of index files. Each is one block of a disk cache, so that its arrays are views of one map that all
 processes of the node share."""
 

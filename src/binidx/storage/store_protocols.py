@@ -33,6 +33,7 @@ class ObjectInfo:
         identity: JSON values that identify the content: `size`, and `etag`, `generation`, `version` or `mtime`.
         md5: base64 digest of the content, from stores that report one.
         mark: mark of the version that is not part of the identity, which is persisted.
+        remedy: way out if another version is stored, for messages; empty: open the object again.
     """
 
     uri: str
@@ -40,6 +41,7 @@ class ObjectInfo:
     identity: Mapping[str, Any]
     md5: str | None = None
     mark: VersionMark | None = None
+    remedy: str = ""
 
     @functools.cached_property
     def version(self) -> str | None:

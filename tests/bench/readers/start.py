@@ -45,7 +45,7 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
         ).build()[0]
 
     def first(train: Any) -> Any:
-        return next(iter(binidx.build_pretraining_data_loader(train, consumed_samples=0, micro_batch_size=BATCH)))
+        return next(iter(binidx.build_pretraining_data_loader(train, 0, BATCH, 0, 1)))
 
     binidx.build_pretraining_data_loader, binidx.GPTDataset, binidx.BlendedMegatronDatasetBuilder, binidx.PlannedDataset  # noqa: B018  lazy
     return build, first

@@ -24,7 +24,7 @@ import binidx.run.provenance.read_planning as planning
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.dataset.planned import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
-from binidx.dataset.rank_agreement import identify
+from binidx.dataset.rank_comparison import identify
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.dataset_protocols import is_pure, reads_remotely

@@ -401,7 +401,10 @@ class RemoteObject:
                     seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
                     brief = replace(self.settings, deadline_seconds=seconds, outage_seconds=seconds)
                     check_unchanged(self.info, head(self.location, brief))
-                except (ObjectChangedError, ObjectNotFoundError) as reason:
+                except ObjectNotFoundError as reason:
+                    way = self.info.remedy and f"; {self.info.remedy}"
+                    raise ObjectNotFoundError(f"{reason}{way}") from error
+                except ObjectChangedError as reason:
                     raise reason from error
                 except StorageError:
                     pass  # the first error has more details

@@ -218,7 +218,8 @@ def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
 def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
     """Return the error of an object that has another identity now; values of None are unknown."""
     was, is_now = _in_words(info.identity), _in_words(now)
-    return ObjectChangedError(f"{info.uri}: changed since it was opened ({was}, now {is_now}); open it again")
+    since, remedy = ("recorded", info.remedy) if info.remedy else ("opened", "open it again")
+    return ObjectChangedError(f"{info.uri}: changed since it was {since} ({was}, now {is_now}); {remedy}")
 
 
 def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:

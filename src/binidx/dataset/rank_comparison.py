@@ -1,0 +1,359 @@
+"""Comparison of the ranks of a run: all read one order of one data, and each data-parallel rank once.
+
+Under torch.distributed, the ranks exchange these keys through the key-value store of the process group:
+
+    {key}/first     digest of the values of the first rank that compares, and its name
+    {key}/fields    these values: the order, options and arrays of datasets, or the versions of their data
+    vote/{rank}     host, claimed data-parallel rank, and digests of each rank: for messages
+    claims/{rank}   number of ranks that claim a data-parallel rank
+    {key}/text      names of the minority, from the votes
+
+A rank whose digest is not that of the first one raises. The first rank that does waits for the votes of all, at most
+VOTE_SECONDS, and names the minority for the others, also if a rank of the minority came first.
+
+A claim is refused if more ranks make it than world size / data-parallel size. If every rank has a loader, each
+data-parallel rank is then claimed equally often, and none is missing. Ranks without a loader leave room for claims that
+cannot be distinguished from right ones, such as with Megatron's tensor parallelism.
+
+Cost: three requests a build and rank, and four a loader; one more for local data.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from inspect import get_annotations
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from binidx.dataset.config import find_token
+from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
+from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.rank_agreement import name_rank, store_errors
+from binidx.dataset.torch_bridge import GroupStore, group_store
+from binidx.errors import PeerError, redacted
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.cache.index_cache import library_version
+from binidx.index.cache.index_files import hash_npy, recorded_name
+from binidx.index.cache.manifest import ALGORITHM, Fields
+from binidx.storage.ranges import read_many
+from binidx.storage.stores.registry import local_path
+
+FIELDS_SECONDS = 60.0
+"""Time for which a rank with another digest waits for the fields of the first rank, stored right after its digest."""
+
+LIBRARY = ("binidx", "megatron")
+"""Packages whose configs have the fields that ranks compare; a user's subclass may add fields of one rank."""
+
+NOT_COMPARED = frozenset({
+    "blend", "blend_per_split", "split", "split_matrix", "mid_level_dataset_surplus", "sequences_per_dataset",
+    "num_dataset_builder_threads", "path_to_cache", "object_storage_cache_path", "mmap_bin_files", "storage_options",
+    "trust_cache", "cache_small_indices", "written_paths", "fast_cache_load", "defer_npy_index_mmap",
+    "token_dtype_code",
+})  # fmt: skip
+"""Fields of a config that name places and ways to read, or of which all that matters is in the order."""
+
+TOKENIZER_FIELDS = ("unique_identifiers", "eod", "pad", "eos", "bos", "cls", "sep", "mask", "vocab_size")
+
+NUM_PROBES, PROBE_BYTES = 4, 1024
+"""Number and size of the pieces of a local `.bin` that ranks compare, at equal distances."""
+
+VOTE_SECONDS = 5.0
+"""Time for which a rank that differs waits for the votes of the others, to name the minority."""
+
+MAX_DIFFERENCES, MAX_NAMED = 3, 8
+"""Largest numbers of differing fields, and of ranks, in one message."""
+
+CLAIM_REMEDY = (
+    "give each replica of the model a data-parallel rank of its own: binidx.find_topology(), with tensor, pipeline "
+    'or context parallelism find_topology(mesh["dp"]) or (parallel_state). Replicas of HSDP read samples of their own: '
+    'find_topology(mesh["replicate", "shard"]._flatten("dp"))'
+)
+
+
+SHARED = (
+    "up to %d ranks share each of %d data-parallel ranks and read the same samples, which is right with tensor, "
+    'pipeline or context parallelism; HSDP replicas need ranks of their own: mesh["replicate", "shard"]._flatten("dp")'
+)
+
+logger = logging.getLogger(__name__)
+
+
+def compare_with_ranks(
+    subject: str, name: str, fields: Fields, datasets: Fields, data_parallel: tuple[int, int] | None = None
+) -> None:
+    """Compare the order, options and data of some datasets with those of the first rank that compares under this name.
+
+    Does not wait for other ranks, and does nothing without torch.distributed, or without datasets.
+
+    Args:
+        subject: the caller, as the error message names it.
+        name: name of this comparison in the store, equal on all ranks.
+        fields: further JSON values to compare, by name.
+        datasets: datasets by name.
+        data_parallel: data-parallel rank and size that this rank claims; None: not compared.
+
+    Raises:
+        PeerError: fields differ; names the minority of the ranks, the fields, and the values of both sides. Or too many
+            ranks claim one data-parallel rank, or some can have no rank; names the ranks.
+    """
+    if (group := group_store(f"binidx/{name}")) is None:
+        return
+    comparison = Comparison(f"{subject} on {name_rank(group[1])}", *group)
+    if not datasets:
+        comparison.vote({})
+        return
+    versions: dict[str, Any] = {"library": library_version(), "algorithm": ALGORITHM}
+    versions |= {} if data_parallel is None else {"data_parallel_size": data_parallel[1]}
+    orders = {key: identify(dataset) for key, dataset in datasets.items()}
+    options = {"options": identify_options([*datasets.values()])}
+    arrays = {key: identify_arrays(dataset) for key, dataset in datasets.items()}
+    bins, data = identify_data([*datasets.values()])
+    compared = {"order": [{**versions, **fields, **orders, **options}, arrays]}
+    # Copies of the data in other places have other names, and in a store other versions.
+    compared[_digest(json.dumps(sorted(data)))] = [data, {"bin": bins}]
+    if all(local_path(uri) is not None for uri in data):
+        compared["local"] = [{"bin": [data[uri] for uri in bins]}]
+    comparison.vote(compared, data_parallel)
+    for key, values in compared.items():
+        comparison.compare(key, values)
+    if data_parallel is not None:
+        comparison.check_claim(data_parallel)
+
+
+Votes = Mapping[int, tuple[str, int | None, Mapping[str, str]]]
+"""By rank: its host, the data-parallel rank that it claims, and the digest of its values under each key."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of JSON values of this rank with those of the others.
+
+    The first rank stores its values, the others compare their digest: a request each. Votes serve messages: a rank that
+    differs, or claims a claimed data-parallel rank, waits for the votes of all to name the minority.
+
+    Args:
+        subject: beginning of messages.
+        store: key-value store for this comparison alone.
+        rank: of this process.
+        size: number of ranks.
+    """
+
+    subject: str
+    store: GroupStore
+    rank: int
+    size: int
+
+    def vote(self, compared: Mapping[str, Any], data_parallel: tuple[int, int] | None = None) -> None:
+        """Store the digests of this rank's values, and the data-parallel rank that it claims."""
+        digests = {key: _digest(json.dumps(values, default=str)) for key, values in compared.items()}
+        claim = data_parallel[0] if data_parallel else None
+        with store_errors():
+            self.store.set(f"vote/{self.rank}", json.dumps([socket.gethostname(), claim, digests]))
+
+    def compare(self, key: str, values: list[Any]) -> None:
+        """Raise PeerError if the first rank has other values under this key."""
+        text = json.dumps(values, default=str)
+        own = f"{_digest(text)} {name_rank(self.rank)}"
+        with store_errors():
+            first = self.store.compare_set(f"{key}/first", "", own).decode()
+            if first == own:
+                self.store.set(f"{key}/fields", text)
+            digest, _, peer = first.partition(" ")
+            if digest == _digest(text):
+                return
+            self.store.wait([f"{key}/fields"], timedelta(seconds=FIELDS_SECONDS))
+            theirs = json.loads(self.store.get(f"{key}/fields"))
+            sides = self._describe_once(key, lambda votes: describe_sides(votes, key))
+        pairs = zip(json.loads(text), theirs, strict=True)
+        differences = itertools.chain.from_iterable(list_field_differences(ours, other) for ours, other in pairs)
+        listed = "; ".join(
+            f"{field}: found {ours}, {peer} has {other}"
+            for field, ours, other in itertools.islice(differences, MAX_DIFFERENCES)
+        )
+        way = "start all ranks with the same options and data"
+        raise PeerError(f"{self.subject}: ranks disagree ({listed}); {sides}; {way}")
+
+    def check_claim(self, data_parallel: tuple[int, int]) -> None:
+        """Raise PeerError if this data-parallel rank has too many ranks already, or there are too few for all."""
+        with store_errors():
+            count = self.store.add(f"claims/{data_parallel[0]}", 1)
+            # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
+            if count * data_parallel[1] <= self.size:
+                if (count, data_parallel[0]) == (2, 0):
+                    logger.info(SHARED, self.size // data_parallel[1], data_parallel[1])
+                return
+            claims = self._describe_once("claims", lambda votes: describe_claims(votes, data_parallel[1], self.size))
+        group = f"data_parallel_size {data_parallel[1]} in a group of {self.size} ranks"
+        raise PeerError(f"{self.subject}: {group}, {claims}; {CLAIM_REMEDY}")
+
+    def _describe_once(self, key: str, describe: Callable[[Votes], str]) -> str:
+        """Return a text about the votes, which one rank makes for all that ask."""
+        if self.store.add(f"{key}/asking", 1) == 1:
+            self.store.set(f"{key}/text", describe(self._await_votes()))
+        self.store.wait([f"{key}/text"], timedelta(seconds=FIELDS_SECONDS))
+        text: str = self.store.get(f"{key}/text").decode()
+        return text
+
+    def _await_votes(self) -> Votes:
+        """Return the votes by rank: of all ranks, or of those that vote in time."""
+        keys, deadline = [f"vote/{rank}" for rank in range(self.size)], time.monotonic() + VOTE_SECONDS
+        while not self.store.check(keys) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        voted = [rank for rank, key in enumerate(keys) if self.store.check([key])]
+        return {rank: json.loads(self.store.get(keys[rank])) for rank in voted}
+
+
+def describe_sides(votes: Votes, key: str) -> str:
+    """Return a text that names the ranks that differ from most others, in any order of arrival."""
+    sides: dict[str, list[str]] = {}
+    for rank, (host, _, digests) in votes.items():
+        if key in digests:
+            sides.setdefault(digests[key], []).append(f"{rank} ({host})")
+    *others, largest = sorted(sides.values(), key=len)
+    differing = list(itertools.chain.from_iterable(others))
+    total = len(differing) + len(largest)
+    if len(largest) <= total / 2:
+        return f"of {total} ranks, " + " differ from ".join(map(_join_ranks, [largest, *others]))
+    verb, rest = "differs" if len(differing) == 1 else "differ", f"the {len(largest)} others"
+    return f"{_join_ranks(differing)} of {total} {verb} from {rest if len(largest) > 1 else 'the other'}"
+
+
+def describe_claims(votes: Votes, data_parallel_size: int, size: int) -> str:
+    """Return a text that names the ranks that claim one data-parallel rank, and the data-parallel ranks of no rank."""
+    claims: dict[int, list[str]] = {number: [] for number in range(data_parallel_size)}
+    for rank, (host, claim, _) in votes.items():
+        if claim in claims:
+            claims[claim].append(f"{rank} ({host})")
+    most = max(1, size // data_parallel_size)
+    crowded = (f"{_join_ranks(ranks)} claim {number}" for number, ranks in claims.items() if len(ranks) > most)
+    missing = [str(number) for number, ranks in claims.items() if not ranks]
+    more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+    none = [f"none claims {', '.join(missing[:MAX_NAMED])}{more}"] if missing else []
+    return ", ".join([*itertools.islice(crowded, MAX_DIFFERENCES), *none])
+
+
+def _join_ranks(ranks: Sequence[str]) -> str:
+    """Return ranks as text; of many the first, and their number."""
+    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:MAX_NAMED])}{more}"
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the path and both values of each field in which two JSON values differ.
+
+    Args:
+        ours, theirs: the JSON values of this rank and of another one.
+        name: path of both values, before that of the fields in them.
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**ours, **theirs}:
+            yield from list_field_differences(ours.get(key), theirs.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from list_field_differences(one, other, f"{name}[{number}]")
+    elif ours != theirs:
+        yield name, f"{json.dumps(ours):.200}", f"{json.dumps(theirs):.200}"
+
+
+def identify(dataset: Any) -> Any:
+    """Return all values that samples and their order depend on, without the place of the data, in JSON values.
+
+    Args:
+        dataset: a dataset; a user's own is identified by its class and number of samples.
+    """
+    size: dict[str, Any] = {"num_samples": len(dataset)}
+    if isinstance(dataset, PlannedDataset):
+        size["order"] = dataset.plan.fingerprint
+    if isinstance(dataset, BlendedDataset):
+        return {**dataset.order_identity, **size, "datasets": [*map(identify, dataset.datasets)]}
+    if not isinstance(dataset, MegatronDataset):
+        return {"class": recorded_name(type(dataset)), **size}
+    order = dataset.order_identity
+    if isinstance(order, str):  # Megatron's text, which has the place of the data, and not the data
+        order = {key: value for key, value in json.loads(order).items() if key != "dataset_path"}
+        if isinstance(dataset.dataset, IndexedDataset):
+            order["data"] = dataset.dataset.identity
+    return {**order, **size}
+
+
+def identify_options(datasets: list[Any]) -> Any:
+    """Return the options that samples depend on: of the one config of some datasets, or a list for several."""
+    configs = {id(dataset.config): dataset.config for dataset in _list_parts(datasets)}
+    # An object of a user is identified by its class: its text may have its address.
+    options = json.loads(json.dumps([*map(_list_options, configs.values())], default=_describe_object))
+    return options[0] if len(options) == 1 else options
+
+
+def _list_options(config: Any) -> dict[str, Any]:
+    kinds = [kind for kind in type(config).__mro__ if kind.__module__.partition(".")[0] in LIBRARY]
+    names = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
+    tokenizer = {name: find_token(config.tokenizer, name) for name in TOKENIZER_FIELDS}
+    options = {name: getattr(config, name) for name in names if name not in NOT_COMPARED}
+    return {**options, "tokenizer": {name: value for name, value in tokenizer.items() if value is not None}}
+
+
+def _describe_object(thing: Any) -> Any:
+    if isinstance(thing, Mapping):
+        return dict(thing)
+    return thing.item() if isinstance(thing, np.generic) else recorded_name(type(thing))
+
+
+def identify_arrays(dataset: Any) -> Any:
+    """Return the XXH3 of each array of the index of a dataset, by name.
+
+    A loaded or published array has been hashed; one that is only in memory is hashed here, once.
+    """
+    digests: dict[str, Any] = {}
+    if isinstance(dataset, OrderedDataset):
+        for name in dataset.index_names:
+            if name not in dataset.index_digests:
+                dataset.index_digests[name] = hash_npy(getattr(dataset, name))
+            digests[name] = dataset.index_digests.get(name)
+    if isinstance(dataset, BlendedDataset):
+        digests["datasets"] = [*map(identify_arrays, dataset.datasets)]
+    return digests
+
+
+def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
+    """Return the datasets of which some datasets and blends are made."""
+    return [part for dataset in datasets if isinstance(dataset, OrderedDataset) for part in dataset.parts]
+
+
+def identify_data(datasets: list[Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the URI of the `.bin` of each dataset, in order; and by URI its size and version, sorted."""
+    parts = [part.dataset for part in _list_parts(datasets) if isinstance(part.dataset, IndexedDataset)]
+    bins = [redacted(dataset.bin_reader.uri) for dataset in parts]
+    readers = {uri: dataset.bin_reader for uri, dataset in zip(bins, parts, strict=True)}
+    local = [uri for uri in sorted(readers) if local_path(uri) is not None]
+    probes = read_many([(readers[uri], _probe_ranges(readers[uri].size)) for uri in local])
+    versions: dict[str, str | None] = {}
+    for uri, probe in zip(local, probes, strict=True):
+        versions[uri] = xxhash.xxh3_128_hexdigest(b"".join(probe))
+    for uri in readers.keys() - versions.keys():
+        # Not the whole identity: a list of objects reports less of a version than a HEAD.
+        marks = (readers[uri].identity.get(name) for name in ("generation", "etag"))
+        versions[uri] = next((str(mark).removeprefix("W/").strip('"') for mark in marks if mark), None)
+    return bins, {uri: {"size": readers[uri].size, "version": versions[uri]} for uri in sorted(readers)}
+
+
+def _probe_ranges(size: int) -> list[tuple[int, int]]:
+    """Return the byte ranges (start, stop) of an object of `size` bytes that ranks compare."""
+    starts = range(0, size, max(size // NUM_PROBES, PROBE_BYTES))
+    return [(start, min(start + PROBE_BYTES, size)) for start in starts]
