@@ -55,7 +55,7 @@ def bake_run(arguments: argparse.Namespace) -> None:
 
 
 def describe(done: BakeProgress) -> str:
-    """Return what this call did, and what is left to other shards."""
+    """Return a text about the work of this call and the tasks of other shards."""
     if not done.missing:
         return f"{done.written} written now, complete"
     again = "give the same command again when the other shards have ended"

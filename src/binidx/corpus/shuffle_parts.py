@@ -6,7 +6,7 @@ Two stages of tasks, with exchange objects (`exchange`) between them, in TARGET-
     buckets      the documents of a range of keys  ─►  sorted by key: a part of the target
 
 The last call joins the parts inside the store where it can (`merge`), and removes the folder. The order is that of
-`shuffle_buckets`, whoever does what.
+`shuffle_buckets`, with any workers.
 
 Memory of a task: a bucket of about 1 GiB, or the longest document. Scratch disk: the documents of a task, if they are
 more than 1 GiB, as in shuffles of more than 128 GiB.

@@ -45,7 +45,7 @@ Values = dict[str, Any]
 """Result of a part, in JSON values."""
 
 
-class Part(Protocol):
+class JobPart(Protocol):
     """Unit of work. `str()` names it in errors."""
 
     @property
@@ -57,7 +57,7 @@ class Part(Protocol):
         """Units of work, for progress: bytes, rows or samples."""
 
 
-PartType = TypeVar("PartType", bound=Part)
+PartType = TypeVar("PartType", bound=JobPart)
 
 
 @dataclass(frozen=True)
@@ -260,20 +260,20 @@ class JobFolder:
             problem = f"parts of another job{describe_difference(found, self.identity)}"
             raise errors.ObjectExistsError(f"{file}: {problem}; finish that job, or remove the folder")
 
-    def file(self, part: Part) -> Location:
+    def file(self, part: JobPart) -> Location:
         """Return the location of a part's record."""
         return self.location / f"{part.name}.json"
 
-    def read(self, part: Part) -> Values | None:
+    def read(self, part: JobPart) -> Values | None:
         """Return the result in a part's record; None if it has no record."""
         data = read_small(self.file(part))
         return None if data is None else RECORD_FILE.decode(data, self.file(part).uri).result
 
-    def write(self, part: Part, result: Values) -> None:
+    def write(self, part: JobPart, result: Values) -> None:
         """Write a part's record, after all its objects."""
         write_object(self.file(part), [json.dumps({**RECORD_FILE.tags, "result": result}).encode()])
 
-    def remove(self, parts: Iterable[Part], objects: Iterable[Location] = ()) -> None:
+    def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
         """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
         REQUESTS.map(delete_object, [*objects, *map(self.file, parts)])
         delete_object(self.job_file)
@@ -373,7 +373,7 @@ def make_parts(
     return results
 
 
-def read_results(folder: JobFolder, parts: Sequence[Part]) -> dict[str, Values]:
+def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> dict[str, Values]:
     """Return the result of each part that has a record, by its name."""
     found = zip(parts, READS.map(folder.read, parts), strict=True)
     return {part.name: result for part, result in found if result is not None}

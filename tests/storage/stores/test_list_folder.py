@@ -12,7 +12,7 @@ import pytest
 
 from binidx.errors import ObjectNotFoundError
 from binidx.storage.location import Location
-from binidx.storage.stores.fsspec_store import StoredFile, list_folder
+from binidx.storage.stores.fsspec_store import StoredFile, list_stored_files
 from binidx.storage.writing.publish import write_object
 
 HOUR, YEAR_2001 = 3600.0, 1e9
@@ -33,7 +33,7 @@ def test_files_are_listed_with_their_sizes_and_times(
     folder = Location.of(folders[store]())
     for name, size in (("a.npy", 3), ("b.json", 5), ("below/c", 7)):
         write_object(folder / name, [bytes(size)])
-    found = list_folder(folder.uri, folder.options or {})
+    found = list_stored_files(folder.uri, folder.options or {})
     assert {name: file.num_bytes for name, file in found.items()} == {"a.npy": 3, "b.json": 5}
     assert all(math.isfinite(file.changed_at) for file in found.values())
     now = YEAR_2001 if store == "gs" else time.time()  # our server of GCS counts its writes from there on
@@ -42,7 +42,7 @@ def test_files_are_listed_with_their_sizes_and_times(
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match="nowhere"):
-        list_folder(f"{tmp_path}/nowhere", {})
+        list_stored_files(f"{tmp_path}/nowhere", {})
 
 
 def test_files_are_equal_if_size_and_time_are() -> None:

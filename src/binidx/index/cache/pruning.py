@@ -26,7 +26,7 @@ from binidx.index.cache.lease import HeldLease, Lease
 from binidx.index.cache.order_record import ORDERS, parse_known
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.stores.fsspec_store import StoredFile, list_folder
+from binidx.storage.stores.fsspec_store import StoredFile, list_stored_files
 from binidx.storage.writing.publish import delete_object
 
 INDEX_FILE = re.compile(
@@ -79,7 +79,7 @@ def find_indices(
     """
     now = time.time() if now is None else now
     groups, others = defaultdict[str, dict[str, StoredFile]](dict), dict[str, StoredFile]()
-    for name, file in list_folder(directory.uri, directory.options or {}).items():
+    for name, file in list_stored_files(directory.uri, directory.options or {}).items():
         if RECORD_FILE.fullmatch(name):
             others[name] = file
         elif match := INDEX_FILE.fullmatch(name):
@@ -146,6 +146,6 @@ def _hold_lease(directory: Location, name: str, listed: StoredFile | None) -> He
     if listed is None:
         return lease.acquire()
     record = lease.read()
-    if record is None or list_folder(directory.uri, directory.options or {}).get(name) != listed:
+    if record is None or list_stored_files(directory.uri, directory.options or {}).get(name) != listed:
         return None
     return lease.take_over(record)

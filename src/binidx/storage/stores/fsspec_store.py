@@ -300,7 +300,7 @@ class StoredFile:
     changed_at: float
 
 
-def list_folder(uri: str, storage_options: Mapping[str, Any]) -> dict[str, StoredFile]:
+def list_stored_files(uri: str, storage_options: Mapping[str, Any]) -> dict[str, StoredFile]:
     """Return the files of a folder, local or in a store, by their names; without a known time a file counts as new.
 
     Raises:

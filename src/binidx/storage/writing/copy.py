@@ -30,7 +30,7 @@ from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.stores.driver_errors import PartsLostError
 from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, has_digest, open_parts, part_digest
+from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, matches_digest, open_parts, part_digest
 from binidx.storage.writing.publish import create_object, delete_object
 
 PART_BYTES = 8 << 20
@@ -319,7 +319,7 @@ class ObjectCopy:
             ranges = state.ranges if checksum else {}
 
             def is_right(part: int) -> bool:
-                return has_digest(copy.read([ranges[part]])[0], state.sent[part][0])
+                return matches_digest(copy.read([ranges[part]])[0], state.sent[part][0])
 
             in_copy = map_in_flight(is_right, ranges, state.num_in_flight)
             with contextlib.closing(in_copy) as answers:

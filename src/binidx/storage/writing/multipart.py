@@ -55,7 +55,7 @@ def part_digest(data: Bytes) -> str:
     return XXH3 + xxhash.xxh3_128_hexdigest(data)
 
 
-def has_digest(data: Bytes, digest: str) -> bool:
+def matches_digest(data: Bytes, digest: str) -> bool:
     """Return whether a part has a digest, of this version or of 0.1.0."""
     if digest.startswith(XXH3):
         return part_digest(data) == digest
@@ -183,7 +183,7 @@ class LocalParts:
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         start, stop = where
-        return has_digest(os.pread(self._file.fileno(), stop - start, start), digest)
+        return matches_digest(os.pread(self._file.fileno(), stop - start, start), digest)
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
