@@ -3,6 +3,10 @@
 DIR/baked.json                       description; written first
 DIR/{first:012d}.bin .idx            samples from position `first` on, a sequence each: S tokens and the next one
 DIR/{first:012d}-dataset_id.npy      of a blend: the dataset of each sample
+DIR/complete.json                    the same as baked.json; written when all parts exist
+
+Sample i is a byte range that follows from i: a process reads the description, the index of the first part for the dtype
+of the tokens, and of the other parts only tokens, each part from its first use on.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,19 +24,19 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
-from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted
+from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive, tolerate_all
-from binidx.order.blended_order import BakedOrder
+from binidx.native.gpt_samples import GPTRows
 from binidx.order.order_protocols import Numbers
-from binidx.order.sequences import SequenceOrder
-from binidx.order.source_order import StoredSource
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.adapters import JoinedReader, LazyReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 
@@ -86,6 +90,9 @@ def check_bakeable(config: GPTDatasetConfig) -> None:
     """Raise ConfigError for samples that depend on the bounds of documents: a bake stores each as one sequence."""
     if config.inter_document_masking:
         raise ConfigError("inter_document_masking: found True, a baked run has no bounds of documents; train unbaked")
+
+
+COMPLETE = "complete.json"
 
 
 def part_prefix(directory: str, part: range) -> str:
@@ -177,47 +184,75 @@ class BakedDataset(PositionedDataset):
     RECORDED_NAME: ClassVar[str] = "BakedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        uri = join_uri(directory, "baked.json")
+        folder = Location(directory, config.storage_options)
         check_bakeable(config)
-        super().__init__(directory, config, read_baked(Location(uri, config.storage_options)), uri)
-        self.parts = OPENS.map(self._open, self.stored.parts())
-        members = [SequenceOrder(StoredSource(part.path_prefix, part, range(len(part)))) for part in self.parts]
-        positions = range(self.stored.first, self.stored.stop)
-        self.order = BakedOrder(self.stored.fingerprint, positions, self.stored.samples_per_part, members)
-        self.dataset_ids = self._dataset_ids() if self.stored.blended else None
+        super().__init__(directory, config, read_baked(folder / "baked.json"), f"{folder / 'baked.json'}")
+        self.parts = self.stored.parts()
+        self.dtype = self._open(self.parts[0])
+        if not object_exists(folder / COMPLETE):  # not yet, or by a version that did not write it
+            OPENS.map(self._open, self.parts[1:])
+        self.sample_bytes = self.stored.stored_length * self.dtype.itemsize
+        sizes = [len(part) * self.sample_bytes for part in self.parts]
+        files = [Location(part_prefix(directory, part), config.storage_options) + ".bin" for part in self.parts]
+        readers = [
+            LazyReader(file.uri, size, partial(open_part, file, size, config.mmap_bin_files))
+            for file, size in zip(files, sizes, strict=True)
+        ]
+        self.reader = JoinedReader(directory, readers, sizes)
+        self._ids: dict[int, NDArray[np.int16]] = {}
 
     def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
-        ids = None if self.dataset_ids is None else self.dataset_ids[positions - self.stored.first]
-        return self._samples.__getitems__(positions.tolist()), ids
+        rows = GPTRows(self._assemble.recipe, len(positions))
+        views, code = self.reader.read(self.locate(positions)), DType.code_from_dtype(self.dtype)
+        bounds = np.arange(len(views) + 1)
+        rows.fill(views, bounds, range(len(views)), dtype_code=code, item_bytes=self.dtype.itemsize)
+        return self._assemble.finish(rows), self._find_ids(positions) if self.stored.blended else None
 
-    @cached_property
-    def _samples(self) -> TokenDataset:
-        return TokenDataset(self.order, self.parts, [self._assemble] * len(self.parts))
+    def locate(self, positions: Numbers) -> list[Range]:
+        """Return the byte range of each sample in all parts, one after the other."""
+        starts = (positions - self.stored.first) * self.sample_bytes
+        return list(zip(starts.tolist(), (starts + self.sample_bytes).tolist(), strict=True))
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the stored tokens.
 
         Returns:
-            One reader for each part.
+            One reader of all parts; a part is opened at its first read.
         """
-        return [part.bin_reader for part in self.parts]
+        return [self.reader]
 
-    def _open(self, part: range) -> IndexedDataset:
+    def _open(self, part: range) -> np.dtype[Any]:
+        """Return the dtype of a part; raise FormatError if its index contradicts the description."""
         prefix = part_prefix(self.directory, part)
-        stored = IndexedDataset(prefix, mmap=self.config.mmap_bin_files, storage_options=self.config.storage_options)
+        stored = IndexedDataset(prefix, storage_options=self.config.storage_options)
         lengths = stored.sequence_lengths
         if len(lengths) != len(part) or (lengths != self.stored.stored_length).any():
             needed = f"{len(part)} of {self.stored.stored_length} tokens"
             raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
-        return stored
+        return np.dtype(stored.index.dtype)
 
-    def _dataset_ids(self) -> NDArray[np.int16]:
-        uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.stored.parts()]
-        options = self.config.storage_options
-        parts = OPENS.map(
-            lambda uri: parse_npy(read_whole(open_object(uri, storage_options=options, cache=False))), uris
-        )
-        ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *parts])
-        if len(ids) != self.stored.stop - self.stored.first:
-            raise FormatError(f"{self.directory}: {len(ids)} dataset ids, need one for each sample; bake it again")
+    def _find_ids(self, positions: Numbers) -> NDArray[np.int16]:
+        """Return the dataset_id of samples."""
+        part, number = np.divmod(positions - self.stored.first, self.stored.samples_per_part)
+        ids = np.empty(len(positions), np.int16)
+        for own in np.unique(part).tolist():
+            ids[part == own] = self._ids_of(own)[number[part == own]]
         return ids
+
+    def _ids_of(self, number: int) -> NDArray[np.int16]:
+        """Return the dataset_id of each sample of a part, which is read at its first use."""
+        if (ids := self._ids.get(number)) is None:
+            uri = f"{part_prefix(self.directory, self.parts[number])}-dataset_id.npy"
+            file = open_object(uri, storage_options=self.config.storage_options, cache=False)
+            ids = self._ids[number] = parse_npy(read_whole(file))
+            if len(ids) != len(self.parts[number]):
+                raise FormatError(f"{uri}: {len(ids)} dataset ids, need {len(self.parts[number])}; bake it again")
+        return ids
+
+
+def open_part(file: Location, size: int, mmap: bool) -> RangeReader:
+    """Open the tokens of a part; raise FormatError if it has not `size` bytes."""
+    reader = open_object(file, mmap=mmap)
+    if reader.size != size:
+        raise FormatError(f"{file}: wrong size (found {reader.size:,} bytes, need {size:,}); bake it again")
+    return reader

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.dataset.baked import BakedDataset
+from binidx.dataset.baked import BakedDataset, PositionedDataset
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -98,7 +98,7 @@ def batch_bytes(samples: Any) -> int:
 
 def get_sequence_length(dataset: Any) -> int:
     """Return the number of tokens of a sample; 0 for a user's own dataset."""
-    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | BakedDataset) else 0
+    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | PositionedDataset) else 0
 
 
 def get_split(dataset: Any) -> Split | None:

@@ -1,4 +1,4 @@
-"""Orders composed of other orders: a blend of sources, in one stage or many and of several lengths; parts of a bake.
+"""Orders composed of other orders: a blend of sources, in one stage or many and of several lengths.
 
 sample   0  1  2  3  4          source  0  1  0  0  1          number in the source  0  0  1  2  1
 """
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
-from binidx.order.sequences import SequenceOrder
 from binidx.order.source_order import SourceOrder, join_ranges, stretches
 from binidx.storage.threads import OPENS
 
@@ -139,44 +138,6 @@ class BlendedOrder(MembersOrder):
             rows = np.flatnonzero(ids == source)
             samples.append(first + rows[np.isin(numbers[rows], served)])
         return np.concatenate(samples)
-
-
-class BakedOrder(MembersOrder):
-    """Order of a bake: position i of the run is a sequence of a part.
-
-    Args:
-        fingerprint: identity of the order that was baked.
-        positions: positions of the run that are stored.
-        samples_per_part: number of samples in each part but the last.
-        members: the order of each part.
-    """
-
-    def __init__(
-        self, fingerprint: str, positions: range, samples_per_part: int, members: Sequence[SequenceOrder]
-    ) -> None:
-        self.fingerprint, self.positions = fingerprint, positions
-        self.samples_per_part, self.members = samples_per_part, members
-
-    @property
-    def identity(self) -> Any:
-        return {"class": "BakedOrder", "fingerprint": self.fingerprint}
-
-    def __len__(self) -> int:
-        return self.positions.stop
-
-    def list_sources(self) -> NDArray[np.int16]:
-        positions = np.maximum(np.arange(len(self)), self.positions.start)
-        return self.locate(positions)[0].astype(np.int16)
-
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        if len(samples) and not (self.positions.start <= samples.min() and samples.max() < self.positions.stop):
-            asked, stored = f"{samples.min()} to {samples.max()}", f"{self.positions.start} to {self.positions.stop}"
-            raise IndexError(f"positions {asked}: not stored (those from {stored} are)")
-        part, number = np.divmod(samples - self.positions.start, self.samples_per_part)
-        return part, number
-
-    def find(self, source: int, sequences: Numbers) -> Numbers:
-        return self.positions.start + source * self.samples_per_part + sequences
 
 
 def list_members(order: Order) -> Sequence[Order]:

@@ -1,12 +1,14 @@
 """A baked run against the run itself: the same batches on any number of ranks, from any position."""
 
 import json
+import pickle
 import random
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
+import binidx.dataset.baked as baked_module
 import binidx.run.provenance.bake_plan as plan_module
 import binidx.run.provenance.baking as bake_module
 from binidx.dataset.baked import BakedDataset, part_prefix
@@ -173,8 +176,45 @@ def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2)
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(4)))
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
-    ranges = dataset.parts[0].locate(dataset.order.spans(np.arange(4, 8))[0][:, 1:].copy())
+    ranges = dataset.locate(np.arange(4, 8))
     assert [stop for _, stop in ranges[:-1]] == [start for start, _ in ranges[1:]]
+
+
+def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    (order, run), where = order_of(tmp_path, 2), s3.fresh()
+    baked = plan_bake(order, range(order.num_steps() or 0))
+    bake(order, where, baked)
+    opened: list[str] = []
+    open_object = baked_module.open_object
+
+    def open_and_note(location: Any, **options: Any) -> Any:
+        opened.append(str(location).rpartition("/")[2])
+        return open_object(location, **options)
+
+    monkeypatch.setattr(baked_module, "open_object", open_and_note)
+    dataset = pickle.loads(pickle.dumps(BakedDataset(where, run.config)))
+    assert opened == []
+    for position in (0, baked.stop - 1):
+        assert dataset[position]["tokens"].equal(run[position]["tokens"])
+    tokens = [name for name in opened if name.endswith(".bin")]
+    assert tokens == [f"{part.start:012d}.bin" for part in (baked.parts()[0], baked.parts()[-1])]
+    fsspec.filesystem("s3").rm(f"{where}/complete.json")
+    fsspec.filesystem("s3").rm(f"{where}/{baked.parts()[1].start:012d}.idx")
+    with pytest.raises(ObjectNotFoundError, match="no such object"):
+        BakedDataset(where, run.config)
+
+
+def test_a_part_of_another_size_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    order, run = order_of(tmp_path, 2)
+    baked = plan_bake(order, range(order.num_steps() or 0))
+    bake(order, f"{tmp_path}/baked", baked)
+    file = Path(f"{part_prefix(f'{tmp_path}/baked', baked.parts()[-1])}.bin")
+    file.write_bytes(file.read_bytes()[:-4])
+    dataset = BakedDataset(f"{tmp_path}/baked", run.config)
+    with pytest.raises(FormatError, match=r"\.bin: wrong size \(found [\d,]+ bytes, need [\d,]+\); bake it again"):
+        dataset[baked.stop - 1]
 
 
 def test_a_state_of_another_bake_of_equal_length_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -39,7 +39,7 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
-from binidx.dataset.baked import Baked, part_prefix, read_baked
+from binidx.dataset.baked import COMPLETE, Baked, part_prefix, read_baked
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
@@ -347,6 +347,7 @@ def bake(
         job.folder.claim()
         progress = _run_stages(job, workers, watch)
     if not progress.missing:
+        put_if_absent(job.target / COMPLETE, baked.format())
         job.remove_exchange()
     return progress
 
