@@ -24,6 +24,7 @@ from binidx.run.plan.fleet import PlaceRate, StartRequests
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.storage.stores.gcs import GcsStore
 from binidx.storage.stores.s3 import S3Store
+from binidx.tools import main
 
 START = "import sys, binidx; binidx.Run.load(sys.argv[1]).build()"
 KINDS = {
@@ -64,10 +65,10 @@ def save(path: Path, prefixes: Sequence[str], cache: str | None, **changes: Any)
     return run
 
 
-def start(proxy: Proxy, run: Path, index_dir: str) -> tuple[StartRequests, int]:
+def start(proxy: Proxy, run: Path, index_dir: str, **variables: str) -> tuple[StartRequests, int]:
     """Requests of a process that starts, and the bytes of its GETs."""
     proxy.reset()
-    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, "BINIDX_HEDGE": "0"}
+    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, "BINIDX_HEDGE": "0", **variables}
     subprocess.run([sys.executable, "-c", START, str(run)], env=environment, check=True)
     kinds = Counter("LIST" if each.path.count("/") == 1 else each.method for each in proxy.log())
     assert {*kinds} <= {"HEAD", "LIST", "GET"}
@@ -95,6 +96,26 @@ def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Pr
     assert plan_run(replace(run, data_parallel_size=1)).starts[0].requests == first
     assert planned.requests == first + second.times(15)
     assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)  # manifests and lists come on top
+
+
+@pytest.mark.parametrize("kind", ["three", "listed, checked"])
+def test_a_rank_of_a_pinned_run_sends_the_requests_of_the_plan(
+    kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    count, way = KINDS[kind]
+    base, path = s3.fresh(), tmp_path / "run.json"
+    for number in range(count):
+        local = write(tmp_path / f"p{number}", 36_500, number)
+        convert_dataset(local, f"{base}/p{number}", way=way, verify="size")
+    run = save(path, [f"{base}/p{number}" for number in range(count)], f"{base}/cache")
+    assert main(["prepare-cache", str(path)]) == 0
+    second_rank = {"RANK": "1", "WORLD_SIZE": "16"}  # the first one compares the pairs with the store
+    first, node_bytes = start(proxy, path, f"{tmp_path}/node", **second_rank)
+    second, _ = start(proxy, path, f"{tmp_path}/node", **second_rank)
+    assert second.lists == 0
+    [planned] = plan_run(run, nodes=1).starts
+    assert planned.requests == first + second.times(15)
+    assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)
 
 
 def test_a_start_from_gcs_sends_as_many_requests(gs: str, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@
     checksums of a pair                1 GET
     virtual merge                      2 HEAD, 1 GET, 1 LIST, pairs    the .idx of all parts
     cached index, or blend             1 GET: its manifest             its 3 arrays, or 2
+    pinned file, if any is possible    1 HEAD
+    ... if it exists                   no request for its pairs        the file
 
 A file takes a GET for each 8 MiB. Without a directory of index files every process is the first of its node. Counted on
 S3; `tests/run/plan/test_fleet.py` compares these counts with the log of a proxy. GCS lists nothing for a missing name.
+Not counted: the first rank of a pinned run compares all pairs with the store, by one LIST for 1,000 objects, or HEADs.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import redacted
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
 from binidx.format.summary import DatasetSummary
 from binidx.run.plan.forecast import blend_bytes, gpt_index_bytes
 from binidx.run.plan.inventory import SMALL_ONE, UNNAMED, RunInventory
 from binidx.storage.location import Location
-from binidx.storage.requests.remote_object import MAX_REQUEST, NAMES_AT_ONCE
+from binidx.storage.requests.remote_object import MAX_REQUEST, NAMES_AT_ONCE, object_identity
 from binidx.storage.store_protocols import ListableStore, Prices
 
 GPT_ARRAYS, BLEND_ARRAYS = 3, 2
@@ -108,7 +112,15 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
     config, costs = inventory.run.config, defaultdict[str, StartCost](StartCost)
     remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
     directory = config.path_to_cache and Location(config.path_to_cache, config.storage_options)
-    for group in group_prefixes([summary.location for summary in remote]):
+    pins, pinned = PinnedFile.of(config), set[str]()
+    if pins is not None and pins.location.local_path is None:
+        costs[pins.location.place] += StartCost(StartRequests(heads=1))
+        if (content := pins.read()) is not None:
+            num_bytes = object_identity(pins.location)["size"]
+            costs[pins.location.place] += StartCost(NONE, _gets(num_bytes), num_bytes)
+            pinned = {*content[0].pairs}
+    listed = [summary.location for summary in remote if summary.location.uri not in pinned]
+    for group in group_prefixes(listed):
         if isinstance(group[0].store, ListableStore):
             costs[group[0].place] += StartCost(_lists(len(group)))
     bundled: set[str] = set()
@@ -121,7 +133,7 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
     for summary in remote:
         num_bytes = 0 if summary.prefix in bundled else summary.idx_bytes
         files = _gets(num_bytes, max(summary.num_parts, 1)) if num_bytes else NONE
-        opened = _requests_of_source(summary, listed=summary.prefix in inventory.listed)
+        opened = _requests_of_source(summary, listed=summary.prefix in inventory.listed | pinned)
         costs[summary.location.place] += StartCost(opened, files, num_bytes)
     for index in inventory.indices:
         at = directory or Location(index.wanted.prefix, config.storage_options)
