@@ -6,7 +6,8 @@ number of ranks.
 
 Three stages, each read and written from start to end: the places of all tokens, the tokens of each chunk of the
 sources, the parts of the bake. What lies between them is in DIR/exchange, as large as the bake, and removed at the end.
-A worker needs 1.5 GiB of memory; beyond 128 GiB of tokens also 8 MiB of --scratch for each GiB of them.
+A worker needs 1.5 GiB of memory, 3 GiB for a trillion tokens; beyond 128 GiB of tokens also 8 MiB of --scratch for each
+GiB of them.
 
 An interrupted bake resumes. --engine makes the tasks on processes, Ray or Dask; --shard I/N splits each stage between
 machines: give the same commands again, three times in all, each time when all shards have ended.

@@ -109,6 +109,8 @@ def test_parts_of_another_shuffle_are_refused(tmp_path: Path, monkeypatch: pytes
     assert shuffle_datasets([source], tmp_path / "new", seed=1, workers=half).parts_missing
     with pytest.raises(ObjectExistsError, match=r"new-parts/job.json: parts of another job"):
         shuffle_datasets([source], tmp_path / "new", seed=2, workers=half)
+    with pytest.raises(ConfigError, match="shard, overwrite: shards do not know of each other"):
+        shuffle_datasets([source], tmp_path / "new", seed=1, workers=half, overwrite=True)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

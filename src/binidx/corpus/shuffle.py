@@ -36,7 +36,7 @@ from binidx.corpus.whole_dataset import (
     SourceDatasets,
     WholeDataset,
 )
-from binidx.errors import BinidxError
+from binidx.errors import BinidxError, ConfigError
 from binidx.format.idx_blocks import batch_by_size
 from binidx.jobs.parts import Workers
 from binidx.storage.location import Location
@@ -95,6 +95,8 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
+    if overwrite and workers is not None and workers.shard is not None:
+        raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     opened = SourceDatasets([Location.of(source, source_options) for source in sources])
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()

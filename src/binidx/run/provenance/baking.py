@@ -12,8 +12,8 @@ Three stages, each of tasks that any worker makes; all reads and writes are sequ
 Between the stages lie exchange objects (`corpus/exchange.py`) in DIR/exchange, as many bytes as the bake. Finished
 tasks and parts are kept, so an interrupted bake resumes, and several machines may share it.
 
-Memory of a task: a part of the bake, 1 GiB, and up to 300 MiB. Scratch disk of a task: a chunk, if that is larger than
-1 GiB, as in bakes of more than 128 GiB.
+Memory of a task: a part of the bake, 1 GiB, and up to 300 MiB; and about 48 bytes for each piece of a chunk. Scratch
+disk of a task: a chunk, if that is larger than 1 GiB, as in bakes of more than 128 GiB: 32 GB for a trillion tokens.
 """
 
 from __future__ import annotations
