@@ -156,6 +156,7 @@ def assert_made(folder: Path) -> None:
         assert files(folder / name) == files(folder.parent / "one" / name)
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine_write_the_same_bytes_also_when_one_is_killed(inputs: Path) -> None:
     for command in commands("local"):
         line = [str(BIN / "binidx"), *command, "--engine", "local", "--workers", "2"]
@@ -179,6 +180,7 @@ def kill_a_worker(driver: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_ray_writes_the_same_bytes(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
