@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from binidx.run.provenance import bake_plan
 from binidx.run.schedule import BatchSchedule
 from tests.bench.corpus import write_corpus
 from tests.bench.race import DELAY_MS, far_away, store
+from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 NUM_BYTES = int(os.environ.get("BINIDX_BENCH_BAKE_BYTES", 1 << 30))
@@ -44,10 +46,11 @@ def rows(directory: Path) -> list[Row]:
             order = binidx.RunOrder.of_dataset(train, GlobalOrder(BatchSchedule(8, 8, 1), len(train)))
             baked = binidx.plan_bake(order, range(order.num_steps() or 0))
             proxy.reset()
-            before = resource.getrusage(resource.RUSAGE_SELF)
+            began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
             done = binidx.bake(order, f"{bucket}/baked", baked, workers=Workers(count=1))
             after = resource.getrusage(resource.RUSAGE_SELF)
             log = proxy.log()
+            check_reached("a bake", len(log), time.monotonic() - began, DELAY_MS)
             assert done.missing == 0
             check(order, binidx.BakedDataset(f"{bucket}/baked", train.config))
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

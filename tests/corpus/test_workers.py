@@ -237,9 +237,9 @@ class Changing(Workers):
         super().__init__(count=1)
         object.__setattr__(self, "source", source)
 
-    def open(self, *, remote_data: bool = False) -> Any:
+    def open(self, *, remote_data: bool = False, task_bytes: int = 0) -> Any:
         build(Path(self.source), 3 * SEGMENT_BYTES, seed=2)
-        return super().open(remote_data=remote_data)
+        return super().open(remote_data=remote_data, task_bytes=task_bytes)
 
 
 def test_checksums_in_place_are_those_of_one_process(tmp_path: Path) -> None:
