@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Material for MkDocs announces its successor at length at every start.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+# One more than cores, as tests wait for servers and processes; at most 4.
+PROCESSES := $(shell $(PYTHON) -c "import os; print(min(4, (os.cpu_count() or 1) + 1))")
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
@@ -41,7 +43,7 @@ docs: $(VENV)/.test             ## build the documentation site, and serve it on
 	$(SITE) serve
 
 test: $(VENV)/.test             ## the tests without lint; those that take minutes are in `make soak`
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh

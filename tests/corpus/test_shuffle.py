@@ -78,8 +78,8 @@ def test_a_document_that_no_memory_holds_is_left_on_the_disk(tmp_path: Path, mon
     assert read_documents(tmp_path / "new") == in_memory([source, source], 2)
 
 
-@settings(max_examples=25)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(0, 2**40), st.integers(1, 900), st.booleans())
+@settings(max_examples=10)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(0, 2**40), st.integers(40, 900), st.booleans())
 def test_workers_write_the_same_bytes(
     tmp_path_factory: Any, counts: list[int], seed: int, size: int, multimodal: bool
 ) -> None:
@@ -211,6 +211,7 @@ with open("/proc/self/status") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_the_process_stays_within_its_memory(s3: Bucket, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
@@ -265,6 +266,7 @@ with open("/proc/self/status") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_lineage_with_long_ids_stays_within_the_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LONG_IDS, str(tmp_path)]

@@ -67,7 +67,7 @@ def test_a_sound_node_reads_its_store_and_leaves_nothing_behind(
     assert [*(tmp_path / "caches").iterdir()] == []
 
 
-@pytest.mark.parametrize("status", ["503", "429"])
+@pytest.mark.parametrize("status", ["503", pytest.param("429", marks=pytest.mark.slow)])
 def test_a_store_that_refuses_requests_is_a_warning(
     status: str, s3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,7 +76,11 @@ def start(proxy: Proxy, run: Path, index_dir: str, **variables: str) -> tuple[St
     return StartRequests(kinds["HEAD"], kinds["LIST"], kinds["GET"]), num_bytes
 
 
-@pytest.mark.parametrize("kind", KINDS)
+IN_SUITE = ("one", "checked", "virtual, listed")
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in IN_SUITE]
+
+
+@pytest.mark.parametrize("kind", [*IN_SUITE, *SLOW])
 def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     count, way = KINDS[kind]
     base, prefixes = s3.fresh(), list[str]()
@@ -98,7 +102,7 @@ def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Pr
     assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)  # manifests and lists come on top
 
 
-@pytest.mark.parametrize("kind", ["three", "listed, checked"])
+@pytest.mark.parametrize("kind", [pytest.param("three", marks=pytest.mark.slow), "listed, checked"])
 def test_a_rank_of_a_pinned_run_sends_the_requests_of_the_plan(
     kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path
 ) -> None:

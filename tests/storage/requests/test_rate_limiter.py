@@ -56,8 +56,9 @@ def test_a_store_that_grants_enough_is_not_limited(server: RatedServer) -> None:
 
 
 def test_a_read_beyond_the_limit_waits_and_sends_little_more(
-    server: RatedServer, caplog: pytest.LogCaptureFixture
+    server: RatedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rate_limiter, "LOG_AFTER_SECONDS", 0.0)
     server.become(rate=100, burst_seconds=0.5)
     reader, before = open_it(server), usage()
     for _ in range(5):
