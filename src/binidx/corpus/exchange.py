@@ -30,6 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.corpus.shuffle_buckets import ScratchFile
 from binidx.errors import FormatError
 from binidx.format.idx_blocks import batch_by_size
+from binidx.jobs.parts import Values
 from binidx.native.token_files import copy_pieces
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -50,8 +51,6 @@ TASK_BYTES = 3 << 29
 
 COUNT = np.dtype("<u8")
 DIGEST_BYTES = 8
-
-Values = dict[str, Any]
 
 
 def place_pieces(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:

@@ -277,11 +277,16 @@ class JobFolder:
         """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
         REQUESTS.map(delete_object, [*objects, *map(self.file, parts)])
         delete_object(self.job_file)
-        if (path := self.location.local_path) is not None:
-            with contextlib.suppress(OSError):
-                for staging in Path(path).glob("*.tmp"):  # of killed workers
-                    staging.unlink()
-                os.rmdir(path)
+        remove_folder(self.location)
+
+
+def remove_folder(folder: Location) -> None:
+    """Remove the staging files of killed workers and, if it is empty then, a folder; only of a disk."""
+    if (path := folder.local_path) is not None:
+        with contextlib.suppress(OSError):
+            for staging in Path(path).glob("*.tmp"):
+                staging.unlink()
+            os.rmdir(path)
 
 
 def describe_difference(found: bytes | None, identity: Mapping[str, Any]) -> str:

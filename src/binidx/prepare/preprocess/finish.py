@@ -24,14 +24,12 @@ of another job with parts            an error with the differences; `overwrite` 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from binidx.corpus.merge import merge_tokens, merged_index
@@ -40,6 +38,7 @@ from binidx.errors import FormatError, ObjectExistsError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
+from binidx.jobs.parts import remove_folder
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
@@ -241,11 +240,7 @@ def remove_parts(files: JobFiles, parts: Sequence[Part]) -> None:
     """Remove all objects of the parts, then job.json; if this is interrupted, the next run removes the rest."""
     delete_all({file for part in parts for file in files.objects(part)})
     delete_object(files.job_file)
-    if (path := files.folder.local_path) is not None:
-        with contextlib.suppress(OSError):
-            for staging in Path(path).glob("*.tmp"):  # of killed workers
-                staging.unlink()
-            os.rmdir(path)
+    remove_folder(files.folder)
 
 
 def delete_all(objects: Iterable[Location]) -> None:

@@ -33,7 +33,6 @@ from binidx.corpus.exchange import (
     ROUND_BYTES,
     TASK_BYTES,
     Block,
-    Values,
     exchange_file,
     exchange_writer,
     list_blocks,
@@ -44,7 +43,7 @@ from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.jobs.parts import JobFolder, PerProcess, Workers, make_parts
+from binidx.jobs.parts import JobFolder, PerProcess, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
