@@ -1,5 +1,6 @@
 """Records that went through an exchange, against the same records grouped by NumPy."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from conftest import Bucket
 
 import binidx.corpus.exchange as module
-from binidx.corpus.exchange import Records, exchange_file, exchange_writer, list_blocks, read_bucket
+from binidx.corpus.exchange import ExchangeWriter, Records, exchange_file, list_blocks, read_bucket
 from binidx.errors import FormatError
 from binidx.storage.location import Location
 
@@ -19,7 +20,7 @@ def write_tasks(folder: Location, rng: np.random.Generator) -> tuple[dict, list[
     """Write a few objects; return their results, and (bucket, key, data) of every record in the order of writing."""
     results, records = {}, []
     for task in range(int(rng.integers(1, 4))):
-        with exchange_writer(NUM_BUCKETS, None) as writer:
+        with closing(ExchangeWriter(NUM_BUCKETS, None)) as writer:
             for _ in range(int(rng.integers(0, 6))):
                 count = int(rng.integers(0, 9))
                 rows, buckets = np.zeros(count, ROW), rng.integers(0, NUM_BUCKETS - 1, count)  # the last stays empty

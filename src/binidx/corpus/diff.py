@@ -20,6 +20,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.exchange import Block, exchange_file, exchange_writer, list_blocks, read_bucket
+from binidx.corpus.exchange import Block, ExchangeWriter, exchange_file, list_blocks, read_bucket
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
@@ -230,7 +231,7 @@ class _Diff:
     def write_hashes(self, task: DiffTask) -> Values:
         """Write the hashes of some documents, grouped by hash."""
         num_buckets, document = self.num_buckets, task.rows.start
-        with exchange_writer(num_buckets, self.scratch) as writer:
+        with closing(ExchangeWriter(num_buckets, self.scratch)) as writer:
             for hashes in hash_documents(self.datasets[task.side], task.rows):
                 check_stop()
                 rows = np.empty(len(hashes), HASHED)
@@ -250,7 +251,7 @@ class _Diff:
         rows = np.empty(int(matched.sum()), MATCHED)
         rows["left"], rows["right"] = left[matched], right[numbers[matched]]
         num_buckets, count = self.num_buckets, max(self.counts[0], 1)
-        with exchange_writer(num_buckets, self.scratch) as writer:
+        with closing(ExchangeWriter(num_buckets, self.scratch)) as writer:
             writer.add((rows["left"] * num_buckets // count).astype(np.int64), rows)
             published = writer.publish(exchange_file(self.location, task.name))
         removed, new = left[~matched], right[added]

@@ -18,7 +18,6 @@ Memory: `MEMORY_BYTES` of records in the first stage, further ones are in a scra
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -244,10 +243,3 @@ def read_bucket(folder: Location, blocks: Sequence[Block], row: DTypeLike) -> Re
 def exchange_file(folder: Location, name: str) -> Location:
     """Return the location of the object of the task with this name."""
     return folder / f"{name}.exchange"
-
-
-@contextlib.contextmanager
-def exchange_writer(num_buckets: int, scratch: str | None) -> Iterator[ExchangeWriter]:
-    """Open an `ExchangeWriter`, and free its memory and disk at the end."""
-    with contextlib.closing(ExchangeWriter(num_buckets, scratch)) as writer:
-        yield writer

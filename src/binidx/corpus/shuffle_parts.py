@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,8 +30,8 @@ from binidx.corpus.exchange import (
     ROUND_BYTES,
     TASK_BYTES,
     Block,
+    ExchangeWriter,
     exchange_file,
-    exchange_writer,
     list_blocks,
     place_pieces,
     read_bucket,
@@ -186,7 +187,7 @@ class ShuffleParts:
         """Write some documents, grouped by bucket."""
         pinned, before = self.sources[task.source], sum(count for count, _ in self.counts[: task.source])
         dataset, plain = pinned.open(), pinned.reader()
-        with exchange_writer(self.num_buckets, self.scratch) as writer:
+        with closing(ExchangeWriter(self.num_buckets, self.scratch)) as writer:
             for block in dataset.index.documents(len(task.rows), task.rows.start):
                 keys = shuffle_keys(self.seed, before + block.first, len(block))
                 buckets, bounds = (

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -33,8 +34,8 @@ from binidx.corpus.exchange import (
     ROUND_BYTES,
     TASK_BYTES,
     Block,
+    ExchangeWriter,
     exchange_file,
-    exchange_writer,
     list_blocks,
     read_bucket,
 )
@@ -197,7 +198,7 @@ class _Bake:
 
     def write_places(self, task: BakeTask) -> Values:
         """Write the places of the tokens at some positions, grouped by chunk."""
-        with exchange_writer(int(self.first_chunks[-1]), self.scratch) as writer:
+        with closing(ExchangeWriter(int(self.first_chunks[-1]), self.scratch)) as writer:
             for first, stop in cut((task.rows.start, task.rows.stop), AT_ONCE):
                 check_stop()
                 writer.add(*self._places(np.arange(first, stop)))
@@ -235,7 +236,7 @@ class _Bake:
         source = int(np.searchsorted(self.first_chunks, task.number, "right")) - 1
         rows = read_bucket(self.folder.location, task.blocks, PLACE).rows
         rows = rows[np.argsort(rows["start"], kind="stable")]
-        with exchange_writer(len(self.parts), self.scratch) as writer:
+        with closing(ExchangeWriter(len(self.parts), self.scratch)) as writer:
             for first in range(task.rows.start, task.rows.stop, ROUND_BYTES):
                 check_stop()
                 own = slice(*np.searchsorted(rows["start"], np.array([first, first + ROUND_BYTES], "<u8")))
