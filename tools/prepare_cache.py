@@ -14,6 +14,9 @@ Core finds nothing but files. A blend's index is kept where the run has a path_t
 There the versions of all remote objects of the run are pinned, too, for the prefixes of RUN: starts list and look up
 nothing, and data that moved since is an error. Call this command again to train on data that you replaced.
 
+--read-plan also stores the places of the tokens of each sample there. Starts whose config has read_plan=True then read no
+index, but kilobytes: see binidx read-plan.
+
 exit status: 0 all is there, 1 the data is bad or an index could not be kept, 2 the call is wrong
 
 example:
@@ -31,17 +34,20 @@ from typing import Any
 from tqdm import tqdm
 
 from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
+from binidx.jobs.parts import Workers
+from binidx.run.provenance.read_planning import prepare_read_plan
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import available_cores
 
 from ._command import command, print_result
-from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table
+from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table
 from ._runs import add_run, add_sizes, load_sized
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
@@ -54,6 +60,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_sizes(options)
     options.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
     options.add_argument("--no-pin", dest="pin", action="store_false", help="pin no versions; delete the pinned file")
+    options.add_argument("--read-plan", action="store_true", help="write a read plan of each split, too")
     options.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
 
 
@@ -65,9 +72,13 @@ def prepare(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or available_cores()
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
-    rows, pinned = build(replace(given, config=config), pin=arguments.pin)
-    text = describe(rows) + (f"\npinned: {pinned}" if pinned else "")
-    values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned}
+    if arguments.read_plan and (config.path_to_cache is None or given.stages is not None):
+        raise ConfigError("--read-plan: needs path_to_cache in RUN, and no stages; binidx read-plan plans other runs")
+    wanted = replace(given, config=config)
+    rows, pinned = build(wanted, pin=arguments.pin)
+    plans = write_plans(wanted, threads) if arguments.read_plan else []
+    text = "\n".join([describe(rows), *([f"pinned: {pinned}"] if pinned else []), *(f"plan: {uri}" for uri in plans)])
+    values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned, "plans": plans}
     print_result(values, text, arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
@@ -89,6 +100,16 @@ def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
         for dataset, name in zip(datasets, names, strict=True)
     ]
     return rows, pin_run(wanted.config, datasets if pin else [])
+
+
+def write_plans(wanted: Run, threads: int) -> list[str]:
+    """Write the read plan of each split of a built run; return the URIs."""
+    built = zip(wanted.build(), wanted.sizes, strict=True)
+    datasets = [(dataset, size) for dataset, size in built if isinstance(dataset, OrderedDataset)]
+    with Bar("prepare-cache") as bar:
+        bar.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
+        plans = [prepare_read_plan(dataset, size, Workers(count=threads), bar.advance) for dataset, size in datasets]
+    return [uri for uri in plans if uri is not None]
 
 
 def is_there(outcome: Outcome) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, SupportsIndex, TypeVar
 from binidx.dataset.blend_arguments import Blend, is_sequence_of
 from binidx.dataset.config import (
     BlendedMegatronDatasetConfig,
+    GPTDatasetConfig,
     Split,
     SplitMatrix,
     check_num_samples,
@@ -28,13 +29,15 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import get_order_option
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
+from binidx.dataset.planned import PlannedDataset, locate_plan
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
-from binidx.errors import ConfigError, PeerError
+from binidx.errors import ConfigError, ObjectNotFoundError, PeerError
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
+from binidx.index.cache.index_files import recorded_name
 from binidx.storage.location import Location
 from binidx.storage.stats import span
 from binidx.storage.threads import OPENS
@@ -48,7 +51,7 @@ Result = TypeVar("Result")
 Work = Callable[[Check], Result]
 """Function that builds one dataset or several; it calls the given check while it waits."""
 
-TopLevelDataset = BlendedDataset | MegatronDataset
+TopLevelDataset = BlendedDataset | MegatronDataset | PlannedDataset
 
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
 """One dataset per split, or the list of its validation sets; None if the split has no share."""
@@ -151,7 +154,7 @@ class BlendedMegatronDatasetBuilder:
         Returns:
             One dataset per split; None for a split without a share, and on a rank that does not build. A single prefix
             without weight gives the dataset itself, several a `BlendedDataset`; with `multiple_validation_sets` the
-            valid split is a list.
+            valid split is a list. With `read_plan`, a split with a read plan is a `PlannedDataset`.
 
         Raises:
             BlendError: a blend needs more samples of a dataset than it has.
@@ -172,7 +175,8 @@ class BlendedMegatronDatasetBuilder:
                 elif entry is not None:
                     datasets[split.name] = entry
             for dataset in datasets.values():
-                dataset.apply_order_option(is_whole=True)
+                if not isinstance(dataset, PlannedDataset):
+                    dataset.apply_order_option(is_whole=True)
             if is_distributed():
                 compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
@@ -188,11 +192,12 @@ class BlendedMegatronDatasetBuilder:
             return [None] * len(Split)
         if self.config.mock:
             return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
-        built: Built = [None] * len(Split)
+        built: Built = [*self._open_planned()]
         with open_pins(self.config, self.opened) if self.pinned else contextlib.nullcontext() as pins:
             pairs = pins.pairs if pins else {}
             for wanted in plan_distributions(self.config, self.sizes):
                 matrix = self._chosen(wanted.matrix)
+                matrix = [None if dataset else bookends for dataset, bookends in zip(built, matrix, strict=True)]
                 if any(matrix):
                     datasets = self._build_prefixes(wanted, matrix, context, pairs)
                     added = self._build_distribution(wanted, datasets, context)
@@ -200,6 +205,20 @@ class BlendedMegatronDatasetBuilder:
             if pins:
                 pins.check_indices(indexed_datasets(built))
         return built
+
+    def _open_planned(self) -> list[PlannedDataset | None]:
+        """Return the dataset of each split that has a read plan for these options."""
+        if not self.config.read_plan or not isinstance(self.config, GPTDatasetConfig):
+            return [None] * len(Split)
+
+        def open_split(split: Split) -> PlannedDataset | None:
+            folder = locate_plan(recorded_name(self.cls), self.config, split, self.sizes[split.value])
+            if split in self.splits and folder is not None:
+                with contextlib.suppress(ObjectNotFoundError):
+                    return PlannedDataset(folder.uri, self.config)
+            return None
+
+        return OPENS.map(open_split, Split)
 
     def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
         """Return a split matrix with None for the splits that are not to be built."""

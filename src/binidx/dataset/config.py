@@ -155,6 +155,8 @@ class BlendedMegatronDatasetConfig:
         megatron_samples: version of Megatron whose samples are served (not in Megatron Core): "main", of August 2026,
             or "0.16.1". BERT, chats, variable lengths and fill in the middle differ; the other kinds do not. A loader
             state that binidx saved before it had this option needs "0.16.1".
+        read_plan: serve samples by the read plan of `binidx prepare-cache --read-plan` in `path_to_cache`, if there is
+            one for these options, without any index (not in Megatron Core). Then a split is a `PlannedDataset`.
         written_paths: path that is opened -> the path as the file of a run has it, on which the names of caches depend;
             set by `binidx.Run` for relative paths (not in Megatron Core).
 
@@ -190,6 +192,7 @@ class BlendedMegatronDatasetConfig:
     trust_cache: Literal["megatron"] | None = None
     cache_small_indices: bool = False
     megatron_samples: Literal["main", "0.16.1"] = "main"
+    read_plan: bool = False
     written_paths: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -211,7 +214,7 @@ class BlendedMegatronDatasetConfig:
             raise ConfigError(f"megatron_samples: found {self.megatron_samples!r}, need 'main' or '0.16.1'")
         if (threads := self.num_dataset_builder_threads) < 1:
             raise ConfigError(f"num_dataset_builder_threads: found {threads}, need at least 1")
-        for name in ("fast_cache_load", "defer_npy_index_mmap"):
+        for name in ("fast_cache_load", "defer_npy_index_mmap", "read_plan"):
             if getattr(self, name) and self.path_to_cache is None:
                 raise ConfigError(f"{name}: needs path_to_cache, found none")
         if self.fast_cache_load and self.blend is not None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -32,7 +32,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.dataset.baked import Baked, PositionedDataset
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import strip_bin_suffix
@@ -40,6 +40,7 @@ from binidx.format.idx import DType
 from binidx.format.virtual import named_location
 from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.native.gpt_samples import GPTRows
+from binidx.order.order_options import format_order
 from binidx.order.order_protocols import Bounds, Numbers
 from binidx.order.source_order import join_ranges
 from binidx.storage.adapters import JoinedReader, LazyReader
@@ -136,6 +137,38 @@ def read_plan(file: Location) -> tuple[ReadPlan, str]:
 def part_location(directory: Location, part: range) -> Location:
     """Return the location of the part with these positions."""
     return directory / f"{part.start:012d}.rows"
+
+
+NOT_IN_PLAN = frozenset({
+    "blend", "blend_per_split", "split", "num_dataset_builder_threads", "path_to_cache", "tokenizer", "mmap_bin_files",
+    "fast_cache_load", "defer_npy_index_mmap", "storage_options", "trust_cache", "written_paths",
+    "cache_small_indices", "object_storage_cache_path", "read_plan", "order",
+})  # fmt: skip
+"""Fields of a config on which no place of a token depends, or that the name of a plan has in another form."""
+
+
+def locate_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: int | None) -> Location | None:
+    """Return where the plan of a split is that belongs to a config; None without a `path_to_cache`.
+
+    Args:
+        kind: recorded name of the class of the datasets.
+        config: options of the run.
+        split: the split.
+        num_samples: the least number of samples of the split; None is one epoch.
+    """
+    blend = config.blend if config.blend_per_split is None else config.blend_per_split[split.value]
+    is_list = config.multiple_validation_sets and split is Split.valid
+    if config.path_to_cache is None or blend is None or is_list:
+        return None
+    names = [option.name for option in fields(config) if option.init and option.name not in NOT_IN_PLAN]
+    described: dict[str, Any] = {name: getattr(config, name) for name in names}
+    order = config.order and format_order(config.order.pinned(config.storage_options))
+    bookends = config.split_matrix and config.split_matrix[split.value]
+    prefixes = [config.as_written(prefix) for prefix in blend[0]]
+    described |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}
+    described |= {"split": split.name, "num_samples": num_samples}
+    name = xxhash.xxh3_128_hexdigest(json.dumps(described, sort_keys=True, default=str).encode())
+    return Location(config.path_to_cache, config.storage_options) / f"{name}-{split.name}-read-plan"
 
 
 class PlannedPieces(NamedTuple):

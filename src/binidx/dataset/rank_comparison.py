@@ -60,7 +60,7 @@ LIBRARY = ("binidx", "megatron")
 NOT_COMPARED = frozenset({
     "blend", "blend_per_split", "split", "split_matrix", "mid_level_dataset_surplus", "sequences_per_dataset",
     "num_dataset_builder_threads", "path_to_cache", "object_storage_cache_path", "mmap_bin_files", "storage_options",
-    "trust_cache", "cache_small_indices", "written_paths", "fast_cache_load", "defer_npy_index_mmap",
+    "trust_cache", "cache_small_indices", "read_plan", "written_paths", "fast_cache_load", "defer_npy_index_mmap",
     "token_dtype_code",
 })  # fmt: skip
 """Fields of a config that name places and ways to read, or of which all that matters is in the order."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -15,14 +17,20 @@ from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.run.provenance.read_planning import prepare_read_plan
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
+
+logger = logging.getLogger(__name__)
 
 SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_FLAGS)
 """Fields of a config that `as_code` prints also where they have their defaults."""
@@ -53,7 +61,8 @@ def load_dataset(
         tokenizer: URI of a tokenizer (as `describe_tokenizer(URI)`), `SpecialTokens`, or any object that a config
             accepts. Only its EOD and its pad are used. None: neither is known, which is right unless the data contains
             pads, or `eod_mask_loss`, `reset_position_ids` or `reset_attention_mask` is set, which need an EOD.
-        options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`.
+        options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`. With `read_plan`,
+            the first start writes a read plan into `path_to_cache` while it trains, and later ones read no index.
 
     Returns:
         A dataset; `loader(batch_size=8)` makes its loader, and `as_code()` returns the config and builder in full.
@@ -97,7 +106,7 @@ class LoadedDataset(DatasetView):
         tokenizer: as the user gave it to `load_dataset`, for `as_code`.
 
     Attributes:
-        wrapped: the `GPTDataset`, or the `BlendedDataset` of several.
+        wrapped: the `GPTDataset`, the `BlendedDataset` of several, or the `PlannedDataset` of a read plan.
         config, sizes: of the builder; `binidx.Run(dataset.config, dataset.sizes, 8)` is the run that the tools read.
     """
 
@@ -114,6 +123,10 @@ class LoadedDataset(DatasetView):
         )
         built: Any = builder.build()[split.value]
         super().__init__(built)
+        if config.read_plan and not isinstance(built, PlannedDataset) and is_first_rank():
+            threading.Thread(
+                target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
+            ).start()
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return the tokens of samples alone, int32, shape (B, S + 1), as `GPTDataset.read_tokens`."""
@@ -172,6 +185,14 @@ class LoadedDataset(DatasetView):
         if self.config.storage_options is not None:
             named["storage_options"] = "storage_options"  # may hold secrets
         return named
+
+
+def _write_plan(dataset: Any, num_samples: int | None) -> None:
+    """Write the read plan of a dataset for later starts, and log the outcome."""
+    try:
+        logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
+    except Exception as error:
+        logger.warning("read_plan: not written: %s", redacted_text(str(error)))
 
 
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:

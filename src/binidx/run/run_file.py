@@ -262,8 +262,9 @@ class Run:
 
     def _builder(self, pinned: bool = True) -> BlendedMegatronDatasetBuilder:
         stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
+        config = replace(self.config, read_plan=False)  # a plan knows no documents
         return BlendedMegatronDatasetBuilder(
-            GPTDataset, self.sizes, lambda: True, self.config, other_prefixes=stages, pinned=pinned
+            GPTDataset, self.sizes, lambda: True, config, other_prefixes=stages, pinned=pinned
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -370,9 +371,9 @@ def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> ty
     return make_dataclass(kind.__name__, described, kw_only=True)
 
 
-UNSAVED = ("storage_options", "written_paths", "megatron_samples", "other_fields")
-"""Fields that the file lacks: secrets, paths of this process, an option without effect on GPT samples, and the fields
-of a newer version, which stand in the file by themselves."""
+UNSAVED = ("storage_options", "written_paths", "read_plan", "megatron_samples", "other_fields")
+"""Fields that the file lacks: secrets, paths of this process and how it starts, an option without effect on GPT
+samples, and the fields of a newer version, which stand in the file by themselves."""
 
 WITHOUT_EFFECT = (
     *("num_dataset_builder_threads", "mmap_bin_files", "fast_cache_load", "defer_npy_index_mmap"),

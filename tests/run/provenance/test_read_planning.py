@@ -1,12 +1,10 @@
 """A run read by its read plan against the run itself: the same batches, from the places of its tokens alone."""
 
 import json
-import logging
 import pickle
 import random
 import re
 import shutil
-from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -169,20 +167,6 @@ def test_a_partial_last_sample_is_padded_as_in_the_run(prefixes: list[str], tmp_
     dataset = binidx.PlannedDataset(f"{tmp_path}/plan", config)
     assert min(sample["loss_mask"].sum() for sample in map(valid.__getitem__, range(len(valid)))) < 7
     assert_same_samples(dataset, valid)
-
-
-@pytest.fixture
-def requests(caplog: pytest.LogCaptureFixture) -> Any:
-    """Return a function that returns the names of the objects of the requests since its last call, and counts them."""
-    caplog.set_level(logging.DEBUG, "binidx.requests")
-
-    def take() -> Counter[str]:
-        lines = [record.getMessage() for record in caplog.records if record.name == "binidx.requests"]
-        caplog.clear()
-        names = [re.match(r"\S+://\S*/([^/:]+)", line) for line in lines]
-        return Counter(name[1] for name in names if name)
-
-    return take
 
 
 FORMS = ["plain", "checked", "compressed", "merged"]

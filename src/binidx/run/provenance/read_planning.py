@@ -19,14 +19,17 @@ import numpy as np
 from binidx.dataset import planned
 from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.errors import ConfigError, ObjectExistsError
+from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.bake_plan import check_planned, describe_samples
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location
@@ -157,9 +160,8 @@ def write_read_plan(
     put_if_absent(draft, plan.format())
     found, plan_digest = planned.read_plan(draft)
     if found != plan:
-        raise ObjectExistsError(
-            f"{draft}: is of another run, of other steps, or of data that changed since; write into another directory"
-        )
+        problem = "is of another run, of other steps, or of data that changed since"
+        raise ObjectExistsError(f"{draft}: {problem}; write into another directory, or delete this one")
 
     parts = [RangePart(part_location(target, positions).name, positions) for positions in plan.parts()]
     write = _PartWriter(order.per_process(), target, plan_digest)
@@ -168,6 +170,34 @@ def write_read_plan(
     if not missing:
         put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
     return sum(result["written"] for result in results.values()), missing
+
+
+def prepare_read_plan(
+    dataset: Any, num_samples: int | None, workers: Workers = TWO_THREADS, watch: Callable[[int], object] | None = None
+) -> str | None:
+    """Write the read plan of all samples of a dataset into its `path_to_cache`, where builds with `read_plan` find it.
+
+    Args:
+        dataset: a GPT dataset, or a blend of them.
+        num_samples: the number of samples that was requested of the builder.
+        workers, watch: as for `write_read_plan`.
+
+    Returns:
+        URI of the plan; None without a `path_to_cache`, or for one of several validation sets.
+
+    Raises:
+        ConfigError: the places of tokens alone do not determine the samples.
+        ObjectExistsError: there is a plan of other data.
+    """
+    part = dataset.parts[0]
+    folder = planned.locate_plan(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
+    if folder is None:
+        return None
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
+    plan = plan_reads(order, range(len(dataset)))
+    options = {"storage_options": folder.options, "watch": watch or (lambda num_samples: None)}
+    write_read_plan(order, folder.uri, plan, workers=workers, **options)
+    return folder.uri
 
 
 @dataclass(frozen=True)
