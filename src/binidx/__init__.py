@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
     from binidx.jobs.parts import Shard as Shard
     from binidx.jobs.parts import Workers as Workers
+    from binidx.loader.device_batches import DeviceBatches as DeviceBatches
     from binidx.loader.metrics_server import MetricsServer as MetricsServer
     from binidx.loader.metrics_server import serve_metrics as serve_metrics
     from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
@@ -112,6 +113,7 @@ NAMES = {
     "format.indexed_dataset": ["IndexedDataset"],
     "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],
     "jobs.parts": ["Shard", "Workers"],
+    "loader.device_batches": ["DeviceBatches"],
     "loader.metrics_server": ["MetricsServer", "serve_metrics"],
     "loader.samplers": [
         "HybridCPMegatronPretrainingSampler",

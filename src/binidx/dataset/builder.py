@@ -208,14 +208,15 @@ class BlendedMegatronDatasetBuilder:
 
     def _open_planned(self) -> list[PlannedDataset | None]:
         """Return the dataset of each split that has a read plan for these options."""
-        if not self.config.read_plan or not isinstance(self.config, GPTDatasetConfig):
+        config = self.config
+        if not config.read_plan or not isinstance(config, GPTDatasetConfig):
             return [None] * len(Split)
 
         def open_split(split: Split) -> PlannedDataset | None:
-            folder = locate_plan(recorded_name(self.cls), self.config, split, self.sizes[split.value])
+            folder = locate_plan(recorded_name(self.cls), config, split, self.sizes[split.value])
             if split in self.splits and folder is not None:
                 with contextlib.suppress(ObjectNotFoundError):
-                    return PlannedDataset(folder.uri, self.config)
+                    return PlannedDataset(folder.uri, config)
             return None
 
         return OPENS.map(open_split, Split)

@@ -72,7 +72,7 @@ class WorkerBatch:
         if self.has_positions:
             rows.positions[:] = block[:, length + 1 : 2 * length + 1]
         if self.has_mask:
-            bits = np.ascontiguousarray(block[:, block.shape[1] - _mask_words(length) :]).view(np.uint8)
+            bits = np.ascontiguousarray(block[:, block.shape[1] - mask_words(length) :]).view(np.uint8)
             rows.loss_mask[:] = np.unpackbits(bits, axis=1, count=length, bitorder="little")
         arrays = {name: value for name, value in self.others.items() if isinstance(value, np.ndarray)}
         arrays |= {"tokens": rows.tokens, "labels": rows.labels, "loss_mask": rows.loss_mask}
@@ -148,7 +148,7 @@ def pack_batch(batch: Any) -> Any:
     if not is_exact:
         return batch
     columns = [tokens, labels[:, -1:], *([positions] if has_positions else ())]
-    words = _mask_words(length) if has_mask else 0
+    words = mask_words(length) if has_mask else 0
     block = np.zeros((len(tokens), sum(column.shape[1] for column in columns) + words), np.int32)
     np.concatenate(columns, axis=1, out=block[:, : block.shape[1] - words], casting="unsafe")
     if has_mask:
@@ -165,5 +165,6 @@ def _fits(array: NDArray[Any]) -> bool:
     return bool(array.min() >= 0 and array.max() < 1 << 31)
 
 
-def _mask_words(length: int) -> int:
+def mask_words(length: int) -> int:
+    """Return the number of words with the bits of `length` masks."""
     return -(-length // 32)

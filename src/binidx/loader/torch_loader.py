@@ -45,6 +45,7 @@ from binidx.loader.dataset_protocols import (
     is_pure,
     reads_remotely,
 )
+from binidx.loader.device_batches import DeviceBatches
 from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
 from binidx.loader.samplers import (
     DataloaderType,
@@ -90,6 +91,8 @@ def build_pretraining_data_loader(
     surplus_batches: bool = False,
     num_workers: int = 0,
     look_ahead: int | None = None,
+    device: Any = None,
+    group: Any = None,
     **dataloader_options: Any,
 ) -> PretrainingLoader | None:
     """Return a loader of the micro-batches of this rank, from `consumed_samples` on.
@@ -113,6 +116,10 @@ def build_pretraining_data_loader(
         look_ahead: batches to read ahead, 0 for none. None reads ahead if bytes are remote, as many batches as waiting
             shows to be needed, within 128 MiB. A number also applies to a user's own dataset, whose samples must then
             be functions of their number, since threads read them out of order.
+        device: device of the batches, such as "cuda": a batch is copied to it as int32, some batches before the trainer
+            takes it, and becomes tensors there (`DeviceBatches`). None: batches are in memory.
+        group: process group whose ranks train on the same batches, such as the tensor-parallel one: its first rank
+            reads, the others receive. None: this rank reads.
         dataloader_options: further arguments of torch's DataLoader. Memory is pinned where there is a GPU.
 
     Returns:
@@ -151,11 +158,12 @@ def build_pretraining_data_loader(
         logger.warning("the loader serves no batch: %d samples of the dataset fill no step of %d", *numbers)
     defaults = {
         "collate_fn": collate_for_trainer,
-        "pin_memory": torch.cuda.is_available(),
+        "pin_memory": torch.cuda.is_available() and device is None,
         "persistent_workers": num_workers > 0,
     }
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
-    return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=look_ahead, **options)
+    places = {"look_ahead": look_ahead, "device": device, "group": group}
+    return PretrainingLoader(dataset, batch_sampler=sampler, **places, **options)
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -196,7 +204,7 @@ class PretrainingLoader(DataLoader[Any]):
     Args:
         dataset: a map-style dataset.
         batch_sampler: one of the samplers of this package over the dataset.
-        look_ahead: as in `build_pretraining_data_loader`.
+        look_ahead, device, group: as in `build_pretraining_data_loader`.
         options: further arguments of torch's DataLoader.
 
     A "single" loader begins every iteration at the position with which it was made or loaded; a "cyclic" one continues
@@ -213,13 +221,20 @@ class PretrainingLoader(DataLoader[Any]):
     """
 
     def __init__(
-        self, dataset: Any, *, batch_sampler: PretrainingSampler, look_ahead: int | None = None, **options: Any
+        self,
+        dataset: Any,
+        *,
+        batch_sampler: PretrainingSampler,
+        look_ahead: int | None = None,
+        device: Any = None,
+        group: Any = None,
+        **options: Any,
     ) -> None:
         if look_ahead is not None and look_ahead < 0:
             raise ConfigError(f"look_ahead: found {look_ahead}, needs a number of batches, 0 for none, or None")
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         self._reads_ahead = (reads_remotely(dataset) and is_pure(dataset)) if look_ahead is None else look_ahead > 0
-        self._look_ahead = look_ahead
+        self._look_ahead, self._device, self._group = look_ahead, device, group
         self._option_names = [*options]
         self._worker_usage: WorkerUsage | None = None
         self._reader: DataLoader[Any] | None = None
@@ -246,7 +261,10 @@ class PretrainingLoader(DataLoader[Any]):
         samples = self._sampler.micro_batch_size
         counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
         counts |= {"samples_ahead": -samples} if self._reads_ahead else {}
-        batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
+        if self._device is None and self._group is None:
+            batches = self._start_reading()
+        else:
+            batches = DeviceBatches(self._read_if_taken(), self._device or "cpu", group=self._group)
         return Batches(batches, counts, self._count_batch, pin=self.pin_memory)
 
     def __getitem__(self, step: int) -> Any:
@@ -262,7 +280,8 @@ class PretrainingLoader(DataLoader[Any]):
             IndexError: the run has no such step.
         """
         assert self.collate_fn is not None
-        return self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
+        batch = self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
+        return batch if self._device is None else next(DeviceBatches([batch], self._device))
 
     def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return what this process has served, read and paid since the loader was made, for dashboards.
@@ -386,6 +405,14 @@ class PretrainingLoader(DataLoader[Any]):
             add_usage(self._worker_usage.read_new())
         # The last step of a sampler may be short, but nothing follows it.
         self._consumed_samples += self._sampler.samples_per_step
+
+    def _start_reading(self) -> Iterator[Any]:
+        batches: Iterator[Any] = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
+        return batches
+
+    def _read_if_taken(self) -> Iterator[Any]:
+        """Yield the batches; reading starts with the first, so not on a rank that receives them."""
+        yield from self._start_reading()
 
     def _open_reader(self) -> DataLoader[Any]:
         """Return the DataLoader over the read-ahead dataset; the same one while its workers persist."""

@@ -173,7 +173,10 @@ def write_read_plan(
 
 
 def prepare_read_plan(
-    dataset: Any, num_samples: int | None, workers: Workers = TWO_THREADS, watch: Callable[[int], object] | None = None
+    dataset: Any,
+    num_samples: int | None,
+    workers: Workers = TWO_THREADS,
+    watch: Callable[[int], object] = lambda num_samples: None,
 ) -> str | None:
     """Write the read plan of all samples of a dataset into its `path_to_cache`, where builds with `read_plan` find it.
 
@@ -195,8 +198,7 @@ def prepare_read_plan(
         return None
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     plan = plan_reads(order, range(len(dataset)))
-    options = {"storage_options": folder.options, "watch": watch or (lambda num_samples: None)}
-    write_read_plan(order, folder.uri, plan, workers=workers, **options)
+    write_read_plan(order, folder.uri, plan, workers=workers, storage_options=folder.options, watch=watch)
     return folder.uri
 
 
