@@ -30,6 +30,10 @@ Numbers = NDArray[np.int64]
 BLOCK_BYTES = 4096
 """Bytes that a search reads at one position; a request for fewer takes as long."""
 
+MAX_GAP = 64 << 10
+"""Gap within a request. Thousands of rows of a step lie this far apart in an array of 30 million: a few large requests
+take 1 s of a link of 1 Gbit/s, and thousands of small ones 15 s of a server that keeps its chunks as gzip."""
+
 
 def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
     """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir.
@@ -39,7 +43,7 @@ def open_cached_in_blocks(location: Location, found: Found | None = None) -> Ran
         found: version of the object to read, if it is known; that saves a HEAD.
     """
     options = dict(location.options or {})
-    options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
+    options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, "max_gap": MAX_GAP, **(options.get(OURS) or {})}
     return open_object(location.uri, storage_options=options, cache="disk", found=found)
 
 

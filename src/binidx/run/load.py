@@ -25,7 +25,6 @@ from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.run.provenance.read_planning import prepare_read_plan
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -189,6 +188,8 @@ class LoadedDataset(DatasetView):
 
 def _write_plan(dataset: Any, num_samples: int | None) -> None:
     """Write the read plan of a dataset for later starts, and log the outcome."""
+    from binidx.run.provenance.read_planning import prepare_read_plan
+
     try:
         logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
     except Exception as error:

@@ -167,9 +167,9 @@ def test_a_step_moves_kilobytes_and_a_second_time_nothing(large: Run, counting: 
     order.trace(range(100, 101))
     assert (counting.counts() - opened - traced).requests == 0
     assert opened.requests <= 8
-    # 8 samples: one place of shuffle_index, 8 of each other array, 3 documents a sample; 4 KiB each.
+    # 8 samples: one place of shuffle_index, 8 of each other array, 3 documents a sample; 4 KiB each, and small gaps.
     assert traced.requests <= 1 + 8 + 8 + 3 * 8
-    assert traced.bytes <= 4096 * 60 + 1000 * traced.requests
+    assert traced.bytes <= 4096 * 80 + 1000 * traced.requests
 
 
 def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(large: Run, counting: Proxy) -> None:
