@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from binidx.errors import ConfigError
+from binidx.lazy_values import cached_property
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -90,7 +91,7 @@ class Registry(dict[str, Value]):
     def _add_known(self, *names: str) -> None:
         self.known = [*self.builtin, *sorted({*self.known, *names}.difference(self.builtin))]
 
-    @functools.cached_property
+    @cached_property
     def installed(self) -> Mapping[str, list[EntryPoint]]:
         """Entry points of installed packages by name; looking them up reads the metadata of every package."""
         from importlib.metadata import entry_points  # slow to import

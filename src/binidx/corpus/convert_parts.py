@@ -31,6 +31,7 @@ from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
 from binidx.jobs.runner import check_stop
+from binidx.lazy_values import cached_property
 from binidx.storage.adapters import InMemory
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
@@ -70,7 +71,7 @@ class CopyJob:
     sums: bool
     checksum: bool
 
-    @functools.cached_property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """All settings that decide the content of the pieces and records."""
         names = "stored", "codec", "level", "tokens", "sums", "checksum"
@@ -92,7 +93,7 @@ class CopyPart:
     digest: str = ""
     version: str = ""
 
-    @functools.cached_property
+    @cached_property
     def name(self) -> str:
         """Digest of all that decides the piece."""
         return json_digest([self.job.identity, self.start, self.stop])

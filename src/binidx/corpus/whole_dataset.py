@@ -11,7 +11,6 @@ At the first difference the target belongs to another job, and is refused.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS
 from binidx.format.source import PairSource, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
+from binidx.lazy_values import cached_property
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import Range, RangeReader
@@ -384,7 +384,7 @@ class DatasetOutput:
     def __init__(self, target: DatasetTarget, dtype: DTypeLike, multimodal: bool) -> None:
         self.target, self.columns = target, IndexColumns(dtype, multimodal)
 
-    @functools.cached_property
+    @cached_property
     def bin(self) -> BinWriter | ComparingWriter:
         """Writer of the tokens; it only compares them if the target has an existing `.bin`."""
         if self.target.existing:

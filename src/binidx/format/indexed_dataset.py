@@ -6,7 +6,6 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import SUFFIX as PARTS
+from binidx.lazy_values import cached_property
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
 from binidx.storage.cache.seals import Seal
@@ -222,7 +222,7 @@ class IndexedDataset:
         modes = self.index.sequence_modes
         return tokens if modes is None else (tokens, modes[sequence])
 
-    @functools.cached_property
+    @cached_property
     def bin_reader(self) -> RangeReader:
         """Reader of the `.bin`.
 
@@ -243,12 +243,12 @@ class IndexedDataset:
         self._check_marks(version_marks(reader))
         return reader
 
-    @functools.cached_property
+    @cached_property
     def mapped_reader(self) -> MappedReader | None:
         """Reader of the `.bin` if C can read its mapped bytes, else None."""
         return as_mapped(self.bin_reader)
 
-    @functools.cached_property
+    @cached_property
     def sequences(self) -> Sequences:
         """Lengths and pointers of all sequences, for C."""
         return self._bound(self.index.sequence_lengths, self.index.sequence_pointers)
@@ -347,7 +347,7 @@ class IndexedDataset:
             raise ConfigError(f"{self.path_prefix}: opened as text, modes need multimodal=True")
         return self.index.sequence_modes
 
-    @functools.cached_property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """Identity of the data on which sample orders depend, in JSON values: equal for equal data in any place.
 
@@ -363,7 +363,7 @@ class IndexedDataset:
         digest = self.checked.digest if self.checked else self._digest_seal.recall(hash_index)
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
 
-    @functools.cached_property
+    @cached_property
     def token_digests(self) -> dict[str, str]:
         """Digests of the tokens, see `PairSource.token_digests`; empty for a virtual merge, or if the data changed.
 
@@ -378,7 +378,7 @@ class IndexedDataset:
             return {}
         return source.token_digests() if same_identity(source.opened["idx"], self._opened["idx"]) else {}
 
-    @functools.cached_property
+    @cached_property
     def documents_are_sequences(self) -> bool:
         """True if each document is one sequence, so that both have the same numbers; one pass over the bounds.
 

@@ -32,6 +32,7 @@ from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualParts, read_parts
+from binidx.lazy_values import cached_property
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
@@ -62,7 +63,7 @@ class _CheckedSource:
         """Return whether a sidecar of this suffix, one of `SIDECARS`, exists."""
         return object_exists(self.prefix + suffix) if self.listed_sidecars is None else suffix in self.listed_sidecars
 
-    @functools.cached_property
+    @cached_property
     def manifest(self) -> dict[str, Any] | None:
         """Manifest beside the dataset; None if there is none. FormatError: it is malformed."""
         return read_manifest(self.prefix + MANIFEST) if self.listed_sidecars is None or self.has(MANIFEST) else None
@@ -178,7 +179,7 @@ class PairSource(_CheckedSource):
         """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
         return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
-    @functools.cached_property
+    @cached_property
     def plain(self) -> RangeReader:
         """Reader of the plain bytes, opened once."""
         return self.open_plain()
@@ -274,7 +275,7 @@ class VirtualSource(_CheckedSource):
         parts = zip(self.pairs, self._indices, self._parts.parts, strict=True)
         return [(pair, {**index.counts, "tokens": part.tokens}) for pair, index, part in parts]
 
-    @functools.cached_property
+    @cached_property
     def _indices(self) -> list[IndexStream]:
         """Streams over the `.idx` of the parts. FormatError: one has another dtype or count than listed."""
         opened = OPENS.map(lambda pair: pair.open_index(), self.pairs)

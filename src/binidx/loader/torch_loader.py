@@ -10,7 +10,7 @@ requested for the run, as long as these come in the same order; errors name it. 
 sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
 data describes them: `IndexedDataset.token_digests`.
 
-No other module of this package imports torch.
+Besides this module only `device_batches` imports torch here.
 """
 
 from __future__ import annotations

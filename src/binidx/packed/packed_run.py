@@ -33,7 +33,6 @@ Source: the Gemstones' README gives the rule for their counts; exact here.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
@@ -48,6 +47,7 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
+from binidx.lazy_values import cached_property
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
 from binidx.run.global_order import SampleReads
@@ -211,7 +211,7 @@ class PackedRunOrder:
             raise ConfigError("packed run: has no files to read tokens from; give files")
         return read_blocks(self.files, blocks)
 
-    @functools.cached_property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of everything the order depends on, 32 hex digits."""
         depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from binidx.errors import ConfigError
+from binidx.lazy_values import cached_property
 
 Rampup = tuple[int, int, int]
 """(start batch size, increment, number of samples over which the batch size grows)."""

@@ -11,7 +11,6 @@ A range inside one part is a view of that part's result; a range across parts is
 
 from __future__ import annotations
 
-import functools
 import io
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError, redacted
+from binidx.lazy_values import cached_property
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges, read_many
 
@@ -54,7 +54,7 @@ class LazyReader:
         self.uri, self.size, self._open_reader = uri, size, open_reader
         self.identity: Mapping[str, Any] = {}
 
-    @functools.cached_property
+    @cached_property
     def _reader(self) -> RangeReader:
         reader = self._open_reader()
         if reader.size != self.size:

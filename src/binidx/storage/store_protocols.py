@@ -14,12 +14,12 @@ A store sends one request for a call; `storage.requests` decides how many, when,
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from binidx.lazy_values import cached_property
 from binidx.storage.interfaces import Range, VersionMark
 
 
@@ -43,7 +43,7 @@ class ObjectInfo:
     mark: VersionMark | None = None
     remedy: str = ""
 
-    @functools.cached_property
+    @cached_property
     def version(self) -> str | None:
         """ETag, generation, version id or time of the last change; None if the store reports none of them."""
         return next((str(value) for name, value in self.identity.items() if name != "size"), None)

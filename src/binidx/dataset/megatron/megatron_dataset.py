@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -22,6 +21,7 @@ from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
+from binidx.lazy_values import cached_property
 from binidx.order.order_protocols import Bounds, Numbers, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
@@ -13,6 +12,7 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import describe, digest
+from binidx.lazy_values import cached_property
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Order
 

@@ -31,6 +31,7 @@ from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
+from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
@@ -326,7 +327,7 @@ class RunOrder:
         """A dtype that holds the tokens of all sources."""
         return np.result_type(*(source.dataset.index.dtype for source in self.sources))
 
-    @functools.cached_property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of everything on which the order depends, and of the data that it orders, 32 hex digits."""
         depends = {

@@ -51,7 +51,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ import xxhash
 
 from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
+from binidx.lazy_values import cached_property
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings

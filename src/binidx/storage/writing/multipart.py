@@ -15,7 +15,6 @@ continues it. Uploads of living processes, whose pid is logged, and of other nod
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -27,6 +26,7 @@ from typing import TypeVar
 import xxhash
 
 from binidx.errors import redacted
+from binidx.lazy_values import cached_property
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range
@@ -108,7 +108,7 @@ class PartUpload:
         """
         return self._earlier.get(part) == (where[1] - where[0], tag)
 
-    @functools.cached_property
+    @cached_property
     def _earlier(self) -> Mapping[int, tuple[int, str]]:
         return self._retried(self._upload.arrived)
 
