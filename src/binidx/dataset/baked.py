@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -213,6 +213,10 @@ class BakedDataset(PositionedDataset):
         """Return the byte range of each sample in all parts, one after the other."""
         starts = (positions - self.stored.first) * self.sample_bytes
         return list(zip(starts.tolist(), (starts + self.sample_bytes).tolist(), strict=True))
+
+    def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
+        """Yield where the tokens of samples are stored; see `OrderedDataset.locate_bytes`."""
+        yield self.reader, np.array(self.locate(samples), np.int64).reshape(-1, 2), np.arange(len(samples))
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the stored tokens.

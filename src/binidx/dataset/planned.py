@@ -350,6 +350,20 @@ class PlannedDataset(PositionedDataset):
             batch.fill(own_views, bounds, rows, dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
         return self._assemble.finish(batch), pieces.sources if self.plan.blended else None
 
+    def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, Numbers, Numbers]]:
+        """Yield where the tokens of samples are stored; see `OrderedDataset.locate_bytes`."""
+        pieces = self._rows.read(samples)
+        places = np.repeat(np.arange(len(samples)), np.diff(pieces.bounds))
+        of_piece = pieces.sources[places]
+        for source in np.unique(of_piece).tolist():
+            rows, item_bytes = of_piece == source, np.dtype(self.plan.sources[source].dtype).itemsize
+            starts = pieces.starts[rows]
+            yield (
+                self._readers[source],
+                np.column_stack([starts, starts + pieces.num_tokens[rows] * item_bytes]),
+                places[rows],
+            )
+
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers of the tokens.
 

@@ -5,9 +5,12 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from binidx.dataset.baked import BakedDataset, PositionedDataset
 from binidx.dataset.config import Split
@@ -18,6 +21,7 @@ from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import recorded_name
+from binidx.order.order_protocols import Numbers
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
@@ -47,6 +51,14 @@ class StoredSamples(Protocol):
 
     def token_readers(self) -> Sequence[RangeReader]:
         """Return the readers; none if the samples are computed."""
+
+
+@runtime_checkable
+class LocatedSamples(Protocol):
+    """A dataset that knows where the bytes of its samples are stored, so that loaders fill disk caches ahead."""
+
+    def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
+        """Yield a reader, the ranges of bytes of the samples in it, and the place in `samples` of each range."""
 
 
 @runtime_checkable

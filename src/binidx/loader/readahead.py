@@ -11,6 +11,8 @@ wrong prediction costs time, never a sample.
     the sampler          0 1 2 3 4 5 6 7 8 ...        batches of all workers
     worker 1 of 3          1     4     7              torch's DataLoader deals batches to workers in turn
 
+Disk caches that are to be filled are filled meanwhile, from the first served batch on: `cache_fill`.
+
 A failed group is read again batch by batch, so that an error is raised at the batch it belongs to. The threads are
 daemons: code that cannot be cancelled does not keep the process alive.
 
@@ -45,8 +47,10 @@ from typing import Any
 import numpy as np
 
 from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
+from binidx.loader.cache_fill import open_filling
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
 from binidx.loader.samplers import PretrainingSampler
+from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
 from binidx.storage.requests.rate_limiter import is_throttled
 from binidx.storage.stats import NAMES, add_usage, usage, usage_since
@@ -123,6 +127,7 @@ class ReadAheadDataset:
             Prediction(self._sampler, worker, num_workers),
             Window(self._num_batches, BUDGET_BYTES // num_workers),
             in_groups=is_pure(self._dataset),
+            filling=open_filling(self._dataset, self._sampler),
         )
         weakref.finalize(self, ahead.stop).atexit = False  # `_stop_all` does it then
         return ahead
@@ -139,12 +144,22 @@ class ReadAheadQueue:
         prediction: the batches to come.
         window: number of batches that may be in this queue.
         in_groups: read several batches in one call.
+        filling: of the disk caches of the samples; None: there is none.
     """
 
-    def __init__(self, read: ReadBatch, prediction: Prediction, window: Window, *, in_groups: bool) -> None:
+    def __init__(
+        self,
+        read: ReadBatch,
+        prediction: Prediction,
+        window: Window,
+        *,
+        in_groups: bool,
+        filling: CacheFilling | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self._read = functools.partial(_read_counted, read)
         self._prediction, self._window, self._in_groups = prediction, window, in_groups
+        self._filling = filling
         self._groups: deque[BatchGroup] = deque()
         self._next_size, self._batch_size = 1, 1
         self._num_misses = 0
@@ -169,6 +184,8 @@ class ReadAheadQueue:
             self._drop()
             for _ in self._threads:
                 self._submitted.put(None)
+            if self._filling is not None:
+                self._filling.stop()
 
     def _is_next(self, batch: Batch) -> bool:
         if not self._groups:
@@ -194,7 +211,9 @@ class ReadAheadQueue:
         self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT and not is_throttled())
         self._fill()
         group.hurry()
-        group.wait()
+        if not group.is_read:
+            with self._filling.trainer_waiting() if self._filling else contextlib.nullcontext():
+                group.wait()
         self._prediction.mark_served(batch)
         try:
             samples = group.take(self._read)
@@ -205,6 +224,10 @@ class ReadAheadQueue:
             self._window.measure(batch_bytes(samples))
             self._next_size = 1  # the second batch is requested soon, too
         self._fill()
+        if self._filling is not None:
+            self._filling.step += self._prediction.stride
+            if self._filling.start():
+                _running_threads.add(self._filling.thread)
         return samples
 
     def _fill(self) -> None:
@@ -293,7 +316,7 @@ class Prediction:
 
     def __init__(self, sampler: PretrainingSampler, worker: int = 0, num_workers: int = 1) -> None:
         self._start = copy.copy(sampler)
-        self._stride = num_workers
+        self.stride = num_workers
         self._searched = max(SEARCHED_BATCHES, 8 * num_workers)
         self._restart()
         self._next = worker
@@ -308,8 +331,8 @@ class Prediction:
         """Return the next batch of this worker; None at the end of the iteration."""
         if not self._draw_up_to(self._next):
             return None
-        self._next += self._stride
-        return self._drawn[self._next - self._stride]
+        self._next += self.stride
+        return self._drawn[self._next - self.stride]
 
     def mark_served(self, batch: Sequence[int]) -> None:
         """Forget a predicted batch that was requested, and all batches before it, which this worker will not serve."""

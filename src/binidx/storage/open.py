@@ -29,7 +29,7 @@ from typing import Any, Literal
 from binidx.errors import ConfigError
 from binidx.json_models import JsonFile
 from binidx.registries import Registry
-from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index
+from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index, place_of_cache
 from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
@@ -310,17 +310,16 @@ def add_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool =
         whole: the object is read whole, so an index file may also be cached in index_dir.
     """
     is_index = reader.uri.endswith(READ_WHOLE)
-    directory, limit = settings.cache_dir, settings.cache_bytes
+    directory, limit = place_of_cache(settings)
     if directory is None and whole and is_index:
         directory, limit = directory_of_index(settings), settings.index_bytes
     if directory is None:
         return reader
-    if "://" in directory:
-        raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
     chunk_bytes = settings.cache_chunk_bytes or (WHOLE_CHUNK_BYTES if is_index else CHUNK_BYTES)
     one_block = max(1, -(-reader.size // chunk_bytes)) * chunk_bytes if is_index else None
     try:
-        return DiskCache(reader, directory, limit, chunk_bytes=chunk_bytes, block_bytes=one_block)
+        fill = "never" if is_index else settings.cache_fill
+        return DiskCache(reader, directory, limit, chunk_bytes=chunk_bytes, block_bytes=one_block, fill=fill)
     except UncacheableError as error:
         logger.info("%s", error)
         return reader

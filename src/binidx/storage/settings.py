@@ -22,6 +22,10 @@ OURS = "binidx"
 """Key of `storage_options` with the settings of this library."""
 
 
+FILLS = ("auto", "never", "all")
+"""Values of `cache_fill`."""
+
+
 def parse_bytes(text: str) -> int:
     """Return `"500GB"`, `"64MiB"`, `"1.5T"` or digits in bytes; units without an i are powers of 1000."""
     number = text.strip().rstrip("iIBbKMGTPkmgtp ")
@@ -58,8 +62,11 @@ class ReadSettings:
 
     Args:
         fast: send requests to s3:// and gs:// by signed URLs, without their drivers; None: where that works.
-        cache_dir: directory of a disk cache, on this node or shared by nodes; None: no disk cache.
-        cache_bytes: limit of all files in cache_dir; None: leave a tenth of its file system free.
+        cache_dir: directory of a disk cache, on this node or shared by nodes; "memory": one in /dev/shm, shared by the
+            processes of the node; None: no disk cache.
+        cache_bytes: limit of all files in cache_dir; None: leave a tenth of its file system free; of "memory", a half.
+        cache_fill: which extents of 8 MiB of a `.bin` loaders fetch into cache_dir in the background: "auto", those of
+            which the node will read enough; "all"; or "never".
         cache_chunk_bytes: bytes that a cache fetches together; None: 64 KiB. A slow link needs less.
         index_dir: directory of this node for `.idx` files and index arrays if there is no cache_dir; None: a directory
             of this user in the temporary directory. "off": each process holds them in its own memory. (If the directory
@@ -89,6 +96,7 @@ class ReadSettings:
     fast: bool | None = setting(None, parse_flag)
     cache_dir: str | None = setting(None, str)
     cache_bytes: int | None = setting(None, parse_bytes, 0)
+    cache_fill: str = setting("auto", str)
     cache_chunk_bytes: int | None = setting(None, parse_bytes, 1)
     index_dir: str | None = setting(None, parse_index_dir)
     index_bytes: int | None = setting(None, parse_bytes, 0)
@@ -114,6 +122,8 @@ class ReadSettings:
             raise ConfigError("deadline_seconds: found 0, needs a number above it; no read would ever be in time")
         if self.cache_dir is not None and not self.cache_dir.strip():
             raise ConfigError(f"cache_dir: found {self.cache_dir!r}, needs a directory, or None for no cache")
+        if self.cache_fill not in FILLS:
+            raise ConfigError(f"cache_fill: found {self.cache_fill!r}, needs one of {', '.join(FILLS)}")
         if not isinstance(self.parts_from, Mapping):
             raise ConfigError(f"parts_from: found {self.parts_from!r}, needs text, or a mapping from name to options")
 

@@ -142,11 +142,13 @@ NAMES = [
     "dollars",
     "layers added",
     "caches added",
+    *("filled extents", "filled bytes"),
     *("samples", "samples_ahead", "tokens", "seconds", "wait_seconds"),
     *("throttled_seconds", "throttled_allowed", "throttled_served", "throttled_alone"),
 ]
 """Counters of a process. "dollars": list price of the requests. "layers added": bytes that layers moved beyond those
-asked of them; "caches added": those of caches, which keep them. The last ones are of loaders: samples served, samples
+asked of them; "caches added": those of caches, which keep them. "filled ...": extents of the disk cache that were
+fetched in the background, and their bytes. The last ones are of loaders: samples served, samples
 read ahead and not served, tokens served, seconds since the first batch, seconds that the trainer waited.
 "throttled_...": seconds in which requests waited for a rate that a store grants; in them, requests that the rate
 allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
@@ -223,6 +225,7 @@ def report_line(used: Usage, run_tokens: float = 1e12) -> str:
         served_part(used),
         reads_part(used),
         throttled_part(used),
+        filled_part(used),
         *caches_parts(used),
         cost_part(used, run_tokens),
     ]
@@ -267,6 +270,12 @@ def throttled_part(used: Usage) -> str:
     return f"throttled {seconds:,.1f} s at {served:,.0f} requests/s of {allowed:,.0f} sent{alone}"
 
 
+def filled_part(used: Usage) -> str:
+    """Return what was fetched into the disk cache in the background."""
+    extents = counted(used["filled extents"], "extent", "extents")
+    return f"filled {extents}, {bytes_text(used['filled bytes'])}" if used["filled extents"] else ""
+
+
 def caches_parts(used: Usage) -> list[str]:
     """Return the hit rate of each cache."""
     chunks = {cache: used[f"{cache} hits"] + used[f"{cache} misses"] for cache in CACHES}
@@ -303,6 +312,7 @@ def sum_usage(used: Usage) -> dict[str, float]:
     loaders = {name: used[name] for name in ("samples", "tokens", "samples_ahead", "seconds", "wait_seconds")}
     stores = {name: used[f"remote {name}"] for name in ("requests", *AGAIN, "bytes_moved")}
     caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
+    filled = {f"filled_{count}": used[f"filled {count}"] for count in ("extents", "bytes")}
     throttled = {name: used[name] for name in ("throttled_seconds", "throttled_allowed", "throttled_served")}
     wanted = used["remote bytes_asked"] - used["layers added"]
     return {
@@ -311,6 +321,7 @@ def sum_usage(used: Usage) -> dict[str, float]:
         "bytes_wanted": max(0.0, wanted),
         "bytes_local": used["local bytes_asked"],
         **caches,
+        **filled,
         **throttled,
         "dollars": used["dollars"],
     }

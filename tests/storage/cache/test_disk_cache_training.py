@@ -46,6 +46,7 @@ def test_samples_are_the_local_ones_and_a_second_run_moves_no_token(
 ) -> None:
     local, remote = prefixes
     monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("BINIDX_CACHE_FILL", "never")
     needed = batches(local, tmp_path / "local")
     options = {"num_workers": 2, "multiprocessing_context": workers} if workers else {}
     moved = []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.torch_bridge import Sample
@@ -14,7 +17,8 @@ from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import describe, digest
 from binidx.lazy_values import cached_property
 from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import ComposedOrder, Order
+from binidx.order.order_protocols import ComposedOrder, Numbers, Order
+from binidx.storage.interfaces import RangeReader
 
 if TYPE_CHECKING:
     from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -88,6 +92,23 @@ class OrderedDataset(ABC):
         """Attributes that are arrays of the index."""
         names: Sequence[str] = self._order.array_names
         return names
+
+    def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
+        """Yield where the tokens of samples are stored.
+
+        Args:
+            samples: numbers of samples, shape (B,).
+
+        Yields:
+            Of each source with some of them: its reader; the ranges of bytes, shape (n, 2); and the place of each
+            range's sample in `samples`, shape (n,).
+        """
+        spans, bounds = self.order.spans(samples)
+        places = np.repeat(np.arange(len(samples)), np.diff(bounds))
+        for source in np.unique(spans[:, 0]).tolist():
+            rows, stored = np.flatnonzero(spans[:, 0] == source), self.order.sources[source].dataset
+            if stored.is_stored:
+                yield stored.bin_reader, stored.locate_all(np.ascontiguousarray(spans[rows, 1:])), places[rows]
 
     @property
     @abstractmethod

@@ -57,7 +57,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from binidx.errors import FormatError
+from binidx.errors import ConfigError, FormatError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.lazy_values import cached_property
 from binidx.storage.interfaces import Bytes, Range
@@ -226,6 +226,30 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def directory_of_index(settings: ReadSettings) -> str | None:
     """Return the directory of index files; None if there is none."""
     return None if settings.index_dir == "" else settings.index_dir or _default_directory(os.getuid())
+
+
+MEMORY, SHARED_MEMORY = "memory", "/dev/shm"
+"""The `cache_dir` that stands for a directory in memory, and the file system of that directory."""
+
+
+def place_of_cache(settings: ReadSettings) -> tuple[str | None, int | None]:
+    """Return the directory of the disk cache, None if there is none, and the limit of its bytes.
+
+    Raises:
+        ConfigError: it is to be in memory, and this user can have no private directory there.
+    """
+    directory, limit = settings.cache_dir, settings.cache_bytes
+    if directory == MEMORY:
+        private = os.path.join(SHARED_MEMORY, f"binidx-{os.getuid()}")
+        try:
+            _create_private(private, os.getuid())
+        except OSError as error:
+            raise ConfigError(f"cache_dir: found 'memory', {private}: {error.strerror}; name a directory") from error
+        system = os.statvfs(private)
+        return os.path.join(private, "cache"), system.f_blocks * system.f_frsize // 2 if limit is None else limit
+    if directory is not None and "://" in directory:
+        raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
+    return directory, limit
 
 
 def lock_path(location: Location) -> str | None:

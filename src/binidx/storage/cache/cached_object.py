@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,9 @@ from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.cache.seals import Seal, make_seal
 from binidx.storage.interfaces import Range
 from binidx.storage.stores.local import node_view
+
+if TYPE_CHECKING:
+    from binidx.storage.cache.filling import CacheFilling
 
 
 class ChunkLocks:
@@ -151,7 +155,10 @@ class CachedObject:
         quota: limit of the bytes in the cache directory.
         locks: locks of the chunks that this process is fetching, against other processes.
         flights: fetches in progress in the threads of this process.
+        filling: the filling that brings most of the object in the background; None: there is none.
     """
+
+    filling: CacheFilling | None = None
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
         self.content, self.directory = content, directory

@@ -16,6 +16,7 @@ its files must not be truncated (SIGBUS, as with every mmap); on a local file sy
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -80,6 +81,7 @@ class DiskCache:
         limit: bytes of all objects in the directory; None: as many as leave a tenth of its file system free.
         chunk_bytes: unit of fetching, checking and storing.
         block_bytes: unit of evicting, a multiple of `chunk_bytes`.
+        fill: `ReadSettings.cache_fill`, for loaders.
 
     Raises:
         UncacheableError: the version of the object is unknown.
@@ -96,12 +98,13 @@ class DiskCache:
         *,
         chunk_bytes: int = CHUNK_BYTES,
         block_bytes: int | None = None,
+        fill: str = "never",
     ) -> None:
         if not any(reader.identity.get(mark) for mark in MARKS):
             raise UncacheableError(
                 f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it"
             )
-        self.reader, self.directory, self.limit = reader, os.path.abspath(directory), limit
+        self.reader, self.directory, self.limit, self.fill = reader, os.path.abspath(directory), limit, fill
         self.uri, self.size = reader.uri, reader.size
         self.identity: Mapping[str, Any] = dict(reader.identity)
         block_bytes = block_bytes or -(-BLOCK_BYTES // chunk_bytes) * chunk_bytes
@@ -147,11 +150,14 @@ class DiskCache:
         asked = [ranges[place] for place in missing]
         chunks = self.cached.check_chunks(chunks_of(asked, self.content.chunk_bytes))
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
+        filling = self.cached.filling
         if chunks and self.cached.writable:
-            self._fetch_into_cache(chunks)
+            self._fetch_into_cache(filling.chunks_to_await(self.cached, chunks) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
-        exact = iter(self._read_uncached(uncached))
+        num_bytes = sum(stop - start for start, stop in uncached)
+        with filling.ranges.measured(num_bytes) if filling and uncached else contextlib.nullcontext():
+            exact = iter(self._read_uncached(uncached))
         for place, view in zip(missing, cached, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]
@@ -183,6 +189,10 @@ class DiskCache:
             return "it cannot be written to"
         quota = self.cached.quota
         return f"{quota.pause_reason}; found room for {max(0, -quota.excess()):,} bytes"
+
+    def fill_chunks(self, chunks: Sequence[int]) -> None:
+        """Fetch sorted chunks that are absent, as far as there is room, and write them to the directory."""
+        self._fetch_into_cache(chunks)
 
     def _fetch_into_cache(self, missing: Sequence[int]) -> None:
         """Fetch chunks into the directory, many of them in several threads.
@@ -266,7 +276,7 @@ class DiskCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes
-        make = functools.partial(DiskCache, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        make = functools.partial(DiskCache, chunk_bytes=chunk_bytes, block_bytes=block_bytes, fill=self.fill)
         return make, (self.reader, self.directory, self.limit)
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ although none of them counts 10,000 files for each chunk. An eviction counts the
 after a killed process.
 
 An eviction frees a sixteenth of the quota more than it must, so that evictions are rare. Blocks that any process has
-mapped stay. If all are mapped, or the disk is full of other files, reads go on without caching, and caching is tried
-again after ten seconds.
+mapped stay, and those that a filling of this process needs later (`filling`). If all do, or the disk is full of other
+files, reads go on without caching, and caching is tried again after ten seconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
+
+if TYPE_CHECKING:
+    from binidx.storage.cache.filling import CacheFilling
 
 logger = logging.getLogger(__name__)
 FREE_PART = 10
@@ -106,6 +110,7 @@ class CacheQuota:
 
     Attributes:
         release: called before an eviction, to unmap blocks of this process.
+        keepers: fillings of this process, whose blocks stay while a later step needs them.
         pause_reason: why caching was stopped last; "" if it never was.
 
     Raises:
@@ -118,6 +123,7 @@ class CacheQuota:
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._paused_until, self.pause_reason = 0.0, ""
         self.release: Callable[[], object] = lambda: None
+        self.keepers: list[CacheFilling] = []
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -162,7 +168,8 @@ class CacheQuota:
                 blocks = self.recount(coming)
                 total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
                 excess = self.excess(coming)
-                for block, removed in evict(blocks, excess + total // FREED_PART if excess > 0 else 0):
+                unneeded = [block for block in blocks if not any(keeper.needs(block.path) for keeper in self.keepers)]
+                for block, removed in evict(unneeded, excess + total // FREED_PART if excess > 0 else 0):
                     if removed:
                         self._add(-block.num_bytes)
                 if self.excess(coming) > 0:
@@ -191,6 +198,10 @@ class CacheQuota:
             return self.used() - self.limit
         stat = os.fstatvfs(self._descriptor)  # also of a removed directory
         return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + coming
+
+    def capacity(self) -> int:
+        """Return the bytes that the directory may hold, with those that it holds now."""
+        return self.used() - self.excess()
 
     def used(self) -> int:
         """Return the counted bytes of the directory."""

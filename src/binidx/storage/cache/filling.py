@@ -1,0 +1,350 @@
+"""Fill disk caches in the background with the extents that the steps ahead read, while samples are read by ranges.
+
+    extents of 8 MiB     0 1 2 3 4 5 6 7 ...      an extent is one request
+    read ahead           9 % 0 11 % 8 % 10 % ...  share of it that this node reads in the steps ahead
+    chosen               0 2 3 4                  those that pay, as many as there is room for, by first need
+    filled               4 0 3 2                  by a few threads of one process of the node
+
+An extent pays if its bytes arrive sooner than its needed bytes would by ranges: if the share exceeds the rate of ranges
+divided by the rate of extents, both in bytes per second, both measured. Until they are, 1 % does.
+
+Missing bytes of an object that is being filled are read as exact ranges, or are waited for if their extent is in flight
+and expected sooner. Blocks with chosen extents that a later step needs are not evicted, so a cache smaller than its
+objects keeps what it has instead of exchanging it: with every future read known, that is Belady's rule, applied to the
+blocks that a fill brought.
+
+A process holds the node lock while it fills. The others wait for it, and one of them goes on if it is killed.
+
+Source: ours; NoPFS (Dryden et al. 2021) for the known future, CoorDL (Mohan et al. 2020) for the cache that keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from binidx.errors import BinidxError, CancelledReadError
+from binidx.storage.cache.block_files import block_path
+from binidx.storage.cache.cached_object import CachedObject
+from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
+from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.memory import Flight, chunks_of
+from binidx.storage.cache.node_lock import acquire_node_lock
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.ranges import as_composite
+from binidx.storage.requests.cancellation import Scope, cancellable
+from binidx.storage.stats import add_usage, bytes_text
+
+logger = logging.getLogger("binidx")
+
+EXTENT_BYTES = 8 << 20
+"""Bytes that one request fetches: at 25 ms to the first byte and 100 MB/s a connection is then 77 % busy."""
+
+PAYING_SHARE = 0.01
+"""Share of an extent that pays before rates are measured: ranges of 2.6 MB/s against extents of 273 (30 ms, S3)."""
+
+IN_FLIGHT = 16
+"""Extents in flight: an eighth of the requests that a process sends at once, so ranges always find a connection."""
+
+PROBES = 16
+"""Extents that are fetched before the choice is made again with measured rates."""
+
+ROOM_PART = 8
+"""An eighth of the room of a cache stays for its tables, index files and chunks of other reads."""
+
+CHOOSE_SECONDS = 30.0
+"""Time between two choices while the room is full of extents that are needed."""
+
+YIELD_SECONDS, YIELD_SHARE = 0.2, 0.5
+"""Longest pause before an extent while the trainer waits for ranges; no pause if it has waited for more than this share
+of the time: then ranges do not suffice, and extents are what it waits for."""
+
+FOREVER = np.iinfo(np.int64).max
+"""Step of the last read of an extent that is to stay."""
+
+DONE = b"filled"
+"""Message of the process that filled all, for those that waited."""
+
+
+@dataclass(frozen=True)
+class ExtentUses:
+    """What the steps ahead read of the extents of some objects; each array has shape (n,).
+
+    Attributes:
+        objects, numbers: number of the object, and of the extent in it.
+        sizes: bytes of the extent.
+        used: bytes of it that are read; counted twice if they are read twice.
+        first, last: steps of the first and of the last read; -1: none.
+    """
+
+    objects: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    used: NDArray[np.float64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def paying_share(range_rate: float, extent_rate: float) -> float:
+    """Return the share of an extent that pays.
+
+    Args:
+        range_rate: needed bytes per second by ranges; 0: unknown.
+        extent_rate: bytes per second by extents; 0: unknown.
+    """
+    return range_rate / extent_rate if range_rate > 0 and extent_rate > 0 else PAYING_SHARE
+
+
+def choose_extents(uses: ExtentUses, share: float, room_bytes: float, step: int) -> NDArray[np.int64]:
+    """Return the extents to have in the cache at a step, in the order of their first need.
+
+    Of those that pay the most used ones fit first.
+
+    Args:
+        uses: what the steps ahead read.
+        share: least share of an extent that pays; 0: all of those with a later step.
+        room_bytes: bytes of extents that the cache has room for.
+        step: number of the next step; extents without a later one are left out.
+    """
+    worth = uses.used / np.maximum(uses.sizes, 1)
+    pays = np.flatnonzero((worth >= share) & (uses.last >= step))
+    by_worth = pays[np.lexsort((uses.first[pays], -worth[pays]))]
+    chosen = by_worth[np.cumsum(uses.sizes[by_worth]) <= room_bytes]
+    ordered: NDArray[np.int64] = chosen[np.argsort(uses.first[chosen], kind="stable")]
+    return ordered
+
+
+class Throughput:
+    """Bytes per second of some reads, by the time in which at least one of them ran, and their mean duration."""
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._since = threading.Lock(), 0, 0.0
+        self.num_bytes = self.busy_seconds = self.all_seconds = 0.0
+        self.count = 0
+
+    @contextlib.contextmanager
+    def measured(self, num_bytes: int) -> Iterator[None]:
+        """Count a read of some bytes, if it succeeds in the block."""
+        began = time.monotonic()
+        with self._lock:
+            self._since = began if not self._running else self._since
+            self._running += 1
+        read = 0
+        try:
+            yield
+            read = num_bytes
+        finally:
+            now = time.monotonic()
+            with self._lock:
+                self._running -= 1
+                self.busy_seconds += 0.0 if self._running else now - self._since
+                self.num_bytes += read
+                self.all_seconds += now - began
+                self.count += 1
+
+    @property
+    def rate(self) -> float:
+        return self.num_bytes / self.busy_seconds if self.busy_seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Mean duration of a read; infinite before the first one."""
+        return self.all_seconds / self.count if self.count else math.inf
+
+
+class CacheFilling:
+    """Filling of the disk caches of some objects, by daemon threads.
+
+    Args:
+        readers: of the objects, in the numbering of `ExtentUses`; lazy ones are opened when they are filled.
+        count_uses: returns what the steps ahead read; called in a thread, and only if this process fills.
+        is_expected: whether most extents are likely to pay: missing bytes are then read by ranges from now on.
+
+    Attributes:
+        step: number of the next step; the loader increases it.
+        ranges, extents: throughput of the reads of each kind.
+        thread: the thread that chooses; it ends when all is filled, and soon after `stop`.
+    """
+
+    def __init__(
+        self, readers: Sequence[RangeReader], count_uses: Callable[[], ExtentUses], *, is_expected: bool
+    ) -> None:
+        self.step, self.ranges, self.extents = 0, Throughput(), Throughput()
+        self._readers, self._count_uses, self._is_expected = readers, count_uses, is_expected
+        self._caches: dict[int, DiskCache | None] = {}
+        self._scope, self._calm, self._began, self._waited = Scope(), threading.Event(), time.monotonic(), 0.0
+        self._calm.set()
+        self._in_flight: dict[tuple[str, int], float] = {}
+        self._last_steps: dict[str, int] = {}
+        self.thread = threading.Thread(target=self._run, name="binidx-fill", daemon=True)
+        for number, reader in enumerate(readers):
+            if isinstance(reader, DiskCache):
+                self._cache_of(number)
+
+    def start(self) -> bool:
+        """Begin to fill; return False, without effect, after the first call."""
+        is_first = self.thread.ident is None and not self._scope.cancelled
+        if is_first:
+            self.thread.start()
+        return is_first
+
+    def stop(self) -> None:
+        """Stop filling: cancel the extents in flight. Extents that were filled stay."""
+        self._scope.cancel()
+        for cache in [*self._caches.values()]:
+            if cache is not None and cache.cached.filling is self:
+                cache.cached.filling = None
+
+    @contextlib.contextmanager
+    def trainer_waiting(self) -> Iterator[None]:
+        """Begin no extent in the block, in which the trainer waits for a batch, unless it waits most of the time."""
+        began = time.monotonic()
+        self._calm.clear()
+        try:
+            yield
+        finally:
+            self._calm.set()
+            self._waited += time.monotonic() - began
+
+    def chunks_to_await(self, cached: CachedObject, chunks: Sequence[int]) -> list[int]:
+        """Return the missing chunks that come sooner with their extent, which is in flight, than by a range."""
+        in_flight, content = self._in_flight, cached.content
+        latest = time.monotonic() + self.ranges.seconds - self.extents.seconds
+
+        def is_sooner(chunk: int) -> bool:
+            began = in_flight.get((content.key, chunk * content.chunk_bytes // EXTENT_BYTES))
+            return began is not None and began < latest
+
+        return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
+
+    def needs(self, path: str) -> bool:
+        """Return whether a later step needs an extent that is kept in a block, by the path of its file."""
+        return self._last_steps.get(path, -1) >= self.step
+
+    def _cache_of(self, number: int) -> DiskCache | None:
+        """Return the disk cache of an object, None if it has none to fill; a lazy reader is opened for that."""
+        if number not in self._caches:
+            reader = self._readers[number]
+            if (lazy := as_composite(reader)) is not None:
+                reader = lazy.split([])[1][0][0]
+            cache = reader if isinstance(reader, DiskCache) and reader.fill != "never" else None
+            if cache is not None and self._is_expected:
+                cache.cached.filling = self
+            self._caches[number] = cache
+        return self._caches[number]
+
+    def _run(self) -> None:
+        try:
+            with cancellable(self._scope):
+                self._fill_or_wait()
+        except CancelledReadError:
+            pass
+        except (BinidxError, OSError) as error:
+            warn_once("disk cache", f"not filled any more, reads go on: {error}")
+        finally:
+            self.stop()
+
+    def _fill_or_wait(self) -> None:
+        """Fill, if this is the first process of the node that would; else wait for that, and go on if it is killed."""
+        cache = next(filter(None, map(self._cache_of, range(len(self._readers)))), None)
+        if cache is None or not cache.cached.writable:
+            return
+        uris = "\n".join(reader.uri for reader in self._readers)
+        path = os.path.join(cache.directory, f"filling-{xxhash.xxh3_128_hexdigest(uris.encode())}")
+        is_done = False
+        while not is_done:
+            with acquire_node_lock(path, self._scope.check) as lock:
+                if lock.first:
+                    self._fill(cache.cached.quota, fills_all=cache.fill == "all")
+                    lock.leave_message(DONE)
+                is_done = lock.first or lock.message == DONE
+
+    def _fill(self, quota: CacheQuota, *, fills_all: bool) -> None:
+        """Fill what is chosen, and choose again, until all that pays is there, or not needed any more."""
+        uses, began = self._count_uses(), time.monotonic()
+        if fills_all:
+            uses = replace(uses, last=np.full(len(uses.sizes), FOREVER))
+        filled = np.zeros(len(uses.sizes), bool)
+        quota.keepers.append(self)
+        try:
+            while True:
+                share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
+                room = quota.capacity() * (1 - 1 / ROOM_PART)
+                chosen = choose_extents(uses, share, room, self.step)
+                missing = chosen[~filled[chosen]]
+                if len(missing):
+                    self._fetch(uses, missing, filled)
+                elif len(chosen) == len(choose_extents(uses, share, math.inf, self.step)):
+                    break
+                else:  # wait until extents in the room are not needed any more
+                    Flight[int, None]().wait(CHOOSE_SECONDS)
+        finally:
+            quota.keepers.remove(self)
+        if self.extents.count:
+            moved, seconds = bytes_text(self.extents.num_bytes), time.monotonic() - began
+            logger.info("%s: filled with %s in %.1f s; %.2g of an extent pays", quota.directory, moved, seconds, share)
+
+    def _fetch(self, uses: ExtentUses, places: NDArray[np.int64], filled: NDArray[np.bool_]) -> None:
+        """Fetch extents in several threads; if rates are not measured yet, only so many as that takes.
+
+        Raises:
+            The first error; the other threads then end.
+        """
+        pending, errors = deque(places.tolist()), list[BaseException]()
+        probes = 0 if self.extents.count else PROBES
+
+        def work() -> None:
+            try:
+                with cancellable(self._scope):
+                    while pending and not errors and not 0 < probes <= self.extents.count:
+                        with contextlib.suppress(IndexError):
+                            place = pending.popleft()
+                            self._fetch_extent(uses, place)
+                            filled[place] = True
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, name="binidx-fill", daemon=True) for _ in range(IN_FLIGHT)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _fetch_extent(self, uses: ExtentUses, place: int) -> None:
+        """Fetch the missing chunks of an extent, unless no later step needs it."""
+        cache, start = self._cache_of(int(uses.objects[place])), int(uses.numbers[place]) * EXTENT_BYTES
+        last, size = int(uses.last[place]), int(uses.sizes[place])
+        if cache is None or last < self.step:
+            return
+        cached, content = cache.cached, cache.content
+        for number in range(start // content.block_bytes, -(-(start + size) // content.block_bytes)):
+            path = block_path(cached.path, number)
+            self._last_steps[path] = max(last, self._last_steps.get(path, -1))
+        missing = cached.absent(chunks_of([(start, start + size)], content.chunk_bytes))
+        if not missing:
+            return
+        if self._waited < YIELD_SHARE * (time.monotonic() - self._began):
+            self._calm.wait(YIELD_SECONDS)
+        key, num_bytes = (content.key, start // EXTENT_BYTES), min(len(missing) * content.chunk_bytes, size)
+        self._in_flight[key] = time.monotonic()
+        try:
+            with self.extents.measured(num_bytes):
+                cache.fill_chunks(missing)
+        finally:
+            self._in_flight.pop(key, None)
+        if cached.quota.is_paused:
+            raise UncacheableError(f"{cache.directory}: {cached.quota.pause_reason}")
+        add_usage({"filled extents": 1, "filled bytes": num_bytes})
