@@ -14,8 +14,6 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.corpus.convert import convert_dataset
-from binidx.loader.cache_fill import ranks_of_node, steps_ahead
-from binidx.loader.samplers import build_sampler
 from binidx.storage.stats import usage, usage_since
 
 

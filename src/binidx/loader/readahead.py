@@ -233,9 +233,12 @@ class ReadAheadQueue:
     def _fill(self) -> None:
         """Submit groups of batches as far as the window allows; a group counts until its last batch is served.
 
-        While a store refuses requests, nothing is submitted before all is read, and then one batch.
+        While a store refuses requests, nothing is submitted before all is read, and then one batch. While a cache is
+        filled that will soon hold all, the window is the smallest one.
         """
-        free = self._window.batches - sum(group.num_batches for group in self._groups)
+        queued = sum(group.num_batches for group in self._groups)
+        is_filling = self._filling is not None and self._filling.ends_soon
+        free = (min(MIN_WINDOW, self._window.batches) if is_filling else self._window.batches) - queued
         if is_throttled():
             free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1
         while free >= (size := min(self._next_size, self._max_group_size())):

@@ -49,7 +49,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -315,9 +315,11 @@ class MappedBlock:
         self._table, self.data = whole[: self._offset], whole[self._offset :]
         self.address = int(np.frombuffer(self.data, np.uint8).ctypes.data)
 
-    def holds(self, chunk: int) -> bool:
-        """Return whether the table has a checksum of a chunk; the chunk itself is not checked."""
-        return self._entry(chunk) != ABSENT
+    def absent(self, chunks: Sequence[int]) -> list[int]:
+        """Return the chunks of which the table has no checksum; the others are not checked."""
+        entries = np.frombuffer(self._table, np.int64).reshape(-1, 2)
+        has_entry = entries[np.array(chunks) - self._first_chunk].any(axis=1)
+        return [chunk for chunk, has in zip(chunks, has_entry.tolist(), strict=True) if not has]
 
     def is_good(self, chunk: int) -> bool:
         """Return whether a chunk agrees with its checksum: 6 us for 64 KiB in memory."""

@@ -237,7 +237,8 @@ class CachedObject:
         for number in {self.content.place_of(chunk)[0] for chunk in chunks}:
             maps.used_at[number] = self._tick
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
-        written = [(chunk, block) for chunk in unsure if (block := self._block(maps, chunk)) and block.holds(chunk)]
+        absent = {*self.absent(unsure)}
+        written = [(chunk, block) for chunk in unsure if chunk not in absent and (block := self._block(maps, chunk))]
         for chunk, block in written:
             block.read_ahead(chunk)
         for chunk, block in written:
@@ -250,9 +251,13 @@ class CachedObject:
 
     def absent(self, chunks: Sequence[int]) -> list[int]:
         """Return the chunks that were never written; damage is not checked."""
-        maps = self.maps
+        maps, absent = self.maps, list[int]()
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
-        return [chunk for chunk in unsure if (block := self._block(maps, chunk)) is None or not block.holds(chunk)]
+        for _, group in itertools.groupby(unsure, key=lambda chunk: self.content.place_of(chunk)[0]):
+            own = [*group]
+            block = self._block(maps, own[0])
+            absent += own if block is None else block.absent(own)
+        return absent
 
     def recheck(self, chunks: Sequence[int]) -> tuple[list[int], int]:
         """Check chunks again after locking them: another node may have written chunks of which this one has old pages.

@@ -63,6 +63,12 @@ PROBES = 16
 ROOM_PART = 8
 """An eighth of the room of a cache stays for its tables, index files and chunks of other reads."""
 
+SOON_SECONDS = 15.0
+"""Filling that ends within this time has the machine for itself: a sample by ranges costs the CPU of 1 MB by extents."""
+
+ASSUMED_RATE = 100e6
+"""Bytes per second of extents before they are measured."""
+
 CHOOSE_SECONDS = 30.0
 """Time between two choices while the room is full of extents that are needed."""
 
@@ -186,6 +192,7 @@ class CacheFilling:
         self._scope, self._calm, self._began, self._waited = Scope(), threading.Event(), time.monotonic(), 0.0
         self._calm.set()
         self._in_flight: dict[tuple[str, int], float] = {}
+        self._bytes_left = sum(reader.size for reader in readers) if is_expected else 0
         self._last_steps: dict[str, int] = {}
         self.thread = threading.Thread(target=self._run, name="binidx-fill", daemon=True)
         for number, reader in enumerate(readers):
@@ -202,6 +209,7 @@ class CacheFilling:
     def stop(self) -> None:
         """Stop filling: cancel the extents in flight. Extents that were filled stay."""
         self._scope.cancel()
+        self._bytes_left = 0
         for cache in [*self._caches.values()]:
             if cache is not None and cache.cached.filling is self:
                 cache.cached.filling = None
@@ -227,6 +235,11 @@ class CacheFilling:
             return began is not None and began < latest
 
         return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
+
+    @property
+    def ends_soon(self) -> bool:
+        """True if all will be filled in some seconds, so that reading far ahead by ranges does not pay."""
+        return 0 < self._bytes_left < SOON_SECONDS * (self.extents.rate or ASSUMED_RATE)
 
     def needs(self, path: str) -> bool:
         """Return whether a later step needs an extent that is kept in a block, by the path of its file."""
@@ -283,6 +296,7 @@ class CacheFilling:
                 room = quota.capacity() * (1 - 1 / ROOM_PART)
                 chosen = choose_extents(uses, share, room, self.step)
                 missing = chosen[~filled[chosen]]
+                self._bytes_left = int(uses.sizes[missing].sum())
                 if len(missing):
                     self._fetch(uses, missing, filled)
                 elif len(chosen) == len(choose_extents(uses, share, math.inf, self.step)):
@@ -312,6 +326,7 @@ class CacheFilling:
                             place = pending.popleft()
                             self._fetch_extent(uses, place)
                             filled[place] = True
+                            self._bytes_left -= int(uses.sizes[place])
             except BaseException as error:
                 errors.append(error)
 
