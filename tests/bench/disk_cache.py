@@ -91,7 +91,7 @@ def read(dataset: Any, batches: list[list[int]]) -> None:
 
 def compare_all(reader: DiskCache) -> None:
     """As a process does that maps the blocks for the first time."""
-    reader.cached._unmap(reader.cached.maps.mapped())
+    reader.cached.unmap(reader.cached.maps.mapped())
     assert reader.cached.check_chunks(range(reader.content.num_chunks)) == []
 
 

@@ -1,4 +1,4 @@
-"""A loader fills the disk cache while it serves: the same samples, each byte in bulk once, and nothing the second time."""
+"""A loader fills the disk cache while it serves: the same samples, and a second pass that moves no token."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@
 
 Of a long run every k-th step is counted, k times: `MAX_SAMPLES` samples show the share of each extent.
 
-The ranks of a node are not known. From the launcher's numbers of processes on the node and of the run follows the number
-of data-parallel ranks on a node, which are taken to be consecutive, as launchers and Megatron number them. If pipeline
-stages lie on different nodes, more ranks share the node than this, and the counted share is too small.
+The ranks of a node are not known. From the launcher's numbers of processes, on the node and in the run, follows the
+number of data-parallel ranks on a node, which are taken to be consecutive, as launchers and Megatron number them. If
+pipeline stages lie on different nodes, more ranks share the node than this, and the counted share is too small.
 """
 
 from __future__ import annotations

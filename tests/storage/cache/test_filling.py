@@ -2,10 +2,62 @@
 
 from __future__ import annotations
 
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
+from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
-from binidx.storage.cache.filling import PAYING_SHARE, ExtentUses, choose_extents, paying_share
+from binidx.errors import ObjectChangedError
+from binidx.storage.cache import filling
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.filling import PAYING_SHARE, CacheFilling, ExtentUses, choose_extents, paying_share
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.testing import ended_well, forked
+
+EXTENT, COUNT = 64 << 10, 5
+DATA = random.Random(7).randbytes(COUNT * EXTENT)
+small = partial(DiskCache, chunk_bytes=4096, block_bytes=EXTENT, fill="auto")
+
+
+@pytest.fixture(autouse=True)
+def _small_extents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "EXTENT_BYTES", EXTENT)
+    monkeypatch.setattr(filling, "CHOOSE_SECONDS", 0.01)
+
+
+def filling_of(reader: RangeReader, last: Sequence[int] = (9,) * COUNT, *, is_expected: bool = True) -> CacheFilling:
+    """Filling of an object whose extents are read whole, first at steps 0, 1, 2, ..., last at steps `last`."""
+    sizes, numbers = np.full(COUNT, EXTENT), np.arange(COUNT)
+    uses = ExtentUses(np.zeros(COUNT, np.int64), numbers, sizes, sizes.astype(float), numbers, np.array(last))
+    return CacheFilling([reader], lambda: uses, is_expected=is_expected)
+
+
+def fill(reader: RangeReader) -> None:
+    """Fill to the end."""
+    begun = filling_of(reader)
+    begun.start()
+    begun.thread.join(600)
+    assert not begun.thread.is_alive()
+
+
+def blocks(directory: Path) -> list[int]:
+    """Numbers of the blocks that lie there; an extent is a block."""
+    return sorted(int(path.stem) for path in directory.glob("objects/*/*.block"))
+
+
+def until(true: Callable[[], bool]) -> None:
+    late = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < late
+        time.sleep(0.005)
 
 
 def uses(*rows: tuple[float, int, int]) -> ExtentUses:
@@ -37,3 +89,80 @@ def test_extents_without_a_later_step_give_their_room_to_others() -> None:
 @pytest.mark.parametrize(("ranges", "extents", "share"), [(0, 5, PAYING_SHARE), (5, 0, PAYING_SHARE), (2.6, 260, 0.01)])
 def test_an_extent_pays_above_the_ratio_of_the_rates(ranges: float, extents: float, share: float) -> None:
     assert paying_share(ranges, extents) == share
+
+
+def test_each_byte_is_fetched_once_and_a_second_filling_fetches_nothing(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    reader = small(LoggedObject(COUNT * EXTENT, log), tmp_path / "cache")
+    fill(reader)
+    fill(small(LoggedObject(COUNT * EXTENT, log), tmp_path / "cache"))
+    assert sorted(fetched(log)) == [(number * EXTENT, (number + 1) * EXTENT) for number in range(COUNT)]
+    assert bytes(reader.read([(10, COUNT * EXTENT)])[0]) == reader.reader.data[10:]  # type: ignore[attr-defined]
+    assert len(fetched(log)) == COUNT
+
+
+def test_what_misses_meanwhile_is_read_by_ranges_and_later_in_chunks_again(tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    reader = small(LoggedObject(COUNT * EXTENT, log), tmp_path / "cache")
+    begun = filling_of(reader)
+    assert bytes(reader.read([(5000, 5010)])[0]) == reader.reader.data[5000:5010]  # type: ignore[attr-defined]
+    begun.stop()
+    reader.read([(5000, 5010)])
+    assert fetched(log) == [(5000, 5010), (4096, 8192)]
+
+
+def test_of_two_processes_one_fills_and_the_other_goes_on_when_it_is_killed(tmp_path: Path) -> None:
+    log, size = str(tmp_path / "log"), COUNT * EXTENT
+    victim = forked(lambda: fill(small(LoggedObject(size, log, delay=6000), tmp_path / "cache")))
+    until(lambda: len(fetched(log)) == COUNT)
+    reader = small(LoggedObject(size, log), tmp_path / "cache")
+    begun = filling_of(reader)
+    begun.start()
+    os.kill(victim, signal.SIGKILL)
+    os.waitpid(victim, 0)
+    begun.thread.join(600)
+    assert chunks_fetched(log, EXTENT) == sorted([*range(COUNT)] * 2)
+    assert reader.cached.absent(range(reader.content.num_chunks)) == []
+    assert ended_well(forked(lambda: fill(small(LoggedObject(size, log), tmp_path / "cache"))))
+    assert len(fetched(log)) == 2 * COUNT
+
+
+def test_extents_that_no_later_step_needs_leave_first_and_needed_ones_stay(tmp_path: Path) -> None:
+    reader = small(MarkedObject(DATA), tmp_path, int(3.6 * EXTENT))
+    begun = filling_of(reader, last=[1, 9, 1, 9, 9])
+    begun.start()
+    until(lambda: blocks(tmp_path) == [0, 1, 2])
+    begun.step = 2
+    until(lambda: blocks(tmp_path) == [1, 3, 4])
+    begun.thread.join(600)
+    assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
+
+
+def test_on_a_full_disk_no_byte_is_wrong(tmp_path: Path) -> None:
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (EXTENT // 2, EXTENT // 2))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        reader = small(MarkedObject(DATA), tmp_path)
+        begun = filling_of(reader)
+        begun.start()
+        until(lambda: reader.cached.quota.is_paused)
+        assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
+        begun.stop()
+        begun.thread.join(600)
+
+    assert ended_well(forked(child))
+    reader = small(MarkedObject(DATA), tmp_path)
+    fill(reader)
+    assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
+
+
+def test_a_replaced_object_ends_it_and_the_next_read_raises(tmp_path: Path) -> None:
+    class Replaced(MarkedObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            raise ObjectChangedError("replaced")
+
+    reader = small(Replaced(DATA), tmp_path)
+    fill(reader)
+    assert reader.cached.filling is None
+    with pytest.raises(ObjectChangedError, match="replaced"):
+        reader.read([(0, 10)])

@@ -312,7 +312,7 @@ class CachedObject:
                 # The files of a cache in use were removed; mapped blocks live on.
                 if attempt == 2:
                     raise
-                self._unmap([number])
+                self.unmap([number])
         raise OSError(errno.EAGAIN, "block cannot be mapped", path)
 
     # Blocks
@@ -372,7 +372,7 @@ class CachedObject:
     def release(self) -> None:
         """Unmap the least recently used quarter of the mapped blocks, but none that the current read uses."""
         mapped = [number for number in self.maps.mapped() if self.maps.used_at[number] < self._tick]
-        self._unmap(mapped[: -(-len(mapped) // RELEASED_PART)])
+        self.unmap(mapped[: -(-len(mapped) // RELEASED_PART)])
 
     def unmap_idle(self) -> None:
         """Once a minute, mark the files of used blocks as used, and unmap the others."""
@@ -385,9 +385,10 @@ class CachedObject:
         self._seen_tick = self._tick
         for number in mapped[len(idle) :]:
             _touch(block_path(self.path, number))
-        self._unmap(idle)
+        self.unmap(idle)
 
-    def _unmap(self, numbers: Sequence[int]) -> None:
+    def unmap(self, numbers: Sequence[int]) -> None:
+        """Unmap blocks, so that they can be evicted once no view of them is left; a later read maps them again."""
         if numbers:
             with self._lock:
                 self.maps = BlockMaps(self.content, self.maps, numbers)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from binidx.errors import BinidxError, CancelledReadError
 from binidx.storage.cache.block_files import block_path
 from binidx.storage.cache.cached_object import CachedObject
-from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
+from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import CacheQuota, warn_once
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import acquire_node_lock
@@ -64,13 +64,14 @@ ROOM_PART = 8
 """An eighth of the room of a cache stays for its tables, index files and chunks of other reads."""
 
 SOON_SECONDS = 15.0
-"""Filling that ends within this time has the machine for itself: a sample by ranges costs the CPU of 1 MB by extents."""
+"""While a filling ends within this time, little is read ahead by ranges: the CPU of one sample fetches 1 MB of extents.
+"""
 
 ASSUMED_RATE = 100e6
 """Bytes per second of extents before they are measured."""
 
-CHOOSE_SECONDS = 30.0
-"""Time between two choices while the room is full of extents that are needed."""
+CHOOSE_SECONDS, LONGEST_PAUSE = 15.0, 480.0
+"""Shortest and longest time between two choices while the room is full."""
 
 YIELD_SECONDS, YIELD_SHARE = 0.2, 0.5
 """Longest pause before an extent while the trainer waits for ranges; no pause if it has waited for more than this share
@@ -289,44 +290,58 @@ class CacheFilling:
         if fills_all:
             uses = replace(uses, last=np.full(len(uses.sizes), FOREVER))
         filled = np.zeros(len(uses.sizes), bool)
+        pause = CHOOSE_SECONDS
         quota.keepers.append(self)
         try:
             while True:
+                self._unmap_unneeded()
                 share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
                 room = quota.capacity() * (1 - 1 / ROOM_PART)
                 chosen = choose_extents(uses, share, room, self.step)
                 missing = chosen[~filled[chosen]]
                 self._bytes_left = int(uses.sizes[missing].sum())
-                if len(missing):
-                    self._fetch(uses, missing, filled)
-                elif len(chosen) == len(choose_extents(uses, share, math.inf, self.step)):
+                if len(missing) and self._fetch(uses, missing, filled):
+                    pause = CHOOSE_SECONDS
+                elif len(chosen) == len(choose_extents(uses, share, math.inf, self.step)) and not len(missing):
                     break
-                else:  # wait until extents in the room are not needed any more
-                    Flight[int, None]().wait(CHOOSE_SECONDS)
+                else:  # wait until extents in the room are not needed any more, or others have left room
+                    Flight[int, None]().wait(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             quota.keepers.remove(self)
         if self.extents.count:
             moved, seconds = bytes_text(self.extents.num_bytes), time.monotonic() - began
             logger.info("%s: filled with %s in %.1f s; %.2g of an extent pays", quota.directory, moved, seconds, share)
 
-    def _fetch(self, uses: ExtentUses, places: NDArray[np.int64], filled: NDArray[np.bool_]) -> None:
+    def _unmap_unneeded(self) -> None:
+        """Unmap blocks that no later step needs in this process, so that they can be evicted."""
+        for cache in filter(None, [*self._caches.values()]):
+            paths = {number: block_path(cache.cached.path, number) for number in cache.cached.maps.mapped()}
+            cache.cached.unmap([n for n, path in paths.items() if self._last_steps.get(path, FOREVER) < self.step])
+
+    def _fetch(self, uses: ExtentUses, places: NDArray[np.int64], filled: NDArray[np.bool_]) -> bool:
         """Fetch extents in several threads; if rates are not measured yet, only so many as that takes.
+
+        Returns:
+            False if there was no room for some.
 
         Raises:
             The first error; the other threads then end.
         """
-        pending, errors = deque(places.tolist()), list[BaseException]()
+        pending, errors = deque(places.tolist()), list[BaseException | None]()
         probes = 0 if self.extents.count else PROBES
 
         def work() -> None:
             try:
                 with cancellable(self._scope):
                     while pending and not errors and not 0 < probes <= self.extents.count:
-                        with contextlib.suppress(IndexError):
-                            place = pending.popleft()
-                            self._fetch_extent(uses, place)
-                            filled[place] = True
-                            self._bytes_left -= int(uses.sizes[place])
+                        place = pending.popleft()
+                        if not self._fetch_extent(uses, place):
+                            errors.append(None)
+                        filled[place] = not errors
+                        self._bytes_left -= int(uses.sizes[place])
+            except IndexError:  # another thread took the last one
+                pass
             except BaseException as error:
                 errors.append(error)
 
@@ -335,22 +350,23 @@ class CacheFilling:
             thread.start()
         for thread in threads:
             thread.join()
-        if errors:
-            raise errors[0]
+        if error := next(filter(None, errors), None):
+            raise error
+        return not errors
 
-    def _fetch_extent(self, uses: ExtentUses, place: int) -> None:
-        """Fetch the missing chunks of an extent, unless no later step needs it."""
+    def _fetch_extent(self, uses: ExtentUses, place: int) -> bool:
+        """Fetch the missing chunks of an extent, unless no later step needs it; return False if there is no room."""
         cache, start = self._cache_of(int(uses.objects[place])), int(uses.numbers[place]) * EXTENT_BYTES
         last, size = int(uses.last[place]), int(uses.sizes[place])
         if cache is None or last < self.step:
-            return
+            return True
         cached, content = cache.cached, cache.content
         for number in range(start // content.block_bytes, -(-(start + size) // content.block_bytes)):
             path = block_path(cached.path, number)
             self._last_steps[path] = max(last, self._last_steps.get(path, -1))
         missing = cached.absent(chunks_of([(start, start + size)], content.chunk_bytes))
         if not missing:
-            return
+            return True
         if self._waited < YIELD_SHARE * (time.monotonic() - self._began):
             self._calm.wait(YIELD_SECONDS)
         key, num_bytes = (content.key, start // EXTENT_BYTES), min(len(missing) * content.chunk_bytes, size)
@@ -360,6 +376,7 @@ class CacheFilling:
                 cache.fill_chunks(missing)
         finally:
             self._in_flight.pop(key, None)
-        if cached.quota.is_paused:
-            raise UncacheableError(f"{cache.directory}: {cached.quota.pause_reason}")
+        if cached.absent(missing):
+            return False
         add_usage({"filled extents": 1, "filled bytes": num_bytes})
+        return True
