@@ -22,11 +22,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from binidx.errors import redacted
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
+from binidx.storage.cache.filling import EXTENT_BYTES
 
 from ._command import command, print_result
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
@@ -158,9 +159,22 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
     price = sum(planned.dollars.values())
     rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
     rows.append(("disk cache", f"{human_bytes(planned.epoch_bytes)} a node for its part of an epoch"))
+    rows += [("cache fill", text) for text in _fills(planned)]
     keeper = "node, BINIDX_INDEX_DIR" if planned.shares_index_files else "process, as there is no BINIDX_INDEX_DIR"
     rows.append(("index files", f"{human_bytes(planned.index_dir_bytes)} a {keeper}"))
     return rows
+
+
+def _fills(planned: RunPlan) -> Iterator[str]:
+    """Yield what loaders fill of each source into the disk cache, and why."""
+    for cost in planned.costs[:MOST_PLACES]:
+        if (fill := cost.fill) is None:
+            continue
+        requests = fill.node_bytes / EXTENT_BYTES
+        price = f"${requests * cost.prices.dollars_per_read:,.2g}"
+        done = f"{human_bytes(fill.node_bytes)} a node, {requests:,.0f} requests, {price}, {_seconds(fill.seconds)}"
+        why = f"a node reads {fill.share:.2g} times its bytes, {fill.paying_share:.2g} pays"
+        yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.summary.prefix)}: {why}"
 
 
 def _start(planned: RunPlan) -> list[tuple[str, str]]:

@@ -208,6 +208,9 @@ def test_a_cache_smaller_than_an_epoch_is_named(
     for num_bytes, small in (("1000", True), ("1GB", False)):
         monkeypatch.setenv("BINIDX_CACHE_BYTES", num_bytes)
         assert any("chunks that do not fit" in each for each in told(capsys, path)["cautions"]) is small
+    assert re.search(rf"cache fill .* a node, .* of {remote}/en: a node reads .* times its bytes", call(capsys, path))
+    monkeypatch.setenv("BINIDX_CACHE_FILL", "never")
+    assert "cache fill" not in call(capsys, path)
 
 
 def test_a_store_that_is_too_far_for_the_speed_is_told(

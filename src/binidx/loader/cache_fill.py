@@ -153,7 +153,7 @@ def ranks_of_node(rank: int, size: int) -> range:
     """
     texts = [os.environ[name] for name in LOCAL_SIZES if os.environ.get(name)]
     processes = int("".join(takewhile(str.isdecimal, texts[0])) or 1) if texts else 1
-    local = max(1, size * processes // max(find_topology().size, processes))
+    local = max(1, size * processes // max(find_topology().size, processes, 1 if texts else size))
     first = rank // local * local
     return range(first, min(first + local, size))
 

@@ -118,13 +118,34 @@ def test_a_blend_is_the_sum_of_its_sources(corpus: str, proxy: Proxy) -> None:
 
 
 def test_a_disk_cache_takes_each_chunk_once(corpus: str, proxy: Proxy, tmp_path: Path) -> None:
-    ours = {"cache_dir": str(tmp_path), "cache_chunk_bytes": 16384}
+    ours = {"cache_dir": str(tmp_path), "cache_chunk_bytes": 16384, "cache_fill": "never"}
     run = make(([f"{corpus}/plain"], None), storage_options={"binidx": ours})
     samples = 150 * MICRO
     told = total_costs(source_costs(take_inventory(run), samples, nodes=1))
     requests, num_bytes = counted(run, proxy, samples)
     assert told.num_bytes == pytest.approx(num_bytes, rel=0.08)
     assert told.requests == pytest.approx(requests, rel=0.3)  # neighbours that are missing come together
+
+
+def test_what_a_loader_fills_is_forecast_where_it_pays(corpus: str, tmp_path: Path) -> None:
+    def forecast(samples: int, **settings: Any) -> Any:
+        ours = {"cache_dir": str(tmp_path), **settings}
+        run = make(([f"{corpus}/plain"], None), storage_options={"binidx": ours})
+        link = Link(0.03, 273e6, 128)
+        [cost] = source_costs(take_inventory(run), samples, nodes=2, link=link)
+        return cost
+
+    filled, size = forecast(8000), 2 * TOKENS
+    assert filled.fill.share == pytest.approx(4000 * 2049 * 2 / size, rel=0.05)
+    assert filled.reading.num_bytes == pytest.approx(2 * size, rel=0.05)
+    assert filled.reading.requests == pytest.approx(2 * size / 2**23, rel=0.05)
+    assert filled.fill.seconds == pytest.approx(size / 273e6, rel=0.05)
+    few = forecast(20)
+    assert few.fill.node_bytes == 0
+    assert few.fill.share < few.fill.paying_share < filled.fill.share
+    assert forecast(20, cache_fill="all").fill.node_bytes == pytest.approx(size, rel=0.05)
+    assert forecast(8000, cache_bytes=size // 2).fill.node_bytes == pytest.approx(size / 2, rel=0.05)
+    assert forecast(8000, cache_fill="never").fill is None
 
 
 def test_the_link_is_measured(corpus: str, proxy: Proxy, tmp_path: Path) -> None:

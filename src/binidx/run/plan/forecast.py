@@ -12,7 +12,7 @@ x = L + gap
 
     source                     reads
     local                      nothing
-    with a cache_dir           each chunk once per node
+    with a cache_dir           each chunk once per node; whole extents once per node, where a loader fills it
     remote, up to 32 MiB       each chunk once per process, in memory
     other remote sources       the requests of each vectored read
 
@@ -22,6 +22,7 @@ the formulas with the counts of a proxy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, expm1, floor
@@ -38,10 +39,12 @@ from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_G
 from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
+from binidx.storage.cache.filling import EXTENT_BYTES, PAYING_SHARE, paying_share
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
 from binidx.storage.open import SEGMENTS, open_stored, suffix_of
 from binidx.storage.requests.remote_object import MAX_REQUEST
+from binidx.storage.settings import ReadSettings
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import open_store
 
@@ -205,6 +208,50 @@ class Link:
         return min(by_requests, self.bytes_per_second / max(sample_bytes, 1e-9))
 
 
+@dataclass(frozen=True)
+class CacheFill:
+    """What loaders fill of one source into the disk cache of a node, and why.
+
+    Attributes:
+        share: bytes that a node reads divided by those of the source, which may be above 1.
+        paying_share: least share that pays: rate of ranges divided by the rate of extents, of the measured link.
+        node_bytes: bytes that are filled on each node; 0.0 if the share does not pay.
+        seconds: time until these are there at the measured rate; 0.0 if it is unknown.
+    """
+
+    share: float
+    paying_share: float
+    node_bytes: float
+    seconds: float
+
+
+def forecast_fill(
+    settings: ReadSettings, medium: Medium, link: Link | None, ranges: tuple[float, float], samples: float, room: float
+) -> CacheFill | None:
+    """Return what is filled of a source; None without a disk cache, or if it is never filled.
+
+    Args:
+        settings: of the source.
+        medium: parameters of its `.bin`.
+        link: to its store, if it is known.
+        ranges: number of ranges per sample, and plain bytes of each range.
+        samples: samples that a node reads.
+        room: share of all sources that the cache has room for.
+    """
+    if settings.cache_dir is None or settings.cache_fill == "never":
+        return None
+    pieces, piece_bytes = ranges
+    share = samples * pieces * piece_bytes / medium.plain_bytes
+    paying = 0.0 if settings.cache_fill == "all" else PAYING_SHARE
+    if link is not None and paying:
+        sample_bytes = pieces * piece_bytes
+        by_ranges = link.most_samples_per_second(pieces, sample_bytes) * sample_bytes
+        paying = paying_share(by_ranges, link.bytes_per_second)
+    num_bytes = medium.plain_bytes * min(room, 1.0) if share >= paying else 0.0
+    stored = num_bytes * medium.stored_bytes / medium.plain_bytes
+    return CacheFill(share, paying, num_bytes, stored / link.bytes_per_second if link else 0.0)
+
+
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
 """Bytes of a `.bin` whose checksums fill one cache chunk."""
 
@@ -226,6 +273,7 @@ class Costs:
         pieces_per_sample: mean number of token ranges read per sample.
         reading: requests and bytes from the store for these samples, summed over all nodes; zero for a local source.
         epoch_bytes: bytes that the disk cache of one node needs for its part of one epoch; 0.0 for a local source.
+        fill: what loaders fill into that cache in the background; None: nothing, whatever the share.
     """
 
     summary: DatasetSummary
@@ -237,6 +285,7 @@ class Costs:
     pieces_per_sample: float
     reading: ReadCost
     epoch_bytes: float
+    fill: CacheFill | None = None
 
     @property
     def store(self) -> str:
@@ -249,7 +298,9 @@ class Costs:
         return floor(min(max(self.epochs - 1, 0.0), 1.0) * self.documents)
 
 
-def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
+def source_costs(
+    inventory: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None, link: Link | None = None
+) -> list[Costs]:
     """Return the costs of each source when training on a number of samples.
 
     Args:
@@ -257,6 +308,7 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
         num_samples: number of samples of the train split that are read.
         nodes: number of nodes that share the ranks.
         at_once: samples per vectored read; by default that of the loader's first read-ahead, a quarter of its window.
+        link: to the store of the remote sources, if it is known.
     """
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
@@ -267,20 +319,36 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
         if summary.compressed and summary.plain_bytes > STORE.largest
     )
     compressed_bytes = sum(summary.plain_bytes for summary in large)
+    remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
+    remote_bytes = sum(summary.plain_bytes for summary in remote)
     costs = []
     for index, share in inventory.shares():
         summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
-        reading, epoch_bytes = NOTHING, 0.0
+        reading, epoch_bytes, fill = NOTHING, 0.0, None
         if summary.location.local_path is None:
             ranges = pieces, (length + extra) * summary.index.dtype_size / pieces
+            medium, settings = medium_of(summary), summary.location.settings
+            limit = math.inf if settings.cache_bytes is None else settings.cache_bytes
+            fill = forecast_fill(settings, medium, link, ranges, samples / nodes, limit / max(remote_bytes, 1))
             reading, epoch_bytes = _traffic(
                 run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
             )
+            if fill is not None and fill.node_bytes:
+                filled = ReadCost(
+                    fill.node_bytes / EXTENT_BYTES, fill.node_bytes * medium.stored_bytes / medium.plain_bytes
+                )
+                reading = filled.times(nodes) + reading.times(1 - fill.node_bytes / medium.plain_bytes)
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
         prices = open_store(summary.prefix, run.config.storage_options).prices()
-        costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes))
+        costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes, fill))
     return costs
+
+
+def medium_of(summary: DatasetSummary) -> Medium:
+    """Return the parameters of the `.bin` of a remote source."""
+    sizes = max(summary.plain_bytes, 1), max(summary.stored_bytes, 1)
+    return Medium(*sizes, summary.location.store.max_gap, summary.block_bytes, MAX_REQUEST)
 
 
 def _traffic(
@@ -300,9 +368,7 @@ def _traffic(
         compressed_bytes: plain bytes of all compressed sources that are cached in segments.
     """
     pieces, piece_bytes = ranges
-    settings, gap = summary.location.settings, summary.location.store.max_gap
-    sizes = max(summary.plain_bytes, 1), max(summary.stored_bytes, 1)
-    medium = Medium(*sizes, gap, summary.block_bytes, MAX_REQUEST)
+    settings, medium = summary.location.settings, medium_of(summary)
 
     def fill(samples: float, caches: int, chunk_bytes: int) -> ReadCost:
         return cache_fill_cost(medium, samples * pieces / caches, piece_bytes, chunk_bytes)

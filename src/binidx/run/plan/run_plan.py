@@ -236,6 +236,7 @@ def _source_row(costs: Costs) -> dict[str, Any]:
         **{name: getattr(costs, name) for name in counts},
         **{name: getattr(costs.summary, name) for name in sizes},
         **vars(costs.reading),
+        "cache_fill": None if costs.fill is None else vars(costs.fill),
     }
 
 
@@ -275,11 +276,11 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
     steps = order.num_steps() if order else 0
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
-    costs = source_costs(inventory, num_samples, nodes=nodes)
     summaries = inventory.summaries.values()
     remote = [summary for summary in summaries if summary.location.local_path is None and not summary.num_parts]
     largest = max(remote, key=lambda summary: summary.stored_bytes, default=None)
     link = measure_link(largest) if largest and largest.stored_bytes else None
+    costs = source_costs(inventory, num_samples, nodes=nodes, link=link)
     changes = order_changes(inventory)
     return RunPlan(inventory, order, num_samples, nodes, tokens_per_second, costs, link, changes)
 
