@@ -32,17 +32,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from binidx.errors import ConfigError, redacted
-from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
 from binidx.format.source import open_source
 from binidx.index.cache.pruning import BUILDING, REMOVE, find_indices, remove_index
 from binidx.storage.adapters import JoinedReader
-from binidx.storage.cache.block_files import directory_of_index
+from binidx.storage.cache.block_files import directory_of_index, place_of_cache
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, wanted_bytes, warm
 from binidx.storage.interfaces import Range, RangeReader
@@ -54,6 +53,9 @@ from binidx.storage.settings import OURS, ReadSettings
 
 from ._command import RESUMES, add_json, command, num_bytes, print_result
 from ._display import Bar, counts, human_bytes, human_seconds, table
+
+if TYPE_CHECKING:
+    from binidx.loader.dataset_protocols import LocatedSamples
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -104,7 +106,7 @@ def age(text: str) -> float:
 def cache_directory(arguments: argparse.Namespace) -> str:
     """Return the cache directory; by default, except for `warm`, the directory of index files."""
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
-    directory = arguments.dir or settings.cache_dir
+    directory, _ = place_of_cache(replace(settings, cache_dir=arguments.dir or settings.cache_dir))
     if not directory and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
         print(f"binidx cache: {of_index}: index files; no cache directory given", file=sys.stderr)
         directory = of_index
@@ -211,8 +213,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     steps = range(arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
-    for stored, ranges in sample_ranges(train, idxs):
-        reader = stored.bin_reader
+    for reader, ranges in sample_ranges(train, idxs):
         parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
         for part, wanted in parts:
             if isinstance(part, DiskCache):
@@ -226,24 +227,20 @@ SAMPLES_AT_ONCE = 4096
 """Number of samples whose spans are in memory together: 1 MB."""
 
 
-def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDataset, list[Range]]]:
-    """Return the byte ranges of the tokens of samples of a GPT dataset, or of a blend of GPT datasets.
+def sample_ranges(dataset: LocatedSamples, idxs: Sequence[int]) -> list[tuple[RangeReader, list[Range]]]:
+    """Return the byte ranges of the tokens of samples.
 
     Args:
         idxs: numbers of the samples, in any order.
 
     Returns:
-        For each stored dataset with some of the samples its ranges, sorted and disjoint; once if a blend names it
-        twice.
+        For each reader with some of the samples its ranges, sorted and disjoint; once if a blend names it twice.
     """
-    ranges: dict[str, tuple[IndexedDataset, list[Range]]] = {}
+    ranges: dict[str, tuple[RangeReader, list[Range]]] = {}
     for first in range(0, len(idxs), SAMPLES_AT_ONCE):
-        spans, _ = dataset.order.spans(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64))
-        for source in np.unique(spans[:, 0]).tolist():
-            stored = dataset.order.sources[source].dataset
-            own = np.ascontiguousarray(spans[spans[:, 0] == source, 1:])
-            ranges.setdefault(stored.path_prefix, (stored, []))[1].extend(join_ranges(stored.locate_all(own).tolist()))
-    return [(stored, join_ranges(parts)) for stored, parts in ranges.values() if parts]
+        for reader, own, _ in dataset.locate_bytes(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64)):
+            ranges.setdefault(reader.uri, (reader, []))[1].extend(join_ranges(own.tolist()))
+    return [(reader, join_ranges(parts)) for reader, parts in ranges.values() if parts]
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:

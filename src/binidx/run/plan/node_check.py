@@ -19,7 +19,7 @@ from binidx.index.cache.index_files import recorded_name
 from binidx.run.plan.forecast import measure_link
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.run_file import Run
-from binidx.storage.cache.block_files import directory_of_index
+from binidx.storage.cache.block_files import directory_of_index, place_of_cache
 from binidx.storage.location import Location
 from binidx.storage.open import suffix_of
 from binidx.storage.requests.remote_object import RemoteObject, read_small
@@ -105,9 +105,10 @@ def _check_directories(plan: RunPlan) -> Iterator[NodeCheck]:
             yield NodeCheck("directory of index files", WARNING, detail)
         else:
             yield _check_directory(directory, needed, "index files")
-    if settings.cache_dir is not None:
-        limit = plan.epoch_bytes if settings.cache_bytes is None else settings.cache_bytes
-        yield _check_directory(settings.cache_dir, min(plan.epoch_bytes, limit), "an epoch of this node's tokens")
+    directory, limit = place_of_cache(settings)
+    if directory is not None:
+        needed = plan.epoch_bytes if limit is None else min(plan.epoch_bytes, limit)
+        yield _check_directory(directory, needed, "an epoch of this node's tokens")
 
 
 def _check_directory(directory: str, needed: float, content: str) -> NodeCheck:
