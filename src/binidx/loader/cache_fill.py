@@ -1,4 +1,4 @@
-"""What the steps ahead of this node read of each extent of a dataset, counted from the order, to fill its disk caches.
+"""Uses of each extent of a dataset by the steps ahead of this node, counted from the order, to fill its disk caches.
 
     sampler   steps ahead of this node's ranks ─► sample numbers
     order     sample numbers                   ─► byte ranges           no token is read
@@ -91,9 +91,8 @@ class ExtentPlaces:
         bases: dict[str, int] = {}
         num_extents = 0
         for reader in readers:
-            parts, starts, sizes = (reader,), (0,), (reader.size,)
-            if isinstance(reader, JoinedReader):
-                parts, starts, sizes = reader.parts, reader.starts, reader.sizes
+            joined = reader if isinstance(reader, JoinedReader) else JoinedReader(reader.uri, [reader], [reader.size])
+            parts, starts, sizes = joined.parts, joined.starts, joined.sizes
             for part in parts:
                 if part.uri not in bases and may_fill(part):
                     self.objects.append(part)
@@ -189,10 +188,10 @@ def count_uses(
         for reader, ranges, sample in dataset.locate_bytes(np.array([*chain(*batches)], np.int64)):
             extents, num_bytes = places.locate(reader, ranges)
             is_filled = (extents >= 0) & (num_bytes > 0)
-            own, step = extents[is_filled], np.broadcast_to(of_sample[sample][:, None], extents.shape)[is_filled]
-            used += np.bincount(own, num_bytes[is_filled] * every, len(used))
-            np.minimum.at(first, own, step)
-            np.maximum.at(last, own, step + every - 1)
+            number, step = extents[is_filled], np.broadcast_to(of_sample[sample][:, None], extents.shape)[is_filled]
+            used += np.bincount(number, num_bytes[is_filled] * every, len(used))
+            np.minimum.at(first, number, step)
+            np.maximum.at(last, number, step + every - 1)
     if sampler.is_endless:
         last[last >= 0] = FOREVER
     return ExtentUses(places.owners, places.numbers, places.sizes, used, first, last)

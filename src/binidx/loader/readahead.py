@@ -11,8 +11,7 @@ wrong prediction costs time, never a sample.
     the sampler          0 1 2 3 4 5 6 7 8 ...        batches of all workers
     worker 1 of 3          1     4     7              torch's DataLoader deals batches to workers in turn
 
-Disk caches that are to be filled are filled meanwhile, from the first served batch on: `cache_fill`.
-
+Disk caches are filled meanwhile, from the first served batch on: `cache_fill`.
 A failed group is read again batch by batch, so that an error is raised at the batch it belongs to. The threads are
 daemons: code that cannot be cancelled does not keep the process alive.
 
@@ -148,18 +147,11 @@ class ReadAheadQueue:
     """
 
     def __init__(
-        self,
-        read: ReadBatch,
-        prediction: Prediction,
-        window: Window,
-        *,
-        in_groups: bool,
-        filling: CacheFilling | None = None,
+        self, read: ReadBatch, prediction: Prediction, window: Window, *, in_groups: bool, filling: CacheFilling | None
     ) -> None:
         self.pid = os.getpid()
         self._read = functools.partial(_read_counted, read)
-        self._prediction, self._window, self._in_groups = prediction, window, in_groups
-        self._filling = filling
+        self._prediction, self._window, self._in_groups, self._filling = prediction, window, in_groups, filling
         self._groups: deque[BatchGroup] = deque()
         self._next_size, self._batch_size = 1, 1
         self._num_misses = 0
@@ -211,9 +203,8 @@ class ReadAheadQueue:
         self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT and not is_throttled())
         self._fill()
         group.hurry()
-        if not group.is_read:
-            with self._filling.trainer_waiting() if self._filling else contextlib.nullcontext():
-                group.wait()
+        with self._filling.trainer_waiting() if self._filling else contextlib.nullcontext():
+            group.wait()
         self._prediction.mark_served(batch)
         try:
             samples = group.take(self._read)
@@ -224,21 +215,18 @@ class ReadAheadQueue:
             self._window.measure(batch_bytes(samples))
             self._next_size = 1  # the second batch is requested soon, too
         self._fill()
-        if self._filling is not None:
-            self._filling.step += self._prediction.stride
-            if self._filling.start():
-                _running_threads.add(self._filling.thread)
+        if self._filling is not None and self._filling.advance(self._prediction.stride):
+            _running_threads.add(self._filling.thread)
         return samples
 
     def _fill(self) -> None:
         """Submit groups of batches as far as the window allows; a group counts until its last batch is served.
 
-        While a store refuses requests, nothing is submitted before all is read, and then one batch. While a cache is
-        filled that will soon hold all, the window is the smallest one.
+        While a store refuses requests, nothing is submitted before all is read, and then one batch. While a filling of
+        a cache ends soon, the window is the smallest one.
         """
-        queued = sum(group.num_batches for group in self._groups)
-        is_filling = self._filling is not None and self._filling.ends_soon
-        free = (min(MIN_WINDOW, self._window.batches) if is_filling else self._window.batches) - queued
+        most = MIN_WINDOW if self._filling is not None and self._filling.ends_soon else self._window.batches
+        free = min(most, self._window.batches) - sum(group.num_batches for group in self._groups)
         if is_throttled():
             free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1
         while free >= (size := min(self._next_size, self._max_group_size())):

@@ -271,7 +271,7 @@ def throttled_part(used: Usage) -> str:
 
 
 def filled_part(used: Usage) -> str:
-    """Return what was fetched into the disk cache in the background."""
+    """Return the extents and bytes that filled the disk cache in the background."""
     extents = counted(used["filled extents"], "extent", "extents")
     return f"filled {extents}, {bytes_text(used['filled bytes'])}" if used["filled extents"] else ""
 

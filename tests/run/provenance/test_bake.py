@@ -178,6 +178,8 @@ def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     ranges = dataset.locate(np.arange(4, 8))
     assert [stop for _, stop in ranges[:-1]] == [start for start, _ in ranges[1:]]
+    [(reader, located, places)] = dataset.locate_bytes(np.arange(4, 8))
+    assert (reader, located.tolist(), places.tolist()) == (dataset.reader, [*map(list, ranges)], [0, 1, 2, 3])
 
 
 def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

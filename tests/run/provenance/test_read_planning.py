@@ -84,6 +84,15 @@ def assert_same_samples(dataset: Any, run: Any) -> None:
         assert_same_sample(batch[place], run[number])
 
 
+def stored_bytes(dataset: Any) -> list[bytes]:
+    """The bytes of each sample, where the dataset locates them."""
+    samples = [b""] * len(dataset)
+    for reader, ranges, places in dataset.locate_bytes(np.arange(len(dataset))):
+        for view, place in zip(reader.read(ranges.tolist()), places.tolist(), strict=True):
+            samples[place] += view
+    return samples
+
+
 @pytest.fixture
 def prefixes(tmp_path: Path) -> list[str]:
     return [write_source(tmp_path / f"s{n}", random.Random(n), n % 2 == 0) for n in range(3)]
@@ -94,6 +103,7 @@ def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path) -> None:
     run = random_run(tmp_path, seed)
     dataset = planned(run, f"{tmp_path}/plan")
     assert_same_samples(dataset, run)
+    assert stored_bytes(dataset) == stored_bytes(run)[: len(dataset)]
     for ranks, micro, consumed in [(1, 1, 0), (2, 1, 2), (2, 2, len(dataset) // 2)]:
         for rank in range(ranks):
             stop = (len(dataset) - consumed) // (ranks * micro)

@@ -43,7 +43,7 @@ def filling_of(reader: RangeReader, last: Sequence[int] = (9,) * COUNT, *, is_ex
 def fill(reader: RangeReader) -> None:
     """Fill to the end."""
     begun = filling_of(reader)
-    begun.start()
+    begun.advance()
     begun.thread.join(600)
     assert not begun.thread.is_alive()
 
@@ -117,7 +117,7 @@ def test_of_two_processes_one_fills_and_the_other_goes_on_when_it_is_killed(tmp_
     until(lambda: len(fetched(log)) == COUNT)
     reader = small(LoggedObject(size, log), tmp_path / "cache")
     begun = filling_of(reader)
-    begun.start()
+    begun.advance()
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
     begun.thread.join(600)
@@ -130,9 +130,9 @@ def test_of_two_processes_one_fills_and_the_other_goes_on_when_it_is_killed(tmp_
 def test_extents_that_no_later_step_needs_leave_first_and_needed_ones_stay(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, int(3.6 * EXTENT))
     begun = filling_of(reader, last=[1, 9, 1, 9, 9])
-    begun.start()
+    begun.advance()
     until(lambda: blocks(tmp_path) == [0, 1, 2])
-    begun.step = 2
+    begun.advance(2)
     until(lambda: blocks(tmp_path) == [1, 3, 4])
     begun.thread.join(600)
     assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
@@ -144,7 +144,7 @@ def test_on_a_full_disk_no_byte_is_wrong(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         reader = small(MarkedObject(DATA), tmp_path)
         begun = filling_of(reader)
-        begun.start()
+        begun.advance()
         until(lambda: reader.cached.quota.is_paused)
         assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
         begun.stop()

@@ -210,7 +210,7 @@ class Link:
 
 @dataclass(frozen=True)
 class CacheFill:
-    """What loaders fill of one source into the disk cache of a node, and why.
+    """Forecast of the bytes of one source that loaders fill into the disk cache of a node, and the reason.
 
     Attributes:
         share: bytes that a node reads divided by those of the source, which may be above 1.

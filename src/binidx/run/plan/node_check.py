@@ -107,8 +107,8 @@ def _check_directories(plan: RunPlan) -> Iterator[NodeCheck]:
             yield _check_directory(directory, needed, "index files")
     directory, limit = place_of_cache(settings)
     if directory is not None:
-        needed = plan.epoch_bytes if limit is None else min(plan.epoch_bytes, limit)
-        yield _check_directory(directory, needed, "an epoch of this node's tokens")
+        most = plan.epoch_bytes if limit is None else min(plan.epoch_bytes, limit)
+        yield _check_directory(directory, most, "an epoch of this node's tokens")
 
 
 def _check_directory(directory: str, needed: float, content: str) -> NodeCheck:

@@ -86,7 +86,7 @@ DONE = b"filled"
 
 @dataclass(frozen=True)
 class ExtentUses:
-    """What the steps ahead read of the extents of some objects; each array has shape (n,).
+    """Extents of some objects, and their use by the steps ahead; each array has shape (n,).
 
     Attributes:
         objects, numbers: number of the object, and of the extent in it.
@@ -171,7 +171,7 @@ class Throughput:
 
 
 class CacheFilling:
-    """Filling of the disk caches of some objects, by daemon threads.
+    """Filling of the disk caches of some objects, by daemon threads, from the first `advance` to `stop`.
 
     Args:
         readers: of the objects, in the numbering of `ExtentUses`; lazy ones are opened when they are filled.
@@ -179,7 +179,7 @@ class CacheFilling:
         is_expected: whether most extents are likely to pay: missing bytes are then read by ranges from now on.
 
     Attributes:
-        step: number of the next step; the loader increases it.
+        step: number of the next step.
         ranges, extents: throughput of the reads of each kind.
         thread: the thread that chooses; it ends when all is filled, and soon after `stop`.
     """
@@ -200,8 +200,9 @@ class CacheFilling:
             if isinstance(reader, DiskCache):
                 self._cache_of(number)
 
-    def start(self) -> bool:
-        """Begin to fill; return False, without effect, after the first call."""
+    def advance(self, steps: int = 0) -> bool:
+        """Count served steps; begin to fill at the first call, and return whether this was it."""
+        self.step += steps
         is_first = self.thread.ident is None and not self._scope.cancelled
         if is_first:
             self.thread.start()
