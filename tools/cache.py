@@ -1,8 +1,9 @@
 """Fill, list and prune a disk cache of remote objects, on a node's disk or a cluster's file system.
 
-Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}; these commands
-use the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or cache_bytes there, is its limit; without
-one it leaves a tenth of its file system free. A full cache evicts the least recently used blocks that are not in use.
+Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}, and fills it
+while it reads (BINIDX_CACHE_FILL). These commands use the same directory, also while jobs read from it.
+BINIDX_CACHE_BYTES, or cache_bytes there, is its limit; without one it leaves a tenth of its file system free. A full
+cache evicts the least recently used blocks that are not in use.
 
   warm URI ...        whole objects, or both files of dataset prefixes, of a virtual merge those of its parts
   warm --run FILE     the bytes that the next --steps steps of a run read (in whole chunks of 64 KiB); FILE is a file

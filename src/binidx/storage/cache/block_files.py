@@ -2,6 +2,7 @@
 
     DIR/
       usage                     bytes of all blocks, and when they were counted (`eviction`)
+      filling-DIGEST            node lock of the process that fills some objects (`filling`)
       seals/                    notes on files that were checked whole (`seals`)
       objects/KEY/              KEY: digest of URI, size, identity and the sizes below
         meta.json               the same values, for `binidx cache`
