@@ -20,6 +20,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -170,9 +171,9 @@ def _fills(planned: RunPlan) -> Iterator[str]:
     for cost in planned.costs[:MOST_PLACES]:
         if (fill := cost.fill) is None:
             continue
-        requests = fill.node_bytes / EXTENT_BYTES
+        requests = math.ceil(fill.node_bytes / EXTENT_BYTES)
         price = f"${requests * cost.prices.dollars_per_read:,.2g}"
-        done = f"{human_bytes(fill.node_bytes)} a node, {requests:,.0f} requests, {price}, {_seconds(fill.seconds)}"
+        done = f"{human_bytes(fill.node_bytes)} a node, {counts(requests=requests)}, {price}, {_seconds(fill.seconds)}"
         why = f"a node reads {fill.share:.2g} times its bytes, {fill.paying_share:.2g} pays"
         yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.summary.prefix)}: {why}"
 

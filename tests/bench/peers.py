@@ -65,7 +65,9 @@ def rows_of(
     weathers: Mapping[str, Mapping[str, float]] = WEATHERS,
     num_samples: int = NUM_SAMPLES,
     rounds: int = ROUNDS,
+    caches: Sequence[str] = ("never",),
 ) -> list[Row]:
+    """Rows of each of ours, without a cache ("never") and with one that is filled so, against each peer."""
     directory.mkdir()
     with store(directory) as (server, bucket):
         corpora = {name: publish_corpus(directory, bucket, dtype, long_documents=long) for name, long in OURS.items()}
@@ -73,7 +75,12 @@ def rows_of(
         peers = [replace(peer, num_samples=num_samples) for peer in peers_of(bucket, uri)]
         for packed in {each.uri: each for each in peers if each.uri != uri}.values():
             publish_packed(packed, prefix, dtype, directory)
-        ours = [Entrant(name, "read_binidx.py", each, num_samples=num_samples) for name, (_, each) in corpora.items()]
+        ours = [
+            Entrant(data if fill == "never" else f"{data}, cache_dir", "read_binidx.py", each, {"fill": fill},
+                    num_samples=num_samples)
+            for fill in caches
+            for data, (_, each) in corpora.items()
+        ]  # fmt: skip
         rows = []
         for weather, options in weathers.items():
             with far_away(server, **options) as proxy:
@@ -81,12 +88,12 @@ def rows_of(
             fastest = max(peers, key=lambda peer: laps[peer.name].through).name
             rows += [
                 row
-                for data in OURS
+                for own in ours
                 for peer in peers
                 for row in compare(
-                    f"{dtype}, {data}{weather}",
+                    f"{dtype}, {own.name}{weather}",
                     dtype,
-                    laps[data],
+                    laps[own.name],
                     peer.name,
                     laps[peer.name],
                     peer.name == fastest,

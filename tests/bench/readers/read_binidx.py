@@ -1,4 +1,7 @@
-"""binidx, with the defaults that everybody gets: GPT order, documents shuffled, one process."""
+"""binidx, with the defaults that everybody gets: GPT order, documents shuffled, one process.
+
+`fill` other than "never": with a cache_dir in the directory for caches, filled so.
+"""
 
 import s3fs  # noqa: F401
 import torch  # noqa: F401
@@ -11,7 +14,9 @@ given = arguments()
 
 
 def batches():
-    config = binidx.GPTDatasetConfig(**run_config(given))
+    ours = {"cache_dir": f"{given['directory']}/cache", "cache_fill": given["fill"]}
+    options = None if given.get("fill", "never") == "never" else {"binidx": ours}
+    config = binidx.GPTDatasetConfig(**run_config(given), storage_options=options)
     builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], lambda: True, config)
     loader = binidx.build_pretraining_data_loader(builder.build()[0], 0, given["batch"])
     return (batch["tokens"] for batch in loader)

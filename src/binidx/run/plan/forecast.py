@@ -335,10 +335,9 @@ def source_costs(
                 run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
             )
             if fill is not None and fill.node_bytes:
-                filled = ReadCost(
-                    fill.node_bytes / EXTENT_BYTES, fill.node_bytes * medium.stored_bytes / medium.plain_bytes
-                )
-                reading = filled.times(nodes) + reading.times(1 - fill.node_bytes / medium.plain_bytes)
+                part = fill.node_bytes / medium.plain_bytes
+                filled = ReadCost(ceil(fill.node_bytes / EXTENT_BYTES), part * medium.stored_bytes)
+                reading = filled.times(nodes) + reading.times(1 - part)
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
         prices = open_store(summary.prefix, run.config.storage_options).prices()
         costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes, fill))
