@@ -209,9 +209,7 @@ def test_a_cache_smaller_than_an_epoch_is_named(
         monkeypatch.setenv("BINIDX_CACHE_BYTES", num_bytes)
         assert any("chunks that do not fit" in each for each in told(capsys, path)["cautions"]) is small
     text = " ".join(call(capsys, path).split())
-    assert re.search(
-        rf"cache fill \S+ \S+ a node, 1 request, .* of {remote}/en: a node reads .* times its bytes", text
-    )
+    assert re.search(rf"cache fill \S+ \S+ a node, 1 request, .* of {remote}/en: a node reads .* times its bytes", text)
     monkeypatch.setenv("BINIDX_CACHE_FILL", "never")
     assert "cache fill" not in call(capsys, path)
 
