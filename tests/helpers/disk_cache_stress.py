@@ -3,7 +3,8 @@
     python -m helpers.disk_cache_stress DIRECTORY KILLS SEED
 
 Each worker is a forked child that reads random ranges of three objects through a cache too small for them, so that it
-fetches, writes, maps, evicts and waits for others all the time, and compares every byte. After some reads and 1
+fetches, writes, maps, evicts and waits for others all the time, and compares every byte. Every third one fills the
+cache meanwhile. After some reads and 1
 to 30 ms it gets a SIGKILL and another takes its place. Now and then all are killed and pages are lost, as when the
 power fails.
 
@@ -27,13 +28,16 @@ from pathlib import Path
 import numpy as np
 from helpers.versioned_objects import MarkedObject
 
+from binidx.storage.cache import filling
 from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.filling import CacheFilling, ExtentUses
 from binidx.storage.cache.maintenance import prune
 from binidx.storage.interfaces import Range
 
 SIZES = (700_000, 1_000_003, 300_000)
 OBJECTS = [(f"object-{number}", random.Random(number).randbytes(size)) for number, size in enumerate(SIZES)]
 LIMIT = 900_000
+EXTENT = filling.EXTENT_BYTES = 32 << 10
 WORKERS = 4
 KILLS_BETWEEN_POWER_FAILURES = 150
 READS, WRONG, FETCHES, HITS, DONE = range(5)
@@ -56,6 +60,8 @@ def work(directory: str, seed: int) -> None:
     choose = random.Random(seed)
     random.seed(seed)
     readers = [open_cached(directory, number) for number in range(len(OBJECTS))]
+    if seed % 3 == 0:
+        CacheFilling(readers, uses, is_expected=bool(seed % 2)).advance()
     while True:
         reader = choose.choice(readers)
         data = reader.reader.data  # type: ignore[attr-defined]
@@ -72,9 +78,18 @@ def work(directory: str, seed: int) -> None:
             prune(directory, limit=LIMIT // 2)
 
 
+def uses() -> ExtentUses:
+    """Every extent of every object is read whole at step 0, the only one."""
+    counts = [-(-size // EXTENT) for size in SIZES]
+    owners, numbers = np.repeat(np.arange(len(SIZES)), counts), np.concatenate([np.arange(count) for count in counts])
+    sizes = np.minimum(EXTENT, np.array(SIZES)[owners] - numbers * EXTENT)
+    first = np.zeros(len(sizes), np.int64)
+    return ExtentUses(owners, numbers, sizes, sizes.astype(float), first, first)
+
+
 def open_cached(directory: str, number: int) -> DiskCache:
     uri, data = OBJECTS[number]
-    return DiskCache(SlowObject(data, uri), directory, LIMIT, chunk_bytes=8 << 10, block_bytes=64 << 10)
+    return DiskCache(SlowObject(data, uri), directory, LIMIT, chunk_bytes=8 << 10, block_bytes=64 << 10, fill="auto")
 
 
 def start(directory: str, seed: int) -> int:
