@@ -100,7 +100,7 @@ def test_uses_are_those_of_all_samples_of_the_node(
             first = dict.fromkeys(touched.tolist(), step - 2) | first
     assert read.used.tolist() == used.tolist()
     assert read.first.tolist() == [first[number] for number in range(3)]
-    monkeypatch.setattr(cache_fill, "MAX_SAMPLES", 600)
+    monkeypatch.setattr(cache_fill, "SAMPLES_AT_ONCE", 16)
     assert count_uses(dataset, sampler, steps, range(4, 8), places).used == pytest.approx(read.used, rel=0.2)
 
 

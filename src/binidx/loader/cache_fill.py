@@ -4,7 +4,7 @@
     order     sample numbers                   ─► byte ranges           no token is read
     count     byte ranges                      ─► bytes of each extent, its first and its last step
 
-Of a long run every k-th step is counted, k times: `MAX_SAMPLES` samples show the share of each extent.
+Of a long run, stretches of steps at equal distances are counted: 262,144 samples show the share of each extent.
 
 The ranks of a node are not known. From the launcher's numbers of processes, on the node and in the run, follows the
 number of data-parallel ranks on a node, which are taken to be consecutive, as launchers and Megatron number them. If
@@ -33,10 +33,9 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
 
-MAX_SAMPLES = 1 << 18
-"""Samples that are counted: 0.3 s and 8 MB."""
+SAMPLES_AT_ONCE, NUM_STRETCHES = 1 << 13, 32
+"""Samples of a stretch, about, and stretches that are counted: at most 0.3 s, and 26 MB of the rows of a read plan."""
 
-SAMPLES_AT_ONCE = 1 << 13
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
 """Variables of torchrun, MPI and Slurm with the number of processes on this node; Slurm's may be "8(x16)"."""
 
@@ -176,13 +175,12 @@ def count_uses(
     samplers = [copy.copy(sampler) for _ in ranks]
     for own, rank in zip(samplers, ranks, strict=True):
         own.data_parallel_rank = rank
-    every = -(-len(steps) * len(ranks) * sampler.micro_batch_size // MAX_SAMPLES)
+    at_once = max(1, SAMPLES_AT_ONCE // (sampler.micro_batch_size * len(ranks)))
+    every = max(1, -(-len(steps) // (at_once * NUM_STRETCHES)))
     used = np.zeros(len(places.sizes))
     first, last = np.full(len(used), FOREVER), np.full(len(used), -1)
-    at_once = max(1, SAMPLES_AT_ONCE // (sampler.micro_batch_size * len(ranks)))
-    looked_at = np.arange(0, len(steps), every)
-    for here in range(0, len(looked_at), at_once):
-        relative = looked_at[here : here + at_once]
+    for here in range(0, len(steps), at_once * every):
+        relative = np.arange(here, min(here + at_once, len(steps)))
         batches = [[sample for own in samplers for sample in own.batch(step)] for step in steps[relative].tolist()]
         of_sample = np.repeat(relative, [len(batch) for batch in batches])
         for reader, ranges, sample in dataset.locate_bytes(np.array([*chain(*batches)], np.int64)):
@@ -191,7 +189,7 @@ def count_uses(
             number, step = extents[is_filled], np.broadcast_to(of_sample[sample][:, None], extents.shape)[is_filled]
             used += np.bincount(number, num_bytes[is_filled] * every, len(used))
             np.minimum.at(first, number, step)
-            np.maximum.at(last, number, step + every - 1)
+            np.maximum.at(last, number, step + (every - 1) * at_once)
     if sampler.is_endless:
         last[last >= 0] = FOREVER
     return ExtentUses(places.owners, places.numbers, places.sizes, used, first, last)

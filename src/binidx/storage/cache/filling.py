@@ -240,8 +240,9 @@ class CacheFilling:
 
     @property
     def ends_soon(self) -> bool:
-        """True if all will be filled in some seconds, so that reading far ahead by ranges does not pay."""
-        return 0 < self._bytes_left < SOON_SECONDS * (self.extents.rate or ASSUMED_RATE)
+        """True if all is likely to be filled soon after the start, so that reading far ahead by ranges does not pay."""
+        is_short = 0 < self._bytes_left < SOON_SECONDS * (self.extents.rate or ASSUMED_RATE)
+        return is_short and time.monotonic() < self._began + 2 * SOON_SECONDS
 
     def needs(self, path: str) -> bool:
         """Return whether a later step needs an extent that is kept in a block, by the path of its file."""
