@@ -223,9 +223,9 @@ class ReadAheadQueue:
         """Submit groups of batches as far as the window allows; a group counts until its last batch is served.
 
         While a store refuses requests, nothing is submitted before all is read, and then one batch. While a filling of
-        a cache ends soon, the window is the smallest one.
+        a cache ends soon, the window is one batch.
         """
-        most = MIN_WINDOW if self._filling is not None and self._filling.ends_soon else self._window.batches
+        most = 1 if self._filling is not None and self._filling.ends_soon else self._window.batches
         free = min(most, self._window.batches) - sum(group.num_batches for group in self._groups)
         if is_throttled():
             free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1
