@@ -20,6 +20,8 @@ COMMANDS = {
     "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
     "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
+    "exposures": ("exposures", "how often a run read documents, when first and last"),
+    "grep": ("grep", "documents with an exact text, token ids, or items of evaluations"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
     "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
     "order": ("order", "the global order of a run as parquet files"),

@@ -15,6 +15,8 @@ import numpy as np
 
 from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import ConfigError, MissingDriverError
+from binidx.order.order_protocols import Numbers
+from binidx.order.view import DocumentList
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.global_order import SampleReads
@@ -23,6 +25,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
 
 from ._command import add_json, chosen
 
@@ -149,6 +152,29 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[lis
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
+
+
+def list_documents(order: RunOrder, uri: str, options: Mapping[str, Any] | None) -> dict[int, Numbers]:
+    """Return source -> numbers of the documents in a list, as `binidx.View` takes it.
+
+    Args:
+        order: order of the run.
+        uri: of the list; "-" for stdin.
+        options: fsspec's options of its store.
+
+    Raises:
+        ConfigError: a line names no document of the run.
+    """
+    is_stdin = uri == "-"
+    text = sys.stdin.buffer.read() if is_stdin else bytes(read_whole(open_object(uri, storage_options=options)))
+    listed, names = DocumentList("stdin" if is_stdin else uri, text), order.prefixes
+    listed.check_sources(names)
+    documents = {}
+    for number, source in enumerate(order.sources):
+        if source.name in listed.by_source or None in listed.by_source:
+            count = len(source.dataset.document_indices) - 1
+            documents[number] = listed.documents_of(source.name, count, is_only=len(names) == 1)
+    return documents
 
 
 def build_rows(

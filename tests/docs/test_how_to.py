@@ -302,6 +302,11 @@ def test_shuffle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "60 1\n"
 
 
+def test_search(saved_run: str) -> None:
+    found = run_blocks("how-to/search", {"binidx": binidx, "folder": saved_run})["found"]
+    assert found.document.tolist() == [7, 21]
+
+
 def test_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sources = [build_with_lineage(tmp_path / name, 30, seed) for seed, name in enumerate(("en", "code"))]
     shuffle_datasets(sources, f"{tmp_path}/all", seed=1, memory_bytes=512 << 20)
