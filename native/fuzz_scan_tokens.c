@@ -13,7 +13,7 @@ static uint8_t letter(fuzz_input *in) { return (uint8_t)('a' + next(in, 1) % 2);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_input in = {data, size};
-    binidx_patterns p = {.num_patterns = 1 + next(&in, 1) % PATTERNS, .bits = BITS};
+    binidx_patterns p = {.num_patterns = 1 + next(&in, 1) % PATTERNS, .bits = BITS, .head_bits = 3};
     int64_t flags = next(&in, 1), cut = next(&in, 1), shortest = MOST, *bounds = bytes_of(8 * (p.num_patterns + 1));
     p.unit = flags & 1 ? 2 : 1, bounds[0] = 0;
     uint8_t *bytes = bytes_of(PATTERNS * MOST);
@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     p.bytes = bytes, p.bounds = bounds, p.skips = flags >> 1 & 1, p.window = shortest;
     p.block = shortest >= 16 && !p.skips ? 16 : shortest < 4 ? shortest : 4;
-    p.shifts = bytes_of(1 << BITS), p.heads = bytes_of(4 << BITS), p.next = bytes_of(4 * p.num_patterns);
+    p.shifts = bytes_of(1 << BITS), p.heads = bytes_of(4 << 3), p.next = bytes_of(4 * p.num_patterns);
     same(binidx_index_patterns(&p) == p.num_patterns);
     uint8_t *table = bytes_of(VOCABULARY * VOCABULARY + 16), *text = bytes_of(TOKENS * VOCABULARY);
     int32_t *offsets = bytes_of(4 * (VOCABULARY + 1));

@@ -418,7 +418,7 @@ static void test_patterns_in_documents_by_hand(void) {
     uint16_t *tokens = heap((uint16_t[]){1, 0, 0, 1, 0}, 10); /* b ab ab b | ab */
     int64_t *documents = heap((int64_t[]){0, 4, 5}, 24), *rest = heap((int64_t[]){0, 1}, 16);
     binidx_patterns p = {.bytes = bytes, .bounds = bounds, .num_patterns = 2, .unit = 1, .longest = 4, .window = 2,
-                         .block = 2, .bits = 8, .shifts = shifts, .heads = heads, .next = next};
+                         .block = 2, .bits = 8, .head_bits = 8, .shifts = shifts, .heads = heads, .next = next};
     CHECK(binidx_index_patterns(&p) == 2);
     memcpy(table, "abb", 3);
     binidx_scan s = {.patterns = &p, .bytes = table, .offsets = offsets, .vocab_size = 2, .longest_token = 2,

@@ -45,7 +45,7 @@ PAGES = sorted(
     for path in (DOCS / part).glob("*.md")
 )
 EXAMPLES = DOCS.parent / "examples"
-ELSEWHERE = {"tutorials/text-to-step", "how-to/publish-a-package"}
+ELSEWHERE = {"tutorials/text-to-step", "how-to/publish-a-package", "how-to/twenty-questions"}
 """Pages with a test module of their own."""
 
 

@@ -26,9 +26,9 @@ def texts_of(name: str) -> list[str]:
 
 
 def build_research_run(folder: Path) -> None:
-    """Write text, datasets, evals.jsonl and run.json into a folder; the run has relative paths."""
+    """Write text, datasets, evals.jsonl and run.json, with relative paths, into a folder."""
     for name in ("en", "code"):
-        rows = [{"text": text, "url": f"https://{name}.example.org/{n}", "id": f"{name}-{n}"}
+        rows = [{"text": text, "id": f"https://{name}.example.org/{n}"}
                 for n, text in enumerate(texts_of(name))]  # fmt: skip
         source = write_lines(folder / f"{name}.jsonl", rows)
         run(job_of([source], folder / name, id_key="id"))
@@ -38,8 +38,8 @@ def build_research_run(folder: Path) -> None:
         {"id": "short", "question": "What is this?", "answer": "it"},
     ])  # fmt: skip
     config = binidx.GPTDatasetConfig(
-        random_seed=1, sequence_length=64, blend=([f"{folder}/en_text_document", f"{folder}/code_text_document"],
-        [0.7, 0.3]), split="1,0,0", tokenizer=Tokenizer(eod=0, pad=1), reset_position_ids=False,
-        reset_attention_mask=False, eod_mask_loss=False, path_to_cache=f"{folder}/cache",
+        random_seed=1, sequence_length=64, blend=(["en_text_document", "code_text_document"], [0.7, 0.3]),
+        split="1,0,0", tokenizer=Tokenizer(eod=0, pad=1), reset_position_ids=False,
+        reset_attention_mask=False, eod_mask_loss=False, path_to_cache="cache",
     )  # fmt: skip
-    binidx.Run(config, [400, 0, 0], 2, 2, global_batch_size=8).save(f"{folder}/run.json")
+    binidx.Run(config, [400, 0, 0], 2, 2, global_batch_size=8, directory=str(folder)).save(f"{folder}/run.json")

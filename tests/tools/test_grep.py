@@ -61,7 +61,7 @@ def test_the_list_names_the_documents_with_a_text(binidx_out: Any) -> None:
     people = binidx_out("grep", RABBIT, EN, "--show").splitlines()
     assert people[0] == f"{EN}  document 7  1 place"
     assert people[1].startswith("    from ")
-    assert people[1].endswith('id "en-7"')
+    assert people[1].endswith('id "https://en.example.org/7"')
     assert binidx_out("grep", "never there", EN) == ""
 
 
@@ -81,10 +81,10 @@ def test_shards_find_together_what_one_call_finds(binidx_out: Any, folder: Path)
     assert binidx_out("grep", RABBIT, EN, "--engine", "local", "--workers", "2") == whole
 
 
-def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any, folder: Path) -> None:
+def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any) -> None:
     call = ["grep", "--queries", "evals.jsonl", "--ngram", "8", "--run", "run.json"]
     items = {item["id"]: item for item in json.loads(binidx_out(*call, "--json"))["items"]}
-    assert items["rabbit"]["documents"] == {f"{folder}/{CODE}": [30]}
+    assert items["rabbit"]["documents"] == {CODE: [30]}
     assert items["rabbit"]["found"] == items["rabbit"]["ngrams"] == len(ITEM.split()) - 7
     assert (items["clean"]["found"], items["clean"]["times"], items["clean"]["first_step"]) == (0, 0, None)
     assert items["short"]["ngrams"] == 0
@@ -98,10 +98,8 @@ def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any, fol
     assert table[-1] == "1 of 3 items found, 1 with too few words"
 
 
-def test_a_list_goes_on_to_where_exposures_and_a_view(
-    binidx_out: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefixes = [f"{folder}/{EN}", f"{folder}/{CODE}"]
+def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [EN, CODE]
     listed = binidx_out("grep", RABBIT, *prefixes, "--to", "drop.txt")
     assert Path("drop.txt").read_text() == listed
 

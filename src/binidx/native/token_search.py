@@ -66,8 +66,8 @@ class TokenSearch:
             raise ValueError(f"patterns: found lengths {sorted(set(lengths))[:3]}, need multiples of {unit} above 0")
         window = _choose_window(count, min(lengths), unit)
         bounds, text = np.cumsum([0, *lengths], dtype=np.int64), np.frombuffer(b"".join(patterns), np.uint8)
-        size = 1 << window["bits"]
-        scratch = np.empty(size, np.uint8), np.empty(size, np.int32), np.empty(count, np.int32)
+        sizes = 1 << (window["bits"] - 3 * (not window["skips"])), 1 << window["head_bits"]
+        scratch = np.empty(sizes[0], np.uint8), np.empty(sizes[1], np.int32), np.empty(count, np.int32)
         self._patterns = ffi.new("binidx_patterns *", {
             "bytes": items(text, np.uint8), "bounds": items(bounds, np.int64), "num_patterns": count, "unit": unit,
             "longest": max(lengths), **window, "shifts": items(scratch[0], np.uint8),
@@ -123,8 +123,9 @@ def _choose_window(count: int, shortest: int, unit: int) -> dict[str, int]:
     """Return the window, the block and the hash for `count` patterns of at least `shortest` bytes."""
     block = min(shortest, max(4, unit))
     shifts = min((shortest - block) // unit + 1, 255)
+    heads = {"head_bits": max(count.bit_length() + 1, 4)}
     if shifts >= LEAST_SHIFT and count * shifts <= 1 << 12:
-        return {"window": block + (shifts - 1) * unit, "block": block, "skips": 1, "bits": 15}
+        return {"window": block + (shifts - 1) * unit, "block": block, "skips": 1, "bits": 15, **heads}
     window = min(shortest, 64) // unit * unit
     block = 16 if window >= 16 else min(window, 8) // unit * unit
-    return {"window": window, "block": block, "skips": 0, "bits": min(max(count.bit_length() + 4, 12), 22)}
+    return {"window": window, "block": block, "skips": 0, "bits": min(max(count.bit_length() + 6, 15), 26), **heads}
