@@ -178,6 +178,12 @@ def membership(values: Numbers) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
     return lambda part: table.take(part, mode="clip")
 
 
+def sorted_unique(values: Numbers) -> Numbers:
+    """Return `np.unique(values)`, which takes ten times as long for millions of integers: it hashes them first."""
+    ordered = np.sort(values)
+    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+
+
 def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the parts of `STRETCH` elements of an index, each with the number of its first element."""
     for first in range(0, len(index), STRETCH):

@@ -18,6 +18,7 @@ import numpy as np
 
 from binidx.dataset.megatron.blended import row_blocks
 from binidx.order.order_protocols import Numbers
+from binidx.order.source_order import membership, sorted_unique
 from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.run_order import RunOrder, samples_with
 
@@ -73,21 +74,20 @@ def count_exposures(
 
     Source: ours.
     """
-    wanted: Numbers = np.unique(np.asarray(documents, np.int64))
+    wanted = sorted_unique(np.asarray(documents, np.int64))
     counts = np.zeros((3, len(wanted)), np.int64)  # times, samples, tokens
     steps = np.full((2, len(wanted)), -1, np.int64)
-    seen, length = np.zeros(len(wanted), bool), order.config.sequence_length
+    seen, length, is_wanted = np.zeros(len(wanted), bool), order.config.sequence_length, membership(wanted)
     reads = order.reads_of(samples_with(order.order, source, wanted), stop_step, earlier=earlier)
     for rows in row_blocks(0, len(reads.sample), STRETCH):
         spans = trace_contents(order.order, reads.sample[rows]).spans
         owner = np.repeat(np.arange(len(spans.bounds) - 1), np.diff(spans.bounds))
-        place = np.minimum(np.searchsorted(wanted, spans.document), len(wanted) - 1)
         inputs = np.minimum(spans.target + spans.length, length) - spans.target
-        hit = (wanted[place] == spans.document) & (inputs > 0)
-        place, owner, begins = place[hit], owner[hit], spans.start[hit] == 0
+        hit = is_wanted(spans.document) & (inputs > 0)
+        place, owner, begins = np.searchsorted(wanted, spans.document[hit]), owner[hit], spans.start[hit] == 0
         counts[0] += np.bincount(place[begins], minlength=len(wanted))
         np.add.at(counts[2], place, inputs[hit])
-        pairs = np.unique(owner * len(wanted) + place)  # ascending by sample: of equal indices the last one is assigned
+        pairs = sorted_unique(owner * len(wanted) + place)  # by sample: of equal indices the last one is assigned
         owner, place = np.divmod(pairs, max(len(wanted), 1))
         counts[1] += np.bincount(place, minlength=len(wanted))
         step, new = reads.step[rows][owner], ~seen[place]

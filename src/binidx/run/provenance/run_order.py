@@ -35,7 +35,7 @@ from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
-from binidx.order.source_order import join_ranges
+from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
@@ -65,7 +65,7 @@ def samples_with(order: Order, source: int, documents: Sequence[int] | Numbers) 
     """
     if not 0 <= source < len(order.sources):
         raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
-    return order.find(source, sequences_of(order.sources[source], np.unique(np.asarray(documents, np.int64))))
+    return order.find(source, sequences_of(order.sources[source], sorted_unique(np.asarray(documents, np.int64))))
 
 
 def sequences_of(source: Source, documents: Numbers) -> Numbers:
