@@ -154,22 +154,26 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[lis
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
-def list_documents(order: RunOrder, uri: str, options: Mapping[str, Any] | None) -> dict[int, Numbers]:
-    """Return source -> numbers of the documents in a list, as `binidx.View` takes it.
+MANY_DOCUMENTS = 10_000
+"""Number of documents of a list from which on indices are loaded whole: reads of ranges cost more than that."""
+
+
+def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
+    """Return a list of documents, as `binidx.View` takes it.
 
     Args:
-        order: order of the run.
         uri: of the list; "-" for stdin.
         options: fsspec's options of its store.
-
-    Raises:
-        ConfigError: a line names no document of the run.
     """
-    is_stdin = uri == "-"
-    text = sys.stdin.buffer.read() if is_stdin else bytes(read_whole(open_object(uri, storage_options=options)))
-    listed, names = DocumentList("stdin" if is_stdin else uri, text), order.prefixes
+    if uri == "-":
+        return DocumentList("stdin", sys.stdin.buffer.read())
+    return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
+
+
+def listed_documents(order: RunOrder, listed: DocumentList) -> dict[int, Numbers]:
+    """Return source -> numbers of the documents in a list; ConfigError if a line names no document of the run."""
+    names, documents = order.prefixes, dict[int, Numbers]()
     listed.check_sources(names)
-    documents = {}
     for number, source in enumerate(order.sources):
         if source.name in listed.by_source or None in listed.by_source:
             count = len(source.dataset.document_indices) - 1

@@ -31,7 +31,7 @@ from binidx.storage.open import open_object, read_whole
 from ._command import command, print_result
 from ._display import Bar, counts
 from ._display import table as columns
-from ._runs import add_run, list_documents, open_run, stop_step
+from ._runs import MANY_DOCUMENTS, add_run, listed_documents, open_run, read_list, stop_step
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -47,10 +47,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def print_exposures(arguments: argparse.Namespace) -> None:
     """Count the exposures, and print a row for each document."""
-    order, options = open_run(arguments, in_ranges=True), arguments.storage_options
+    options = arguments.storage_options
+    listed = read_list(arguments.documents, options) if arguments.documents else None
+    order = open_run(arguments, in_ranges=listed is None or len(listed) < MANY_DOCUMENTS)
     stop = stop_step(order, arguments.before_step)
-    if arguments.documents:
-        documents = list_documents(order, arguments.documents, options)
+    if listed is not None:
+        documents = listed_documents(order, listed)
     else:
         text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
         locations = [Location(source.prefix, options) for source in order.sources]

@@ -31,7 +31,7 @@ from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
-from ._runs import add_run, build_rows, list_documents, open_run, print_rows, stop_step
+from ._runs import MANY_DOCUMENTS, add_run, build_rows, listed_documents, open_run, print_rows, read_list, stop_step
 
 SEARCHES = 8
 """Lineage files read at the same time; each needs 6 MB, for a row group."""
@@ -54,11 +54,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, and the number of these samples."""
-    order = open_run(arguments, in_ranges=True)
+    listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
+    order = open_run(arguments, in_ranges=listed is None or len(listed) < MANY_DOCUMENTS)
     stop = stop_step(order, arguments.before_step)
     documents: Mapping[int, Sequence[int] | Numbers]
-    if arguments.documents:
-        documents = list_documents(order, arguments.documents, arguments.storage_options)
+    if listed is not None:
+        documents = listed_documents(order, listed)
     else:
         documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
     rows, steps, past = 0, set[int](), 0

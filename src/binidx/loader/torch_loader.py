@@ -56,7 +56,6 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
-from binidx.storage.location import Where
 from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, usage, usage_since
 
 try:
@@ -95,7 +94,7 @@ def build_pretraining_data_loader(
     look_ahead: int | None = None,
     device: Any = None,
     group: Any = None,
-    losses_to: Where | None = None,
+    losses_to: str | os.PathLike[str] | None = None,
     **dataloader_options: Any,
 ) -> PretrainingLoader | None:
     """Return a loader of the micro-batches of this rank, from `consumed_samples` on.
@@ -230,7 +229,7 @@ class PretrainingLoader(DataLoader[Any]):
         look_ahead: int | None = None,
         device: Any = None,
         group: Any = None,
-        losses_to: Where | None = None,
+        losses_to: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         if look_ahead is not None and look_ahead < 0:
