@@ -14,6 +14,9 @@ from helpers.trained_tokenizers import any_code_point
 from tokenizers import Tokenizer
 
 from binidx.corpus import token_parts
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
+from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.native import token_search
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -95,6 +98,32 @@ def test_documents_are_those_in_which_python_finds_the_text(seed: int, tmp_path:
         monkeypatch.setattr("binidx.storage.open.MAX_REQUEST", 64)
         monkeypatch.setattr("binidx.storage.open.ROUND_BYTES", 192)
     check_search(tmp_path, 1500, seed)
+
+
+def test_compressed_data_and_virtual_merges_are_searched_as_plain_data(tmp_path: Path) -> None:
+    rng, tokenizer = random.Random(0), Tokenizer.from_file(tokenizer_path())
+    table = token_table(describe_tokenizer(tokenizer_path()))
+    parts = []
+    for number in range(2):
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(random_texts(100, rng))]
+        source = write(tmp_path / f"plain{number}", ids, np.uint16, rng)
+        convert_dataset(source, tmp_path / f"part{number}", way=StorageFormat("zstd"))
+        parts.append(f"{tmp_path}/part{number}")
+    merge_virtually(parts, f"{tmp_path}/all")
+    found = search_documents(parts, ["aba", "🙂"], table).hits
+    assert len(found[parts[0]]) > 10
+    moved = found[parts[1]] + [100, 0, 0, 0]
+    whole = search_documents([f"{tmp_path}/all"], ["aba", "🙂"], table).hits[f"{tmp_path}/all"]
+    assert whole.tolist() == [*found[parts[0]].tolist(), *moved.tolist()]
+
+
+def test_what_cannot_be_searched_for_is_an_error(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "en", [[1, 2]], np.float32, random.Random(0))
+    for patterns in ([""], [], ["a", ""], [[]]):
+        with pytest.raises(ConfigError, match="patterns: found an empty one, or none"):
+            search_documents([prefix], patterns)
+    with pytest.raises(FormatError, match="tokens are float32, a search needs integers"):
+        search_documents([prefix], [[1]])
 
 
 @pytest.mark.slow

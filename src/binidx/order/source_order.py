@@ -181,7 +181,8 @@ def membership(values: Numbers) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
 def sorted_unique(values: Numbers) -> Numbers:
     """Return `np.unique(values)`, which takes ten times as long for millions of integers: it hashes them first."""
     ordered = np.sort(values)
-    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    distinct: Numbers = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    return distinct
 
 
 def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

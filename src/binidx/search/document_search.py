@@ -88,7 +88,7 @@ def search_documents(
         The documents with matches, by prefix.
 
     Raises:
-        ConfigError: a shard without `records`.
+        ConfigError: an empty pattern, or a shard without `records`.
         FormatError: an index breaks a rule, or a token is not in the table.
         ObjectNotFoundError, ObjectChangedError: as `WholeDataset`.
 
@@ -102,6 +102,8 @@ def search_documents(
     locations = {(location := Location.of(prefix, storage_options)).uri: location for prefix in prefixes}
     datasets = OPENS.map(WholeDataset, locations.values())
     encoded = tuple(pattern.encode() if isinstance(pattern, str) else tuple(pattern) for pattern in patterns)
+    if not encoded or not all(encoded):
+        raise ConfigError("patterns: found an empty one, or none; give a text, or token ids")
     hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
     query = json_digest([hashed, table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]])
     parts: dict[str, list[SearchPart]] = {}
