@@ -369,4 +369,55 @@ int64_t binidx_first_fit_nodes(int64_t num_pieces);
 /* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
 int64_t binidx_first_fit(const binidx_packing *packing);
 
+/* find_patterns.c ----------------------------------------------------------------------------------------------- */
+
+/* Patterns to look for. Lengths, window and block are bytes, in whole symbols of `unit` bytes: 1 for text, that of a token
+ * for tokens. */
+typedef struct {
+    const uint8_t *bytes;  /* of all patterns, one after another */
+    const int64_t *bounds; /* (num_patterns + 1,) */
+    int64_t num_patterns;  /* below 2^31 */
+    int64_t unit;
+    int64_t longest; /* the longest of the patterns */
+    int64_t window;  /* at most the shortest of them, and 254 symbols longer than the block */
+    int64_t block;   /* at most the window: 1 to 8, or 16 */
+    int32_t skips;   /* whether to move on by more than one symbol */
+    int64_t bits;    /* 3 to 32 */
+    int64_t head_bits; /* 1 to 31 */
+    uint8_t *shifts; /* (1 << bits,) scratch, as the next two: hash of a block -> symbols to move on; without skips a bit
+                        for each hash that a pattern has */
+    int32_t *heads;  /* (1 << head_bits,) hash of a window -> first pattern that begins with it; -1: none */
+    int32_t *next;   /* (num_patterns,) pattern -> the next one of the same hash; -1: none */
+} binidx_patterns;
+
+/* Fill the scratch; the number of patterns. BINIDX_BAD_LENGTH: one is shorter than the window. */
+int64_t binidx_index_patterns(const binidx_patterns *patterns);
+
+/* The first place >= `at` >= window where a window ends that a pattern may begin with, and in *pattern the first of these
+ * patterns; a number above size if there is none. */
+int64_t binidx_next_window(const binidx_patterns *patterns, const uint8_t *text, int64_t size, int64_t at,
+                           int64_t *pattern);
+
+/* scan_tokens.c ------------------------------------------------------------------------------------------------- */
+
+/* A search through documents, one call after the other. */
+typedef struct {
+    const binidx_patterns *patterns;
+    const uint8_t *bytes;   /* of all tokens by their ids, and 16 more; NULL: the stored tokens are searched */
+    const int32_t *offsets; /* (vocab_size + 1,) into bytes, rising */
+    int64_t vocab_size, longest_token, item_bytes;
+    uint8_t *text; /* (room,) scratch: for the longest pattern, the longest token and 16 bytes at least */
+    int64_t room;
+    int64_t held, before; /* of the document that goes on: bytes of its text at the start of `text`, and before these */
+    int64_t *hits;        /* (room_hits, 4) out: (document, pattern, matches, first byte in its text) */
+    int64_t num_hits, room_hits; /* the caller empties hits by num_hits = 0; room for as many as patterns at least */
+    int64_t *rows;      /* (num_patterns,) scratch */
+    int64_t bad_token;  /* out: of BINIDX_BAD_ID, which token */
+} binidx_scan;
+
+/* Search documents [bounds[d], bounds[d + 1]) of `tokens`, numbered from 0 in hits. The first one goes on from the last call
+ * if that was `open`: its last document had not ended. Returns how many were searched, fewer than count when hits are to be
+ * emptied first; or BINIDX_BAD_ID. */
+int64_t binidx_scan_documents(binidx_scan *scan, const void *tokens, const int64_t *bounds, int64_t count, int open);
+
 #endif

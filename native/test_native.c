@@ -410,7 +410,37 @@ static void test_pieces_in_another_order_by_hand(void) {
     free(from), free(to), free(bounds), free(order);
 }
 
+/* "abab" and "ba" in tokens of a table, over the ends of calls, and of documents in vain. */
+static void test_patterns_in_documents_by_hand(void) {
+    uint8_t *bytes = heap("ababba", 6), *shifts = heap(NULL, 256), *text = heap(NULL, 64), *table = heap(NULL, 3 + 16);
+    int64_t *bounds = heap((int64_t[]){0, 4, 6}, 24), *hits = heap(NULL, 4 * 32), *rows = heap((int64_t[]){0, 0}, 16);
+    int32_t *heads = heap(NULL, 4 * 256), *next = heap(NULL, 8), *offsets = heap((int32_t[]){0, 2, 3}, 12);
+    uint16_t *tokens = heap((uint16_t[]){1, 0, 0, 1, 0}, 10); /* b ab ab b | ab */
+    int64_t *documents = heap((int64_t[]){0, 4, 5}, 24), *rest = heap((int64_t[]){0, 1}, 16);
+    binidx_patterns p = {.bytes = bytes, .bounds = bounds, .num_patterns = 2, .unit = 1, .longest = 4, .window = 2,
+                         .block = 2, .bits = 8, .head_bits = 8, .shifts = shifts, .heads = heads, .next = next};
+    CHECK(binidx_index_patterns(&p) == 2);
+    memcpy(table, "abb", 3);
+    binidx_scan s = {.patterns = &p, .bytes = table, .offsets = offsets, .vocab_size = 2, .longest_token = 2,
+                     .item_bytes = 2, .text = text, .room = 64, .hits = hits, .room_hits = 4, .rows = rows};
+    CHECK(binidx_scan_documents(&s, tokens, documents, 2, 1) == 2 && s.num_hits == 2 && s.held == 2 && s.before == 0);
+    int64_t found[] = {0, 1, 2, 0, 0, 0, 1, 1}; /* "ba" twice from byte 0 on, "abab" from 1 on: babab b */
+    CHECK(!memcmp(hits, found, sizeof found));
+    s.num_hits = 0, tokens[0] = 0; /* the second document goes on: ab + ab */
+    CHECK(binidx_scan_documents(&s, tokens, rest, 1, 0) == 1 && s.num_hits == 2 && s.held == 0);
+    CHECK(hits[1] + hits[5] == 1 && hits[2] == 1 && hits[6] == 1 && hits[3] + hits[7] == 1);
+    s.num_hits = 0, s.room_hits = 3;
+    CHECK(binidx_scan_documents(&s, tokens, documents, 2, 0) == 1); /* the hits have no room for two patterns more */
+    tokens[0] = 2, s.num_hits = 0;
+    CHECK(binidx_scan_documents(&s, tokens, rest, 1, 0) == BINIDX_BAD_ID && s.bad_token == 0);
+    p.window = 4;
+    CHECK(binidx_index_patterns(&p) == BINIDX_BAD_LENGTH);
+    free(bytes), free(shifts), free(text), free(table), free(bounds), free(hits), free(rows), free(heads), free(next);
+    free(offsets), free(tokens), free(documents), free(rest);
+}
+
 int main(void) {
+    test_patterns_in_documents_by_hand();
     test_mt19937_64_is_the_standard_one();
     test_masked_samples_by_hand();
     test_check_index();

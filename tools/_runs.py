@@ -15,6 +15,8 @@ import numpy as np
 
 from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import ConfigError, MissingDriverError
+from binidx.order.order_protocols import Numbers
+from binidx.order.view import DocumentList
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.global_order import SampleReads
@@ -23,6 +25,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
 
 from ._command import add_json, chosen
 
@@ -149,6 +152,33 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[lis
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
+
+
+MANY_DOCUMENTS = 10_000
+"""Number of documents of a list from which on indices are loaded whole: reads of ranges cost more than that."""
+
+
+def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
+    """Return a list of documents, as `binidx.View` takes it.
+
+    Args:
+        uri: of the list; "-" for stdin.
+        options: fsspec's options of its store.
+    """
+    if uri == "-":
+        return DocumentList("stdin", sys.stdin.buffer.read())
+    return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
+
+
+def listed_documents(order: RunOrder, listed: DocumentList) -> dict[int, Numbers]:
+    """Return source -> numbers of the documents in a list; ConfigError if a line names no document of the run."""
+    names, documents = order.prefixes, dict[int, Numbers]()
+    listed.check_sources(names)
+    for number, source in enumerate(order.sources):
+        if source.name in listed.by_source or None in listed.by_source:
+            count = len(source.dataset.document_indices) - 1
+            documents[number] = listed.documents_of(source.name, count, is_only=len(names) == 1)
+    return documents
 
 
 def build_rows(

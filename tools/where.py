@@ -3,7 +3,7 @@
 Searches all indices of the run, by one pass over each; no token is read. A document is named
 as `binidx trace` prints it: its number in its source, and the source where the run has several; and as there, the file
 and row it came from are shown where its source has lineage. Such a document may also be named by these, or by its
-id, and is searched in all sources if none is given.
+id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
 
 Of a resumed run the samples before its consumed_samples are searched, too; their step, rank and slot (null in JSON) are
 in the run.json of the earlier part. A cyclic run must be searched part by part, with --no-earlier.
@@ -13,23 +13,25 @@ exit status: 0 done, 1 the data is bad, 2 the call is wrong
 example:
   binidx where run.json --document 123456 --source s3://corpus/en --before-step 41200
   binidx where run.json --document crawl-07.jsonl.zst:4711 --document id=6ba7b810
+  binidx where run.json --documents drop.txt
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
-from ._runs import add_run, build_rows, open_run, print_rows, stop_step
+from ._runs import MANY_DOCUMENTS, add_run, build_rows, listed_documents, open_run, print_rows, read_list, stop_step
 
 SEARCHES = 8
 """Lineage files read at the same time; each needs 6 MB, for a row group."""
@@ -38,9 +40,9 @@ SEARCHES = 8
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
-    options.add_argument(
-        "--document", action="append", required=True, metavar="N", help="a number, FILE:ROW or id=ID; may be repeated"
-    )
+    which = options.add_mutually_exclusive_group(required=True)
+    which.add_argument("--document", action="append", metavar="N", help="a number, FILE:ROW or id=ID; may be repeated")
+    which.add_argument("--documents", metavar="LIST", help="a list, as binidx grep prints it; - reads stdin")
     options.add_argument(
         "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
     )
@@ -52,9 +54,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, and the number of these samples."""
-    order = open_run(arguments, in_ranges=True)
+    listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
+    order = open_run(arguments, in_ranges=listed is None or len(listed) < MANY_DOCUMENTS)
     stop = stop_step(order, arguments.before_step)
-    documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
+    documents: Mapping[int, Sequence[int] | Numbers]
+    if listed is not None:
+        documents = listed_documents(order, listed)
+    else:
+        documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
     rows, steps, past = 0, set[int](), 0
     for source in sorted(documents):
         try:

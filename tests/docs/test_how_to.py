@@ -45,7 +45,7 @@ PAGES = sorted(
     for path in (DOCS / part).glob("*.md")
 )
 EXAMPLES = DOCS.parent / "examples"
-ELSEWHERE = {"tutorials/text-to-step", "how-to/publish-a-package"}
+ELSEWHERE = {"tutorials/text-to-step", "how-to/publish-a-package", "how-to/twenty-questions"}
 """Pages with a test module of their own."""
 
 
@@ -300,6 +300,11 @@ def test_shuffle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         build_with_lineage(tmp_path / name, 30, seed)
     run_blocks("how-to/shuffle", {"base": str(tmp_path)})
     assert capsys.readouterr().out == "60 1\n"
+
+
+def test_search(saved_run: str) -> None:
+    found = run_blocks("how-to/search", {"binidx": binidx, "folder": saved_run})["found"]
+    assert found.document.tolist() == [7, 21]
 
 
 def test_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

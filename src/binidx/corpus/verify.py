@@ -28,16 +28,14 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundE
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
-from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts
+from binidx.jobs.parts import Values, Workers, json_digest, make_recorded_parts
 from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import delete_object
 
 DAMAGE_BYTES = 16 << 10
 """Bytes of one read in the search for a damaged block: one checksum covers so many bytes."""
@@ -114,8 +112,6 @@ def verify_dataset(
         raise ConfigError(f"{other}, quick: found both, need one; quick reads no tokens")
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
-    if records is None and workers is not None and workers.shard is not None:
-        raise ConfigError("shard, records: a shard needs a folder for its findings; give records")
     if records is not None and workers is None:
         raise ConfigError("records: found no workers, which write them; give workers, too")
     plain = dataset.source.open_plain()
@@ -232,20 +228,14 @@ def _find_by_workers(
     dataset: WholeDataset, parts: list[VerifyPart], workers: Workers, records: Location | None, watch: ProgressWatcher
 ) -> list[Finding]:
     """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
-    folder, shard = None, workers.shard
-    if records is not None:
-        first, digest = parts[0], json_digest([part.name for part in parts])
-        identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
-        folder = JobFolder(Location(records.absolute, records.options), identity)
-        folder.claim()
-    watch.begin("tokens", sum(part.size for part in (shard.select(parts) if shard else parts)), 0)
+    first, digest = parts[0], json_digest([part.name for part in parts])
+    identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
     remote = dataset.source.prefix.local_path is None
-    values = make_parts(_verify_part, parts, workers, folder, advance=watch.advance, remote_data=remote)
+    values = make_recorded_parts(
+        _verify_part, parts, workers, records, identity, watch,
+        remote_data=remote, is_final=lambda result: not result["problem"],
+    )  # fmt: skip
     findings = {part: Finding(**values[part.name]) for part in parts if part.name in values}
-    if folder is not None and shard is None:
-        folder.remove(parts)
-    elif folder is not None:
-        REQUESTS.map(delete_object, [folder.file(part) for part, finding in findings.items() if finding.problem])
     for finding in findings.values():
         finding.check(dataset)
     return list(findings.values())

@@ -36,6 +36,7 @@ from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import is_transient
 from binidx.storage.threads import READS, REQUESTS, available_cores
+from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 Item = TypeVar("Item")
@@ -375,6 +376,48 @@ def make_parts(
             advance(part.size)
     if workers.shard is not None and folder is not None:
         results |= read_results(folder, [part for part in unique if part.name not in results])
+    return results
+
+
+def make_recorded_parts(
+    make: Callable[[PartType], Values],
+    parts: Sequence[PartType],
+    workers: Workers,
+    records: Location | None,
+    identity: Mapping[str, Any],
+    watch: ProgressWatcher,
+    *,
+    remote_data: bool = False,
+    is_final: Callable[[Values], bool] = lambda result: True,
+) -> dict[str, Values]:
+    """Make parts without objects, whose results the caller combines; `records` keep the results for a restart.
+
+    A call without a shard removes the records at its end.
+
+    Args:
+        make, parts, workers, remote_data: as in `make_parts`.
+        records: folder of the results; None: they are not kept.
+        identity: all that decides the results, in JSON values.
+        watch: gets the bytes of the parts.
+        is_final: whether the record of a result is kept; another part is made again by the next call.
+
+    Raises:
+        ConfigError: a shard without `records`.
+        ObjectExistsError: `records` are of another job.
+    """
+    shard, folder = workers.shard, None
+    if records is None and shard is not None:
+        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; give records")
+    if records is not None:
+        folder = JobFolder(Location(records.absolute, records.options), identity)
+        folder.claim()
+    watch.begin("tokens", sum(part.size for part in workers.select(parts)), 0)
+    results = make_parts(make, parts, workers, folder, advance=watch.advance, remote_data=remote_data)
+    if folder is not None and shard is None:
+        folder.remove(parts)
+    elif folder is not None:
+        again = [part for part in parts if part.name in results and not is_final(results[part.name])]
+        REQUESTS.map(delete_object, map(folder.file, again))
     return results
 
 

@@ -46,6 +46,7 @@ from binidx.loader.dataset_protocols import (
     reads_remotely,
 )
 from binidx.loader.device_batches import DeviceBatches
+from binidx.loader.losses import LossRecorder
 from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
 from binidx.loader.samplers import (
     DataloaderType,
@@ -93,6 +94,7 @@ def build_pretraining_data_loader(
     look_ahead: int | None = None,
     device: Any = None,
     group: Any = None,
+    losses_to: str | os.PathLike[str] | None = None,
     **dataloader_options: Any,
 ) -> PretrainingLoader | None:
     """Return a loader of the micro-batches of this rank, from `consumed_samples` on.
@@ -120,6 +122,7 @@ def build_pretraining_data_loader(
             takes it, and becomes tensors there (`DeviceBatches`). None: batches are in memory.
         group: process group whose ranks train on the same batches, such as the tensor-parallel one: its first rank
             reads, the others receive. None: this rank reads.
+        losses_to: folder of the losses that `record_losses` writes, the same for all ranks.
         dataloader_options: further arguments of torch's DataLoader. Memory is pinned where there is a GPU.
 
     Returns:
@@ -135,8 +138,7 @@ def build_pretraining_data_loader(
         >>> loader = binidx.build_pretraining_data_loader(train, consumed_samples=0, micro_batch_size=8)
         >>> batch = next(iter(loader))  # batch["tokens"]: int64, (8, S)
 
-    Source: Megatron-LM, `build_pretraining_data_loader`. Difference: arguments that it takes from globals are arguments
-    here; read-ahead, state and steps by number are ours.
+    Source: Megatron-LM, whose globals are arguments here; read-ahead, state and steps by number are ours.
     """
     if dataset is None:
         return None
@@ -146,10 +148,9 @@ def build_pretraining_data_loader(
         raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")
     if isinstance(dataset, list | tuple) and any(get_split(member) for member in dataset):
         raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
-    rank, size = _topology(data_parallel_rank, data_parallel_size)
-    topology = micro_batch_size, rank, size
+    topology = micro_batch_size, *_topology(data_parallel_rank, data_parallel_size)
     sampler: PretrainingSampler = (
-        MegatronFullValidationSampler(len(dataset), rank, size)
+        MegatronFullValidationSampler(len(dataset), *topology[1:])
         if is_full_validation(dataset)
         else build_sampler(dataloader_type, dataset, consumed_samples, *topology, data_sharding, surplus_batches)
     )
@@ -162,7 +163,7 @@ def build_pretraining_data_loader(
         "persistent_workers": num_workers > 0,
     }
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
-    places = {"look_ahead": look_ahead, "device": device, "group": group}
+    places = {"look_ahead": look_ahead, "device": device, "group": group, "losses_to": losses_to}
     return PretrainingLoader(dataset, batch_sampler=sampler, **places, **options)
 
 
@@ -204,7 +205,7 @@ class PretrainingLoader(DataLoader[Any]):
     Args:
         dataset: a map-style dataset.
         batch_sampler: one of the samplers of this package over the dataset.
-        look_ahead, device, group: as in `build_pretraining_data_loader`.
+        look_ahead, device, group, losses_to: as in `build_pretraining_data_loader`.
         options: further arguments of torch's DataLoader.
 
     A "single" loader begins every iteration at the position with which it was made or loaded; a "cyclic" one continues
@@ -228,6 +229,7 @@ class PretrainingLoader(DataLoader[Any]):
         look_ahead: int | None = None,
         device: Any = None,
         group: Any = None,
+        losses_to: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         if look_ahead is not None and look_ahead < 0:
@@ -235,6 +237,7 @@ class PretrainingLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         self._reads_ahead = (reads_remotely(dataset) and is_pure(dataset)) if look_ahead is None else look_ahead > 0
         self._look_ahead, self._device, self._group = look_ahead, device, group
+        self._losses = LossRecorder(losses_to, batch_sampler.data_parallel_rank)
         self._option_names = [*options]
         self._worker_usage: WorkerUsage | None = None
         self._reader: DataLoader[Any] | None = None
@@ -282,6 +285,18 @@ class PretrainingLoader(DataLoader[Any]):
         assert self.collate_fn is not None
         batch = self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
         return batch if self._device is None else next(DeviceBatches([batch], self._device))
+
+    def record_losses(self, step: int | None, losses: Any) -> None:
+        """Record the loss of each sample of a micro-batch of this rank; the last record of a step counts.
+
+        Args:
+            step: the micro-batch, as in `loader[step]`; None: the one that was served last.
+            losses: one of each sample, shape (B,).
+
+        Raises:
+            ConfigError: the loader has no `losses_to`, or the number of losses is not that of the samples.
+        """
+        self._losses.record_batch(self._sampler, self._consumed_samples, step, losses)
 
     def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return what this process has served, read and paid since the loader was made, for dashboards.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
-from binidx.order.source_order import SourceOrder, join_ranges, stretches
+from binidx.order.source_order import SourceOrder, join_ranges, membership, stretches
 from binidx.storage.threads import OPENS
 
 Result = TypeVar("Result")
@@ -133,10 +133,10 @@ class BlendedOrder(MembersOrder):
     def find(self, source: int, sequences: Numbers) -> Numbers:
         served = self.parts[source].find(0, sequences)
         both = zip(stretches(self.dataset_index), stretches(self.dataset_sample_index), strict=True)
-        samples = [np.empty(0, np.int64)]
+        samples, marks = [np.empty(0, np.int64)], membership(served)
         for (first, ids), (_, numbers) in both:
             rows = np.flatnonzero(ids == source)
-            samples.append(first + rows[np.isin(numbers[rows], served)])
+            samples.append(first + rows[marks(numbers[rows])])
         return np.concatenate(samples)
 
 

@@ -36,7 +36,7 @@ from binidx.lazy_values import cached_property
 from binidx.native.gpt_samples import GPTIndex
 from binidx.native.permutations import RandomState
 from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
-from binidx.order.source_order import SourceOrder, StoredSource, find_positions, join_ranges
+from binidx.order.source_order import SourceOrder, StoredSource, find_positions, join_ranges, sorted_unique
 from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.stores.identity import same_object
 
@@ -222,7 +222,7 @@ class GPTOrder(SourceOrder):
         starts, kind = self.sample_index[:, 0], self.sample_index.dtype
         first = np.maximum(starts.searchsorted((positions - 1).astype(kind), side="right") - 1, 0)
         last = np.minimum(starts.searchsorted(positions.astype(kind), side="right"), len(self.sample_index) - 1)
-        return find_positions(self.shuffle_index, np.unique(join_ranges(first, last)))
+        return find_positions(self.shuffle_index, sorted_unique(join_ranges(first, last)))
 
     def epochs(self, samples: Numbers) -> Numbers:
         if self.num_epochs <= 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spa
 
 STRETCH = 1 << 22
 """Number of index elements searched together, so that intermediate results stay small."""
+
+MANY = 1000
+"""Number of values from which on a table is faster than a search among them."""
 
 
 @dataclass
@@ -104,8 +108,11 @@ class SourceOrder(ABC):
 
     def find(self, source: int, sequences: Numbers) -> Numbers:
         samples = self.candidates(sequences)
-        spans, bounds = self.spans(samples)
-        return samples[samples_with_hits(np.isin(spans[:, 1], sequences) & (spans[:, 3] > 0), bounds)]
+        found, marks = [np.empty(0, np.int64)], membership(sequences)
+        for _, part in stretches(samples):
+            spans, bounds = self.spans(part)
+            found.append(part[samples_with_hits(marks(spans[:, 1]) & (spans[:, 3] > 0), bounds)])
+        return np.concatenate(found)
 
 
 def with_source(source: int, spans: Numbers) -> Spans:
@@ -153,8 +160,29 @@ def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
     """
     if not len(values):
         return np.empty(0, np.int64)
-    positions = [first + np.flatnonzero(np.isin(part, values)) for first, part in stretches(index)]
+    marks = membership(values)
+    positions = [first + np.flatnonzero(marks(part)) for first, part in stretches(index)]
     return np.concatenate([np.empty(0, np.int64), *positions])
+
+
+def membership(values: Numbers) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
+    """Return a function that marks the elements of an array, none negative, that are among `values`.
+
+    Many values become a table of a byte for each number up to the largest: `np.isin` sorts them for each array, which
+    takes a hundred times as long for a million.
+    """
+    if len(values) < MANY:
+        return partial(np.isin, test_elements=values)
+    table = np.zeros(int(values.max()) + 2, np.bool_)
+    table[values] = True
+    return lambda part: table.take(part, mode="clip")
+
+
+def sorted_unique(values: Numbers) -> Numbers:
+    """Return `np.unique(values)`, which takes ten times as long for millions of integers: it hashes them first."""
+    ordered = np.sort(values)
+    distinct: Numbers = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    return distinct
 
 
 def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

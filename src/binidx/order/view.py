@@ -199,6 +199,10 @@ class DocumentList:
             documents.setdefault(prefix if tab else None, []).append(int(document))
         return documents
 
+    def __len__(self) -> int:
+        """Return the number of lines."""
+        return self.text.count(b"\n")
+
     def check_sources(self, names: Collection[str]) -> None:
         """Raise ConfigError if a line names no source of a run, or none where there are several."""
         unknown = self.by_source.keys() - {*names, None}

@@ -35,7 +35,7 @@ from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
-from binidx.order.source_order import join_ranges
+from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from binidx.run.provenance.export import pa
 
 
-def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers:
+def samples_with(order: Order, source: int, documents: Sequence[int] | Numbers) -> Numbers:
     """Return the numbers of the samples with a token of one of these documents of a source, ascending.
 
     Args:
@@ -65,7 +65,7 @@ def samples_with(order: Order, source: int, documents: Sequence[int]) -> Numbers
     """
     if not 0 <= source < len(order.sources):
         raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
-    return order.find(source, sequences_of(order.sources[source], np.unique(np.asarray(documents, np.int64))))
+    return order.find(source, sequences_of(order.sources[source], sorted_unique(np.asarray(documents, np.int64))))
 
 
 def sequences_of(source: Source, documents: Numbers) -> Numbers:
@@ -250,7 +250,7 @@ class RunOrder:
         return readings, trace_contents(self.order, readings.sample)
 
     def where(
-        self, source: int, documents: Sequence[int], stop_step: int, *, earlier: bool = True
+        self, source: int, documents: Sequence[int] | Numbers, stop_step: int, *, earlier: bool = True
     ) -> tuple[SampleReads, SampleContents]:
         """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
 
@@ -268,6 +268,19 @@ class RunOrder:
             IndexError: there is no such source or document.
             ConfigError: `earlier` for a resumed "cyclic" run, whose earlier samples depend on earlier ranks, too.
         """
+        readings = self.reads_of(samples_with(self.order, source, documents), stop_step, earlier=earlier)
+        return readings, trace_contents(self.order, readings.sample)
+
+    def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool = True) -> SampleReads:
+        """Return all reads of some samples, ascending, in the steps before `stop_step`.
+
+        Args:
+            samples: numbers of samples of the train split, ascending, shape (n,).
+            stop_step, earlier: as in `where`.
+
+        Raises:
+            ConfigError: as `where`.
+        """
         consumed = self.reading.schedule.consumed_samples
         if earlier and consumed and self.reading.dataloader_type == "cyclic":
             raise ConfigError(
@@ -275,15 +288,13 @@ class RunOrder:
                 f"ranks and micro-batches that read them; search the run.json of each earlier part of the run, and the "
                 f"rest of this one with earlier=False (--no-earlier)"
             )
-        samples = samples_with(self.order, source, documents)
-        stop = self.reading.schedule.samples_before(stop_step)
-        readings = self.reading.served_at(samples, stop)
+        readings = self.reading.served_at(samples, self.reading.schedule.samples_before(stop_step))
         if earlier:
             past = samples[samples < consumed]
             unknown = np.full(len(past), -1)
             rows = SampleReads(unknown, unknown, unknown, past, past)
             readings = SampleReads(*(np.concatenate(columns) for columns in zip(rows, readings, strict=True)))
-        return readings, trace_contents(self.order, readings.sample)
+        return readings
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.

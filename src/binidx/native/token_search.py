@@ -1,0 +1,131 @@
+"""Search for patterns in the text or in the tokens of documents (`native/find_patterns.c`, `native/scan_tokens.c`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx._native import ffi, lib
+from binidx.native.arguments import items
+
+PADDING = 16
+"""Bytes after the last token of a table, which C copies with it."""
+
+TEXT_BYTES = 128 << 10
+"""Bytes of text that are searched together, so that they are in a core's own cache."""
+
+LEAST_SHIFT = 8
+"""Symbols that windows must allow to move on by; with fewer, the search without shifts is faster."""
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Bytes of each token.
+
+    Args:
+        data: bytes of all tokens by their ids, and `PADDING` more, shape (n,).
+        offsets: start of each token, then the end of the last, shape (vocab_size + 1,).
+    """
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes]) -> TokenTable:
+        """Return the table of tokens in the order of their ids."""
+        offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        return cls(np.frombuffer(b"".join([*tokens, bytes(PADDING)]), np.uint8), offsets)
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """Return the text of some tokens."""
+        data = self.data.tobytes()
+        return b"".join(data[self.offsets[number] : self.offsets[number + 1]] for number in ids)
+
+
+class TokenSearch:
+    """Search through the documents of one dataset after another, in one thread.
+
+    Args:
+        patterns: bytes to find, none of them empty; of stored tokens as they are stored if there is no table.
+        dtype: of the stored tokens.
+        table: text of the tokens; None: the tokens themselves are searched.
+
+    Raises:
+        ValueError: an empty pattern, none, or one that is not whole tokens.
+    """
+
+    def __init__(self, patterns: Sequence[bytes], dtype: Any, table: TokenTable | None = None) -> None:
+        item_bytes, count = np.dtype(dtype).itemsize, len(patterns)
+        unit = 1 if table is not None else item_bytes
+        lengths = [len(pattern) for pattern in patterns]
+        if not lengths or min(lengths) < 1 or any(length % unit for length in lengths):
+            raise ValueError(f"patterns: found lengths {sorted(set(lengths))[:3]}, need multiples of {unit} above 0")
+        window = _choose_window(count, min(lengths), unit)
+        bounds, text = np.cumsum([0, *lengths], dtype=np.int64), np.frombuffer(b"".join(patterns), np.uint8)
+        sizes = 1 << (window["bits"] - 3 * (not window["skips"])), 1 << window["head_bits"]
+        scratch = np.empty(sizes[0], np.uint8), np.empty(sizes[1], np.int32), np.empty(count, np.int32)
+        self._patterns = ffi.new("binidx_patterns *", {
+            "bytes": items(text, np.uint8), "bounds": items(bounds, np.int64), "num_patterns": count, "unit": unit,
+            "longest": max(lengths), **window, "shifts": items(scratch[0], np.uint8),
+            "heads": items(scratch[1], np.int32), "next": items(scratch[2], np.int32),
+        })  # fmt: skip
+        assert lib.binidx_index_patterns(self._patterns) == count
+        self._hits, rows = np.empty((count + 4096, 4), np.int64), np.zeros(count, np.int64)
+        longest = 0 if table is None else int(np.diff(table.offsets).max(initial=0))
+        room = max(TEXT_BYTES, 2 * (max(lengths) + longest + PADDING))
+        buffer = np.empty(room, np.uint8)
+        self._scan = ffi.new("binidx_scan *", {
+            "patterns": self._patterns, "longest_token": longest, "item_bytes": item_bytes, "room": room,
+            "text": items(buffer, np.uint8), "hits": ffi.from_buffer("int64_t[]", self._hits),
+            "room_hits": len(self._hits), "rows": items(rows, np.int64),
+        })  # fmt: skip
+        if table is not None:
+            self._scan.bytes, self._scan.offsets = items(table.data, np.uint8), items(table.offsets, np.int32)
+            is_signed = np.dtype(dtype).kind == "i"
+            self._scan.vocab_size = min(len(table.offsets) - 1, 1 << (8 * item_bytes - is_signed))
+        self._keep = table, bounds, text, scratch, rows, buffer
+
+    def scan(self, tokens: memoryview, bounds: NDArray[np.int64], *, is_open: bool) -> NDArray[np.int64]:
+        """Return the patterns in documents: rows (document, pattern, matches, first byte in the text), shape (n, 4).
+
+        Args:
+            tokens: bytes of stored tokens.
+            bounds: start of each document in these tokens, then the end of the last, shape (num_documents + 1,).
+                If the last call was `is_open`, document 0 continues the last one of that call.
+            is_open: whether the last document continues in the next call.
+
+        Raises:
+            IndexError: a token is not in the table; its argument is the number of the token.
+        """
+        item_bytes = self._scan.item_bytes
+        if bounds[0] < 0 or bounds[-1] * item_bytes > len(tokens) or (np.diff(bounds) < 0).any():
+            raise ValueError(f"bounds: {bounds[0]} to {bounds[-1]}, need rising ones in {len(tokens)} bytes")
+        data, first, found = ffi.from_buffer(tokens), 0, [np.empty((0, 4), np.int64)]
+        while True:
+            rest = np.ascontiguousarray(bounds[first:])
+            done = lib.binidx_scan_documents(self._scan, data, items(rest, np.int64), len(rest) - 1, is_open)
+            if done < 0:
+                self._scan.held = self._scan.before = self._scan.num_hits = 0
+                raise IndexError(self._scan.bad_token)
+            hits = self._hits[: self._scan.num_hits].copy()
+            hits[:, 0] += first
+            found.append(hits)
+            self._scan.num_hits, first = 0, first + done
+            if first == len(bounds) - 1:
+                return np.concatenate(found)
+
+
+def _choose_window(count: int, shortest: int, unit: int) -> dict[str, int]:
+    """Return the window, the block and the hash for `count` patterns of at least `shortest` bytes."""
+    block = min(shortest, max(4, unit))
+    shifts = min((shortest - block) // unit + 1, 255)
+    heads = {"head_bits": max(count.bit_length() + 1, 4)}
+    if count > 1 and shifts >= LEAST_SHIFT and count * shifts <= 1 << 12:
+        return {"window": block + (shifts - 1) * unit, "block": block, "skips": 1, "bits": 15, **heads}
+    window = min(shortest, 64) // unit * unit
+    block = 16 if window >= 16 else min(window, 8) // unit * unit
+    return {"window": window, "block": block, "skips": 0, "bits": min(max(count.bit_length() + 6, 15), 26), **heads}

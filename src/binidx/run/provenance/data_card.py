@@ -1,0 +1,178 @@
+"""Data card of a run: what its sources hold, and how much of each was read; and a public summary to complete.
+
+Figures come from the index, from the account of the run, and from lineage and manifests where a source has them. What
+data cannot give (licences, languages, dates) comes from a file of the user, or is left open, visibly.
+
+The public summary follows the Commission's template of 24 July 2025 for Article 53(1)(d) of Regulation (EU) 2024/1689.
+It is a draft for its author: binidx does not know whether data was licensed, scraped or synthetic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from binidx.corpus.origins import read_lineage
+from binidx.corpus.whole_dataset import WholeDataset
+from binidx.errors import ConfigError
+from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.run.provenance.accounts import account
+from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.location import Location
+
+OPEN = "**[to be completed]**"
+"""Text in the place of what is not known."""
+
+GIVEN = ("license", "languages", "kind", "cut_off")
+"""Fields of each source that its user may give."""
+
+KINDS = {
+    "public": "2.1 Publicly available datasets",
+    "private": "2.2 Private datasets obtained from third parties",
+    "scraped": "2.3 Data crawled and scraped from online sources",
+    "user": "2.4 User data",
+    "synthetic": "2.5 Synthetic data",
+    "other": "2.6 Other sources of data",
+}
+"""Kind of a source -> section of the public summary."""
+
+TOP_SHARE = 10
+"""One in so many domains is listed in the public summary, the largest ones."""
+
+
+def build_card(
+    order: RunOrder,
+    stop_step: int,
+    about: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    repeats: bool = False,
+    most_domains: int = 20,
+) -> dict[str, Any]:
+    """Return the data card of a run in JSON values.
+
+    Args:
+        order: order of the run.
+        stop_step: first step that does not count.
+        about: prefix of a source -> its license, languages, kind (a key of KINDS) and cut_off, as far as known.
+        repeats: also count how often documents were read, as `account` does.
+        most_domains: number of domains of each source.
+
+    Raises:
+        ConfigError: `about` names no source of the run, or an unknown field or kind.
+
+    Source: ours.
+    """
+    about = about or {}
+    for name, given in about.items():
+        unknown = [
+            *({name} - {*order.prefixes}),
+            *(given.keys() - {*GIVEN}),
+            *({given.get("kind", "other")} - {*KINDS}),
+        ]
+        if unknown:
+            needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(KINDS)}"
+            raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
+    accounts = account(order, stop_step, repeats=repeats)
+    sources = []
+    for source, used in zip(order.sources, accounts, strict=True):
+        dataset = WholeDataset(Location(source.prefix, order.config.storage_options))
+        job = (dataset.source.manifest or {}).get("job", {})
+        recorded: dict[str, Any] = {
+            "tokenizer": job.get("tokenizer", {}).get("uri"),
+            "inputs": len(job.get("inputs", [])) or None,
+        }
+        own = {name: about.get(source.name, {}).get(name) for name in GIVEN}
+        sources.append({**asdict(used), "seen": list(used.seen), **recorded, **own, **_domains(dataset, most_domains)})
+    totals = {name: sum(each[name] for each in sources) for name in ("documents", "tokens", "tokens_read")}
+    shape = {"sequence_length": order.config.sequence_length, "random_seed": order.config.random_seed}
+    return {"steps": stop_step, **totals, **shape, "fingerprint": order.fingerprint, "sources": sources}
+
+
+def _domains(dataset: WholeDataset, most: int) -> dict[str, Any]:
+    """Return the domains of the ids that are URLs in the lineage, with their numbers of documents, largest first."""
+    if not dataset.source.has(LINEAGE):
+        return {"num_domains": None, "domains": []}
+    import pyarrow.compute as compute
+
+    counts = Counter[str]()
+    for table in read_lineage(dataset):
+        hosts = compute.struct_field(compute.extract_regex(table["id"], r"^https?://(?:www\.)?(?P<host>[^/:?#]+)"), 0)
+        for pair in compute.value_counts(hosts.drop_null()).to_pylist():
+            counts[pair["values"]] += pair["counts"]
+    return {"num_domains": len(counts) or None, "domains": [[*pair] for pair in counts.most_common(most)]}
+
+
+def format_card(card: Mapping[str, Any]) -> str:
+    """Return a data card as Markdown."""
+    lines = ["# Data card", ""]
+    lines += [f"{card['tokens_read']:,} tokens read in {card['steps']:,} steps, of {card['tokens']:,} tokens in"]
+    lines += [f"{card['documents']:,} documents. Order: `{card['fingerprint']}`.", ""]
+    head = ("source", "documents", "tokens", "tokens read", "epochs", *GIVEN)
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for each in card["sources"]:
+        figures = [f"{each[name]:,}" for name in ("documents", "tokens", "tokens_read")]
+        cells = [f"`{each['source']}`", *figures, f"{each['epochs_read']:.3f}", *(each[name] or OPEN for name in GIVEN)]
+        lines.append(f"| {' | '.join(cells)} |")
+    for each in card["sources"]:
+        lines += ["", f"## `{each['source']}`", "", f"- tokenizer: {each['tokenizer'] or OPEN}"]
+        lines.append(f"- input files: {each['inputs'] or OPEN}")
+        if each["seen"]:
+            seen = ", ".join(f"{times} times: {count:,}" for times, count in enumerate(each["seen"]) if count)
+            lines.append(f"- documents by how often they were read: {seen}")
+        named = ", ".join(f"{name} ({count:,})" for name, count in each["domains"])
+        of = f" of {each['num_domains']:,}" if each["num_domains"] else ""
+        lines.append(f"- top domains{of}, with documents: {named or OPEN}")
+    return "\n".join(lines)
+
+
+def format_public_summary(card: Mapping[str, Any]) -> str:
+    """Return the public summary of training content, with what the card knows filled in, as Markdown."""
+    read = card["tokens_read"]
+    size = (
+        "less than 1 billion"
+        if read < 10**9
+        else "1 billion to 10 trillion"
+        if read <= 10**13
+        else "more than 10 trillion"
+    )
+    lines = ["# Public summary of training content", "", "Article 53(1)(d) of Regulation (EU) 2024/1689", ""]
+    lines += _section("1. General information", ())
+    lines += _section("1.1 Provider", ("name and contact", "authorised representative"))
+    lines += _section("1.2 Model", ("versioned name", "models it depends on", "date of placement on the Union market"))
+    lines += ["## 1.3 Modalities and size", "", f"- text: {size} tokens ({read:,}, repeats included)"]
+    lines += [f"- {name}: {OPEN}" for name in ("other modalities", "types of content", "languages covered")]
+    dates = sorted({each["cut_off"] for each in card["sources"] if each["cut_off"]})
+    lines += [f"- latest date of acquisition: {dates[-1] if dates else OPEN}", ""]
+    lines += ["## 2. Data sources", ""]
+    for kind, title in KINDS.items():
+        lines += [f"### {title}", ""]
+        lines += [line for each in card["sources"] if each["kind"] == kind for line in _source_lines(each)] or [
+            f"- {OPEN}"
+        ]
+        lines.append("")
+    if unknown := [each for each in card["sources"] if not each["kind"]]:
+        lines += [
+            f"### Sources without a kind: {OPEN}",
+            "",
+            *(line for each in unknown for line in _source_lines(each)),
+            "",
+        ]
+    lines += _section("3. Data processing", ("respect of reservations of rights (text and data mining)",))
+    return "\n".join([*lines[:-1], f"- removal of illegal content: {OPEN}", f"- other information: {OPEN}"])
+
+
+def _section(title: str, names: Sequence[str]) -> list[str]:
+    return [f"## {title}", "", *(f"- {name}: {OPEN}" for name in names), *([""] if names else [])]
+
+
+def _source_lines(source: Mapping[str, Any]) -> list[str]:
+    told = [f"{name}: {source[name] or OPEN}" for name in ("license", "languages", "cut_off")]
+    count = source["num_domains"] or 0
+    largest = ", ".join(name for name, _ in source["domains"][: -(-count // TOP_SHARE)])
+    size = f"{source['documents']:,} documents, {source['tokens']:,} tokens, {source['tokens_read']:,} read"
+    return [
+        f"- `{source['source']}`: {size}; {'; '.join(told)}",
+        f"  - largest of {count:,} domains: {largest or OPEN}",
+    ]

@@ -1,0 +1,250 @@
+"""Find the documents of datasets in which exact texts, or sequences of token ids, stand.
+
+    text           table of tokens ─► bytes of each document ─► C searches for all patterns at once
+    tokens         bytes of the stored tokens                 ─► the same, in whole tokens
+
+A match crosses the bounds of tokens and of sequences, never those of documents. Datasets are read from end to end, in
+parts of about 256 MiB of whole documents, with 64 MiB of tokens of each part in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
+from binidx.errors import ConfigError, FormatError
+from binidx.format.idx import little_endian
+from binidx.jobs.parts import Values, Workers, json_digest, make_recorded_parts
+from binidx.jobs.runner import check_stop
+from binidx.native.token_search import TokenSearch, TokenTable
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.storage.location import Location, Where
+from binidx.storage.open import stream
+from binidx.storage.threads import OPENS
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+
+Hits = NDArray[np.int64]
+"""Rows (document, pattern, matches, first byte of the first match in the document's text), shape (n, 4), ascending."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Documents in which patterns were found.
+
+    Attributes:
+        hits: prefix -> its documents and patterns.
+        num_documents, num_tokens, num_bytes: what was searched: bytes of stored tokens.
+        seconds: duration.
+        parts_missing: parts that are left to other shards.
+    """
+
+    hits: dict[str, Hits]
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    seconds: float
+    parts_missing: int = 0
+
+    def documents(self) -> dict[str, NDArray[np.int64]]:
+        """Return the numbers of the documents that were found, ascending, of each prefix that has some."""
+        return {prefix: np.unique(hits[:, 0]) for prefix, hits in self.hits.items() if len(hits)}
+
+    def format_list(self) -> str:
+        """Return a list of documents, as `View` takes it: prefix, tab and number on each line."""
+        numbers = self.documents().items()
+        return "".join(f"{prefix}\t{number}\n" for prefix, found in numbers for number in found.tolist())
+
+
+def search_documents(
+    prefixes: Sequence[Where],
+    patterns: Sequence[str] | Sequence[Sequence[int]],
+    table: TokenTable | None = None,
+    *,
+    storage_options: Options = None,
+    watch: ProgressWatcher | None = None,
+    workers: Workers | None = None,
+    records: Prefix | None = None,
+) -> SearchResult:
+    """Search datasets for patterns, all at once.
+
+    Args:
+        prefixes: of the datasets, or of virtual merges.
+        patterns: texts, compared byte for byte in UTF-8; without a table, sequences of token ids.
+        table: bytes of each token, from `token_table`.
+        storage_options: fsspec's options of the datasets.
+        workers: they read parts; by default threads of this process.
+        records: folder of the findings of the parts, for a restart and for shards.
+
+    Returns:
+        The documents with matches, by prefix.
+
+    Raises:
+        ConfigError: an empty pattern, or a shard without `records`.
+        FormatError: an index breaks a rule, or a token is not in the table.
+        ObjectNotFoundError, ObjectChangedError: as `WholeDataset`.
+
+    Example:
+        >>> table = token_table(describe_tokenizer("tokenizer.json"))  # doctest: +SKIP
+        >>> search_documents(["s3://corpus/en"], ["white rabbit"], table).documents()  # doctest: +SKIP
+
+    Source: ours.
+    """
+    began, watch = time.monotonic(), watch or SilentWatcher()
+    locations = {(location := Location.of(prefix, storage_options)).uri: location for prefix in prefixes}
+    datasets = OPENS.map(WholeDataset, locations.values())
+    encoded = tuple(pattern.encode() if isinstance(pattern, str) else tuple(pattern) for pattern in patterns)
+    if not encoded or not all(encoded):
+        raise ConfigError("patterns: found an empty one, or none; give a text, or token ids")
+    hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
+    query = json_digest([hashed, table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]])
+    parts: dict[str, list[SearchPart]] = {}
+    for prefix, dataset in zip(locations, datasets, strict=True):
+        dataset.check_index(watch)
+        parts[prefix] = plan_search(dataset, query)
+    every = [part for own in parts.values() for part in own]
+    is_remote = any(location.local_path is None for location in locations.values())
+    folder = None if records is None else Location.of(records, storage_options)
+    identity = {"job": "grep", "query": query, "parts": json_digest([part.name for part in every])}
+    search = _Search(encoded, table)
+    results = make_recorded_parts(search, every, workers or Workers(), folder, identity, watch, remote_data=is_remote)
+    for dataset in datasets:
+        dataset.source.check_unchanged()
+    hits = {prefix: _merge([_unpack(results[part.name]) for part in own if part.name in results])
+            for prefix, own in parts.items()}  # fmt: skip
+    counts = [(each.index.num_documents, each.index.num_tokens, each.num_bytes) for each in datasets]
+    num_documents, num_tokens, num_bytes = map(sum, zip(*counts, strict=True))
+    missing = sum(part.name not in results for part in every)
+    return SearchResult(hits, num_documents, num_tokens, num_bytes, time.monotonic() - began, missing)
+
+
+@dataclass(frozen=True)
+class SearchPart:
+    """Neighbouring documents of a dataset to search: those from `start` to before `stop`; `size` bytes, about."""
+
+    dataset: PinnedDataset
+    start: int
+    stop: int
+    size: int
+    query: str
+
+    @property
+    def name(self) -> str:
+        """Digest of all that decides the result."""
+        return json_digest([self.dataset.identity, self.start, self.stop, self.query])
+
+    def __str__(self) -> str:
+        return f"documents {self.start} to {self.stop} of {self.dataset.prefix}"
+
+
+def find_tokenizer(prefixes: Sequence[Location]) -> TokenizerSpec:
+    """Return the tokenizer that the manifests of datasets name.
+
+    Raises:
+        ConfigError: a dataset has no manifest with a tokenizer, or they have different ones.
+    """
+    pairs = [pair for dataset in OPENS.map(WholeDataset, prefixes) for pair in dataset.source.pairs]
+    found: dict[str, TokenizerSpec] = {}
+    for pair in pairs:
+        recorded = (pair.manifest or {}).get("job", {}).get("tokenizer")
+        if not recorded:
+            raise ConfigError(
+                f"tokenizer: {pair.prefix} has no manifest that names one; give the tokenizer of its tokens"
+            )
+        uri, merges = str(recorded["uri"]), recorded.get("merges") or None
+        if recorded["digest"] not in found:
+            spec = describe_tokenizer(uri, merges=merges, storage_options=pair.prefix.options)
+            if spec.digest != recorded["digest"]:
+                raise ConfigError(
+                    f"tokenizer: {uri} is another one than that of {pair.prefix}; give the tokenizer's URI"
+                )
+            found[spec.digest] = spec
+    if len(found) > 1:
+        names = ", ".join(spec.uri for spec in found.values())
+        raise ConfigError(f"tokenizer: the datasets have several ({names}), needs one; search them one by one")
+    return next(iter(found.values()))
+
+
+def plan_search(dataset: WholeDataset, query: str) -> list[SearchPart]:
+    """Return the parts of a search.
+
+    Args:
+        dataset: its index must have been checked.
+        query: digest of what is searched for.
+    """
+    count, num_parts = dataset.index.num_documents, len(plan_ranges(dataset.num_bytes))
+    bounds = sorted({count * number // num_parts for number in range(num_parts + 1)})
+    pinned, size = PinnedDataset.of(dataset), dataset.num_bytes // num_parts
+    return [SearchPart(pinned, *pair, size, query) for pair in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Picklable call that searches a part."""
+
+    patterns: tuple[bytes | tuple[int, ...], ...]
+    table: TokenTable | None
+
+    def __call__(self, part: SearchPart) -> Values:
+        dataset, plain = part.dataset.open(), part.dataset.reader()
+        item_bytes, found = dataset.index.item_bytes, list[Hits]()
+        search = TokenSearch(self._stored(dataset), dataset.index.dtype, self.table)
+        for block in dataset.index.documents(part.stop - part.start, part.start):
+            bounds = block.token_bounds()
+            at = int(bounds[0])
+            for data in stream(plain, int(bounds[-1]) * item_bytes, start=at * item_bytes):
+                check_stop()
+                stop = at + len(data) // item_bytes
+                first, last = int(bounds.searchsorted(at, "right")) - 1, int(bounds.searchsorted(stop))
+                inside = np.clip(bounds[first : last + 1], at, stop) - at
+                try:
+                    hits = search.scan(data, inside, is_open=bool(bounds[last] > stop))
+                except IndexError as error:
+                    number = np.frombuffer(data, little_endian(dataset.index.dtype))[error.args[0]]
+                    document = block.first + int(bounds.searchsorted(at + error.args[0], "right")) - 1
+                    raise FormatError(
+                        f"{dataset.source.bin}: document {document}: id outside the tokenizer's vocabulary "
+                        f"(found {number}); give the tokenizer that made the ids"
+                    ) from error
+                hits[:, 0] += block.first + first
+                found.append(hits)
+                at = stop
+        return {"hits": base64.b64encode(_merge(found).tobytes()).decode()}
+
+    def _stored(self, dataset: WholeDataset) -> list[bytes]:
+        """Return the patterns as bytes of text, or of tokens as the dataset stores them."""
+        dtype = np.dtype(little_endian(dataset.index.dtype))
+        if dtype.kind == "f":
+            raise FormatError(f"{dataset.prefix}: tokens are {dtype.name}, a search needs integers")
+        stored = list[bytes]()
+        for pattern in self.patterns:
+            fits = isinstance(pattern, bytes) or all(np.iinfo(dtype).min <= id <= np.iinfo(dtype).max for id in pattern)
+            if not fits:
+                raise FormatError(f"{dataset.prefix}: {dtype.name} does not hold the tokens {[*pattern][:8]}")
+            stored.append(pattern if isinstance(pattern, bytes) else np.array(pattern, dtype).tobytes())
+        return stored
+
+
+def _unpack(result: Values) -> Hits:
+    return np.frombuffer(base64.b64decode(result["hits"]), np.int64).reshape(-1, 4)
+
+
+def _merge(found: Sequence[Hits]) -> Hits:
+    """Return rows in the order of documents and patterns, those of one document and pattern as one."""
+    rows = np.concatenate([np.empty((0, 4), np.int64), *found])
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    if not len(rows):
+        return rows
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(rows[:, :2], axis=0) != 0).any(axis=1)]))
+    merged = rows[starts].copy()
+    merged[:, 2] = np.add.reduceat(rows[:, 2], starts)
+    merged[:, 3] = np.minimum.reduceat(rows[:, 3], starts)
+    return merged

@@ -1,0 +1,140 @@
+"""Items of an evaluation, and their n-grams of words, to find the items that training data contains.
+
+An n-gram is a stretch of n words of an item with the blanks between them, byte for byte as the item has it. Words are
+what blanks separate. Items with fewer words have no n-gram: such a short text stands in many documents by chance.
+
+Source: 13-grams as in GPT-3 (Brown et al., 2020, appendix C), there of normalised text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError, FormatError
+from binidx.search.document_search import Hits
+from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
+
+
+@dataclass(frozen=True)
+class QueryItem:
+    """Item of an evaluation.
+
+    Attributes:
+        line: number of its line, from 0.
+        id: value of its key `id`; None without one.
+        texts: its texts.
+    """
+
+    line: int
+    id: str | None
+    texts: Sequence[str]
+
+
+def read_queries(file: Location, key: str | None = None) -> list[QueryItem]:
+    """Return the items of a file of JSON Lines.
+
+    Args:
+        key: key of the text; None: all strings at the top of an item but `id`, each a text of its own.
+
+    Raises:
+        FormatError: a line is no JSON object, or has no string under the key.
+    """
+    items = list[QueryItem]()
+    for number, line in enumerate(bytes(read_whole(open_object(file, cache=False))).split(b"\n")):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            chosen = {name: item[name] for name in (item.keys() - {"id"} if key is None else [key])}
+            texts = [text for _, text in sorted(chosen.items()) if isinstance(text, str)]
+        except (ValueError, AttributeError, KeyError, TypeError):
+            texts = []
+        if not texts:
+            need = "a string" if key is None else f"a string under {key!r}"
+            raise FormatError(f"{file}: line {number + 1}: found {line[:60]!r}, needs an object with {need}")
+        items.append(QueryItem(number, None if item.get("id") is None else str(item["id"]), texts))
+    return items
+
+
+def count_ngrams(items: Sequence[QueryItem], num_words: int) -> tuple[list[str], list[list[int]]]:
+    """Return the different n-grams of all items, and for each item the numbers of its own.
+
+    Args:
+        num_words: n.
+
+    Raises:
+        ConfigError: n is below 1, or no item has so many words.
+    """
+    if num_words < 1:
+        raise ConfigError(f"ngram: found {num_words}, needs 1 or more")
+    numbers: dict[str, int] = {}
+    of_items = list[list[int]]()
+    for item in items:
+        own: dict[int, None] = {}
+        for text in item.texts:
+            words = [match.span() for match in re.finditer(r"\S+", text)]
+            for (start, _), (_, stop) in zip(words, words[num_words - 1 :], strict=False):
+                own[numbers.setdefault(text[start:stop], len(numbers))] = None
+        of_items.append([*own])
+    if not numbers:
+        raise ConfigError(f"queries, ngram: no item has {num_words} words; give a smaller --ngram")
+    return [*numbers], of_items
+
+
+@dataclass(frozen=True)
+class FoundItem:
+    """Item of an evaluation whose n-grams were searched.
+
+    Attributes:
+        item: the item.
+        num_ngrams, num_found: numbers of its different n-grams, and of those that stand in a document.
+        documents: prefix -> numbers of documents with one of them, ascending.
+    """
+
+    item: QueryItem
+    num_ngrams: int
+    num_found: int
+    documents: Mapping[str, NDArray[np.int64]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        documents = {prefix: numbers.tolist() for prefix, numbers in self.documents.items()}
+        counts = {"ngrams": self.num_ngrams, "found": self.num_found, "documents": documents}
+        return {"line": self.item.line, "id": self.item.id, **counts}
+
+
+def match_items(
+    items: Sequence[QueryItem], ngrams: Sequence[Sequence[int]], hits: Mapping[str, Hits]
+) -> list[FoundItem]:
+    """Return the documents of each item.
+
+    Args:
+        items, ngrams: as `count_ngrams` takes and returns them.
+        hits: of the search for all n-grams, by prefix.
+    """
+    documents_of = {prefix: _group(rows[:, 1], rows[:, 0]) for prefix, rows in hits.items()}
+    found = list[FoundItem]()
+    for item, own in zip(items, ngrams, strict=True):
+        present = {number for groups in documents_of.values() for number in own if number in groups}
+        documents = {
+            prefix: np.unique(np.concatenate(parts))
+            for prefix, groups in documents_of.items()
+            if (parts := [groups[number] for number in own if number in groups])
+        }
+        found.append(FoundItem(item, len(own), len(present), documents))
+    return found
+
+
+def _group(keys: NDArray[np.int64], values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+    """Return key -> its values."""
+    order = np.argsort(keys, kind="stable")
+    distinct, starts = np.unique(keys[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(values[order], starts[1:]), strict=True)) if len(keys) else {}

@@ -1,0 +1,90 @@
+"""The commands of docs/how-to/twenty-questions.md, run one after the other, and its code."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.pages import read_page, run_blocks
+from helpers.preprocess_jobs import tokenizer_path
+from helpers.research_run import RABBIT, build_research_run
+
+import binidx
+from binidx.loader.losses import LossRecorder, read_losses
+from binidx.tools import main
+
+ABOUT = {"en_text_document": {"license": "CC-BY-4.0", "kind": "scraped", "cut_off": "2025-03"}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("questions")
+    build_research_run(folder)
+    shutil.copy(tokenizer_path(), folder / "tokenizer.json")
+    (folder / "passage.txt").write_text(RABBIT)
+    (folder / "about.json").write_text(json.dumps(ABOUT))
+    recorder = LossRecorder(folder / "losses")
+    recorder.record(0, np.where(np.arange(400) // 8 == 30, 9.0, 2.0) + 0.01 * np.random.default_rng(0).random(400))
+    recorder.close()
+    return folder
+
+
+def test_every_question_is_answered_by_the_command_below_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    answers: dict[int, list[str]] = {}
+    for number, block in re.findall(
+        r"^(\d+)\. (.*?)(?=^\d+\. |^## )", read_page("how-to/twenty-questions"), re.M | re.S
+    ):
+        for line in re.findall(r"^ {8}(binidx .*)$", block, re.M):
+            for part in line.split(" | "):
+                assert main(shlex.split(part)[1:]) == (1 if "diff" in part else 0), part
+                out = capsys.readouterr().out
+                monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(out.encode())))
+            answers.setdefault(int(number), []).append(out)
+    assert [*answers] == [*range(1, 21)]
+    assert {number for number, (out, *_) in answers.items() if not out} <= {10}
+    assert answers[4] == answers[3]
+    assert answers[6][0].splitlines() == [
+        f"{name}_text_document\t{number}" for name, numbers in (("en", (7, 21)), ("code", (7, 21, 30)))
+        for number in numbers
+    ]  # fmt: skip
+    assert answers[12] == answers[11]
+    assert answers[16][0].startswith("step 30: loss 9.0")
+    card, public = answers[20]
+    assert "| CC-BY-4.0 | **[to be completed]** | scraped | 2025-03 |" in card
+    assert "top domains of 1, with documents: en.example.org (60)" in card
+    assert "- text: less than 1 billion tokens (25,600, repeats included)" in public
+    assert "- latest date of acquisition: 2025-03" in public
+    scraped = public.partition("### 2.3")[2].partition("###")[0]
+    assert "`en_text_document`: 60 documents" in scraped
+    assert "largest of 1 domains: en.example.org" in scraped
+    assert "- name and contact: **[to be completed]**" in public
+    assert "Sources without a kind: **[to be completed]**" in public
+
+
+def test_the_code_of_the_page_records_losses(folder: Path, tmp_path: Path) -> None:
+    train = binidx.Run.load(f"{folder}/run.json").build()[0]
+    names: dict[str, Any] = {"binidx": binidx, "train": train, "folder": str(tmp_path), "consumed_samples": 16}
+    run_blocks("how-to/twenty-questions", {**names, "loss_of_each_token": lambda batch: batch["tokens"].double()})
+    positions, losses = read_losses(tmp_path / "losses")
+    assert positions[:4].tolist() == [0, 1, 2, 3]
+    assert float(losses[0]) == pytest.approx(float(torch.as_tensor(train[0]["tokens"]).double().mean()))
+    assert set(positions.tolist()) >= {22, 23}
+
+
+def test_what_is_told_of_sources_must_be_of_sources(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(folder)
+    for about, found in (({"fr": {}}, "'fr'"), ({"en_text_document": {"licence": "x"}}, "'licence'")):
+        Path("wrong.json").write_text(json.dumps(about))
+        assert main(["summary", "run.json", "--about", "@wrong.json"]) == 2
+        assert f"--about: found {found}, needs a source of the run" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""Losses are read as they were recorded last, and spikes are found where they were put."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.research_run import build_research_run
+from helpers.traceable_runs import random_run
+
+import binidx
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.loader.losses import LossRecorder, read_losses
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.spikes import find_spikes
+from binidx.run.schedule import BatchSchedule
+
+
+def test_a_replayed_step_replaces_at_any_topology(tmp_path: Path) -> None:
+    for rank in range(4):
+        first = LossRecorder(tmp_path, rank)
+        for step in range(6):
+            first.record(step * 8 + rank * 2, [rank, step])
+        first.close()
+    resumed = LossRecorder(f"{tmp_path}")
+    for step in (8, 9, 10):  # of two ranks, after a resume at sample 32
+        resumed.record(step * 4, np.full(4, 9.5))
+    resumed.close()
+    positions, losses = read_losses(tmp_path)
+    assert positions.tolist() == list(range(48))
+    expected = [[position % 8 // 2, position // 8][position % 2] for position in range(48)]
+    assert losses.tolist() == expected[:32] + [9.5] * 12 + expected[44:]
+
+
+def test_a_file_is_written_when_it_is_full_and_takes_few_bytes_a_sample(tmp_path: Path) -> None:
+    recorder = LossRecorder(tmp_path, 3, most_rows=40_000)
+    for step in range(5001):
+        recorder.record(step * 512 + 24, np.random.default_rng(step).random(8))
+    (file,) = tmp_path.iterdir()
+    assert file.name.endswith("-00003.parquet")
+    assert file.stat().st_size <= 6 * 40_000
+    assert len(read_losses(tmp_path)[0]) == 40_000
+
+
+KILLED = """
+import os, signal, sys
+from binidx.loader.losses import LossRecorder
+recorder = LossRecorder(sys.argv[1], most_rows=100)
+for step in range(25):
+    recorder.record(step * 10, [0.5] * 10)
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("end", "rows"), [("kill", 200), ("exit", 250)])
+def test_a_killed_process_leaves_whole_files(end: str, rows: int, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), end], check=False, env={**os.environ})
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0)
+    assert read_losses(tmp_path)[0].tolist() == list(range(rows))
+
+
+def test_folders_without_losses_and_damaged_files_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match="no losses"):
+        read_losses(tmp_path)
+    (tmp_path / "losses-1-0.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(FormatError, match="parquet: no losses"):
+        read_losses(tmp_path)
+
+
+def test_the_loader_records_the_positions_of_its_samples(tmp_path: Path) -> None:
+    build_research_run(tmp_path)
+    train = binidx.Run.load(f"{tmp_path}/run.json").build()[0]
+    for rank in range(2):
+        loader = binidx.build_pretraining_data_loader(train, 0, 2, rank, 2, losses_to=tmp_path / "losses")
+        for batch, _ in zip(loader, range(4), strict=False):
+            loader.record_losses(None, batch["tokens"].double().mean(1))
+        loader.record_losses(1, [7.0, 8.0])
+        del loader, batch
+    positions, losses = read_losses(tmp_path / "losses")
+    assert positions.tolist() == list(range(16))
+    expected = [float(train[number]["tokens"].double().mean()) for number in range(16)]
+    assert losses.tolist() == pytest.approx([*expected[:4], 7, 8, 7, 8, *expected[8:]])
+    with pytest.raises(ConfigError, match="losses: found 1, needs 2"):
+        binidx.build_pretraining_data_loader(train, 0, 2, 0, 1, losses_to=tmp_path).record_losses(0, [1.0])
+    with pytest.raises(ConfigError, match="losses_to: found none"):
+        binidx.build_pretraining_data_loader(train, 0, 2, 0, 1).record_losses(0, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
+    dataset, rng = random_run(tmp_path, seed), np.random.default_rng(seed)
+    order = RunOrder.of_dataset(
+        dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2])
+    )
+    steps = order.num_steps() or len(dataset)
+    positions = np.flatnonzero(rng.random(steps * 2) < 0.9)
+    losses = (3 + 0.1 * rng.standard_normal(len(positions))).astype(np.float32)
+    losses[rng.random(len(losses)) < 0.03] += 2
+    losses[-3:] = math.nan if seed % 4 == 0 else 3
+    found = {spike.step: spike for spike in find_spikes(order, positions, losses, window=15, threshold=4)}
+    mean = {step: losses[positions // 2 == step].astype(float).mean() for step in np.unique(positions // 2).tolist()}
+    expected = []
+    for place, step in enumerate(mean):
+        before = [*mean.values()][max(place - 15, 0) : place]
+        if place < 10:
+            continue
+        median = np.nanmedian(before)
+        limit = median + 4 * 1.4826 * np.nanmedian(np.abs(np.array(before) - median))
+        if not mean[step] <= limit:
+            expected.append(step)
+            assert found[step].limit == pytest.approx(limit)
+    assert [*found] == expected
+    for step, spike in found.items():
+        assert sorted(spike.reads.position.tolist()) == positions[positions // 2 == step].tolist()
+        known = spike.excess[~np.isnan(spike.excess)]
+        assert (np.diff(known) <= 0).all()
+        assert np.isnan(spike.excess[: len(spike.excess) - len(known)]).all()
+        own = losses[np.searchsorted(positions, spike.reads.position)]
+        assert np.array_equal(spike.losses, own, equal_nan=True)

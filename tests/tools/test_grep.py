@@ -1,0 +1,148 @@
+"""binidx grep and binidx exposures, as a person calls them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.preprocess_jobs import tokenizer_path
+from helpers.research_run import ITEM, RABBIT, build_research_run, texts_of
+from helpers.trained_tokenizers import save
+
+import binidx
+from binidx.tools import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("research")
+    build_research_run(folder)
+    (folder / "item.txt").write_text(f"{ITEM}\n")
+    (folder / "drop.en.txt").write_text("7\n21\n")
+    (folder / "none.txt").write_text("none\n")
+    for name in ("wordpiece", "small"):
+        (folder / name).mkdir()
+    save("wordpiece", folder / "wordpiece")
+    trained = json.loads(Path(tokenizer_path()).read_text())
+    trained["model"]["vocab"] = {entry: number for entry, number in trained["model"]["vocab"].items() if number < 300}
+    trained["model"]["merges"] = []
+    (folder / "small" / "tokenizer.json").write_text(json.dumps(trained))
+    return folder
+
+
+@pytest.fixture
+def binidx_out(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """A function that runs a command in the folder and returns what it prints."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> str:
+        assert main([*arguments]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+EN, CODE = "en_text_document", "code_text_document"
+
+
+def test_the_list_names_the_documents_with_a_text(binidx_out: Any) -> None:
+    expected = [f"{name}\t{number}\n" for name in (EN, CODE) for number in (7, 21)]
+    assert binidx_out("grep", RABBIT, EN, CODE) == "".join(expected)
+    shown = json.loads(binidx_out("grep", "-e", RABBIT, "-e", "never there", EN, "--show", "--json"))
+    first = shown["documents"][0]
+    assert (first["document"], first["matches"], first["patterns"]) == (7, 1, [0])
+    assert first["origin"]["row"] == 7
+    assert RABBIT in first["text"]
+    assert first["byte"] == texts_of("en")[7].encode().index(RABBIT.encode())
+    assert shown["searched"]["documents"] == 60
+    people = binidx_out("grep", RABBIT, EN, "--show").splitlines()
+    assert people[0] == f"{EN}  document 7  1 place"
+    assert people[1].startswith("    from ")
+    assert people[1].endswith('id "https://en.example.org/7"')
+    assert binidx_out("grep", "never there", EN) == ""
+
+
+def test_ids_are_found_without_a_tokenizer(binidx_out: Any) -> None:
+    dataset = binidx.IndexedDataset(EN)
+    ids = ",".join(map(str, dataset[21][5:30].tolist()))
+    assert f"{EN}\t21\n" in binidx_out("grep", "--tokens", ids, EN)
+
+
+def test_shards_find_together_what_one_call_finds(binidx_out: Any, folder: Path) -> None:
+    place = ["--records", str(folder / "found")]
+    assert binidx_out("grep", RABBIT, EN, "--shard", "1/2", *place) == ""
+    whole = binidx_out("grep", RABBIT, EN)
+    assert binidx_out("grep", RABBIT, EN, "--shard", "0/2", *place) == whole
+    assert binidx_out("grep", RABBIT, EN, *place) == whole
+    assert not (folder / "found").exists()
+    assert binidx_out("grep", RABBIT, EN, "--engine", "local", "--workers", "2") == whole
+
+
+def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any) -> None:
+    call = ["grep", "--queries", "evals.jsonl", "--ngram", "8", "--run", "run.json"]
+    items = {item["id"]: item for item in json.loads(binidx_out(*call, "--json"))["items"]}
+    assert items["rabbit"]["documents"] == {CODE: [30]}
+    assert items["rabbit"]["found"] == items["rabbit"]["ngrams"] == len(ITEM.split()) - 7
+    assert (items["clean"]["found"], items["clean"]["times"], items["clean"]["first_step"]) == (0, 0, None)
+    assert items["short"]["ngrams"] == 0
+    exposures = json.loads(binidx_out("exposures", "run.json", "--text", "item.txt", "--json"))["documents"]
+    assert [row["document"] for row in exposures] == [30]
+    assert {name: exposures[0][name] for name in ("times", "first_step", "last_step")} == {
+        name: items["rabbit"][name] for name in ("times", "first_step", "last_step")
+    }
+    table = binidx_out(*call).splitlines()
+    assert table[0].split() == ["item", "found", "of", "documents", "times", "first", "step", "last", "step"]
+    assert table[-1] == "1 of 3 items found, 1 with too few words"
+
+
+def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [EN, CODE]
+    listed = binidx_out("grep", RABBIT, *prefixes, "--to", "drop.txt")
+    assert Path("drop.txt").read_text() == listed
+
+    def piped(*arguments: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
+        return str(binidx_out(*arguments))
+
+    reads = [json.loads(line) for line in piped("where", "run.json", "--documents", "-", "--json").splitlines()]
+    counted = json.loads(piped("exposures", "run.json", "--documents", "-", "--json"))["documents"]
+    assert [(row["source"], row["document"]) for row in counted] == [
+        (prefix, number) for prefix in prefixes for number in (7, 21)
+    ]
+    for row in counted:
+        steps = [
+            read["step"]
+            for read in reads
+            if read["source"] == row["source"] and any(doc["doc"] == row["document"] for doc in read["docs"])
+        ]
+        assert (row["first_step"], row["last_step"], row["samples"]) == (min(steps), max(steps), len(steps))
+    dropped = binidx.load_dataset(prefixes[0], sequence_length=64, order=binidx.View("drop.en.txt"))
+    assert len(dropped) < len(binidx.load_dataset(prefixes[0], sequence_length=64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grep", "text"], "TEXT PREFIX: found no text or no prefix, needs TEXT PREFIX ..."),
+        (["grep", "--tokens", "sea", EN], "--tokens: found 'sea', needs ids such as 464,2330"),
+        (["grep", "--tokens", "70000", EN], f"{EN}: uint16 does not hold the tokens [70000]"),
+        (["grep", "--queries", "evals.jsonl", "--ngram", "99", EN], "--queries, --ngram: no item has 99 words"),
+        (["grep", "--queries", "en.jsonl", "--key", "none", EN], "en.jsonl: line 1: found b'{"),
+        (["grep", "sea", EN, "--run", "run.json"], "--run: needs --queries"),
+        (["grep", "sea", EN, "--shard", "0/2"], "--shard, --records: a shard needs a folder"),
+        (["grep", "sea", EN, "--tokenizer", "wordpiece/tokenizer.json"], "tokens have no bytes of their own"),
+        (["grep", "sea", EN, "--tokenizer", "small/tokenizer.json"], "outside the tokenizer's vocabulary"),
+        (["exposures", "run.json", "--documents", "none.txt"], "none.txt: line 1: found 'none'"),
+        (["exposures", "run.json", "--documents", "-"], "stdin: found a number alone, needs the prefix of one of 2"),
+    ],
+)
+def test_a_wrong_call_says_what_it_needs(
+    folder: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"7\n")))
+    assert main(arguments) in (1, 2)
+    assert message in capsys.readouterr().err

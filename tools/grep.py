@@ -1,0 +1,202 @@
+"""Find the documents in which an exact text, or a sequence of token ids, stands.
+
+TEXT is compared byte for byte with the text of each document, across the bounds of tokens and never across documents,
+wherever the tokens lie. The tokenizer is that of the manifest beside the dataset, or --tokenizer: byte-level BPE, or
+SentencePiece. -e gives several texts, and then all arguments are prefixes. With --tokens, TEXT is ids: 464,2330,22746.
+
+Each line of the output names a document: prefix, tab, number. So it is a list as binidx.View takes it, to train without
+these documents, and as `binidx where RUN --documents -` and `binidx exposures` do. --show adds origins and the text
+around the first match, for people.
+
+--queries finds the items of an evaluation: each item's n-grams of words are searched for, and the table has the items
+of which one stands in a document. With --run the data is that of a run, and the table has how often it read these
+documents, and when first and last.
+
+With --engine, --workers or --shard the tokens are read in parts, as by `binidx verify`.
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx grep "white rabbit" s3://corpus/en > drop.txt
+  binidx grep -e "white rabbit" -e "pink eyes" s3://corpus/en --show
+  binidx grep --tokens 464,2330,22746 s3://corpus/en --workers 8
+  binidx grep --queries evals.jsonl --ngram 13 --run run.json --to drop.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from binidx.corpus.origins import origin_text
+from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.native.token_search import TokenTable
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.run.provenance.exposures import count_exposures, total_exposures
+from binidx.search.document_search import SearchResult, find_tokenizer, search_documents
+from binidx.search.queries import count_ngrams, match_items, read_queries
+from binidx.storage.location import Location
+
+from ._command import add_json, add_workers, chosen_workers, command, prefix, print_result
+from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import table as columns
+from ._runs import known_origins, open_run, stop_step
+
+AROUND = 60
+"""Bytes of text before and after a match that --show prints."""
+
+
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    options.add_argument("names", nargs="*", metavar="TEXT PREFIX", help="the text, then prefixes of datasets")
+    options.add_argument("-e", dest="texts", action="append", metavar="TEXT", help="a text; may be repeated")
+    options.add_argument("--tokens", action="store_true", help="texts are token ids: 464,2330")
+    options.add_argument("--queries", metavar="FILE", help="items of an evaluation, a JSON object a line")
+    options.add_argument("--key", metavar="KEY", help="of the text of an item (all strings but id)")
+    options.add_argument("--ngram", type=int, default=13, metavar="N", help="words of an n-gram (13)")
+    options.add_argument("--run", metavar="RUN", help="search the data of a run.json, and count its reads")
+    options.add_argument("--before-step", type=int, metavar="N", help="count only steps before N (default: all)")
+    options.add_argument("--tokenizer", metavar="URI", help="as of preprocess; by default that of the manifest")
+    options.add_argument("--show", action="store_true", help="origins, and the text around the first match")
+    options.add_argument("--to", metavar="LIST", help="write the list of documents there, too")
+    add_workers(options, "parts")
+    options.add_argument("--records", metavar="DIR", help="folder of the parts' findings, for restarts and shards")
+    add_json(options, "--storage-options", "fsspec's own, for all URIs")
+
+
+def grep(arguments: argparse.Namespace) -> None:
+    """Search, and print the documents, or the items with theirs."""
+    order = open_run(arguments, in_ranges=True) if arguments.run else None
+    names = [*arguments.names]
+    texts = arguments.texts or ([] if arguments.queries else names[:1])
+    prefixes = [prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
+    names_of: dict[str, str] = {}
+    if order is not None and not prefixes:
+        names_of = {source.prefix: source.name for source in order.sources}
+        prefixes = [*names_of]
+    if not (texts or arguments.queries) or not prefixes:
+        raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
+    if arguments.queries and (texts or arguments.tokens):
+        raise ConfigError("queries, texts: found both, need one")
+    if order is not None and not arguments.queries:
+        raise ConfigError("run: needs --queries; of other texts: | binidx exposures RUN --documents -")
+    options = arguments.storage_options
+    items = read_queries(Location.of(arguments.queries, options), arguments.key) if arguments.queries else []
+    ngrams: list[list[int]] = []
+    if items:
+        texts, ngrams = count_ngrams(items, arguments.ngram)
+    table = None if arguments.tokens else token_table(_find_spec(arguments, prefixes), options)
+    patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
+    with Bar("grep") as bar:
+        place = {"workers": chosen_workers(arguments), "records": arguments.records}
+        result = search_documents(prefixes, patterns, table, storage_options=options, watch=bar, **place)
+    result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
+    if arguments.to:
+        Path(arguments.to).write_text(result.format_list())
+    if items:
+        found = match_items(items, ngrams, result.hits)
+        rows = [item.to_json() for item in found]
+        if order is not None:
+            stop, numbers = stop_step(order, arguments.before_step), result.documents()
+            exposures = [
+                (name, count_exposures(order, source, numbers[name], stop))
+                for source, name in enumerate(order.prefixes)
+                if name in numbers
+            ]
+            rows = [row | total_exposures(exposures, item.documents) for row, item in zip(rows, found, strict=True)]
+        print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
+    else:
+        documents = [*_documents(result, table, arguments)] if arguments.show or arguments.json else []
+        text = _blocks(documents) if arguments.show else result.format_list().rstrip("\n")
+        if text or arguments.json:
+            print_result({"documents": documents, **_searched(result)}, text, arguments)
+    _print_summary(result)
+
+
+def parse_ids(text: str) -> list[int]:
+    """Parse token ids, separated by commas or blanks."""
+    try:
+        if ids := [int(number) for number in text.replace(",", " ").split()]:
+            return ids
+    except ValueError:
+        pass
+    raise ConfigError(f"tokens: found {text!r}, needs ids such as 464,2330")
+
+
+def _find_spec(arguments: argparse.Namespace, prefixes: Sequence[str]) -> TokenizerSpec:
+    uri, options = arguments.tokenizer, arguments.storage_options
+    if uri is not None:
+        return describe_tokenizer(uri, storage_options=options)
+    return find_tokenizer([Location.of(name, options) for name in prefixes])
+
+
+def _searched(result: SearchResult) -> dict[str, Any]:
+    """Return what was searched, in JSON values."""
+    names = ("num_documents", "num_tokens", "num_bytes", "seconds", "parts_missing")
+    return {"searched": {name.removeprefix("num_"): getattr(result, name) for name in names}}
+
+
+def _documents(result: SearchResult, table: TokenTable | None, arguments: argparse.Namespace) -> Iterator[Any]:
+    """Yield the documents in JSON values."""
+    for name, numbers in result.documents().items():
+        location, hits = Location.of(name, arguments.storage_options), result.hits[name]
+        origins = known_origins(location, numbers.tolist()) if arguments.show else {}
+        dataset = IndexedDataset(name, storage_options=arguments.storage_options) if arguments.show else None
+        for number in numbers.tolist():
+            rows = hits[slice(*hits[:, 0].searchsorted([number, number + 1]))]
+            document = {"prefix": name, "document": number, "matches": int(rows[:, 2].sum())}
+            document |= {"patterns": rows[:, 1].tolist(), "byte": int(rows[:, 3].min())}
+            if origin := origins.get(number):
+                document["origin"] = origin
+            if dataset is not None and table is not None:
+                bounds = dataset.document_indices[number : number + 2].tolist()
+                text = table.decode([int(id) for tokens in dataset[slice(*bounds)] for id in tokens])
+                around = text[max(document["byte"] - AROUND, 0) : document["byte"] + 2 * AROUND]
+                document["text"] = " ".join(around.decode(errors="ignore").split())
+            yield document
+
+
+def _blocks(documents: Sequence[dict[str, Any]]) -> str:
+    lines = list[str]()
+    for each in documents:
+        lines.append(f"{each['prefix']}  document {each['document']:,}  {counts(places=each['matches'])}")
+        lines += [f"    from {origin_text(each['origin'])}"] if "origin" in each else []
+        lines += [f"    {each['text']}"] if "text" in each else []
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the items of which an n-gram was found, as a table."""
+    found = [row for row in rows if row["found"]]
+    head = ["item", "found", "of", "documents", *(("times", "first step", "last step") if "times" in rows[0] else ())]
+    cells = [
+        [str(row["id"] or row["line"]), f"{row['found']:,}", f"{row['ngrams']:,}"]
+        + [f"{sum(map(len, row['documents'].values())):,}"]
+        + [_cell(row[name]) for name in ("times", "first_step", "last_step") if name in row]
+        for row in found
+    ]
+    short = sum(not row["ngrams"] for row in rows)
+    told = f"{len(found):,} of {counts(items=len(rows))} found" + (f", {short:,} with too few words" if short else "")
+    return f"{columns(head, cells)}\n{told}" if cells else told
+
+
+def _cell(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _print_summary(result: SearchResult) -> None:
+    num_found = sum(map(len, result.documents().values()))
+    rate = human_bytes(result.num_bytes / max(result.seconds, 1e-9))
+    what = counts(documents=result.num_documents, tokens=result.num_tokens)
+    left = f"; {counts(parts=result.parts_missing)} left to other shards" if result.parts_missing else ""
+    print(f"{num_found:,} of {what}; {human_seconds(result.seconds)}, {rate}/s{left}", file=sys.stderr)
+
+
+main = command("grep", __doc__, add_options, grep)
