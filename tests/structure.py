@@ -117,7 +117,7 @@ def main() -> int:
     files = list(modules())
     sizes = [path.read_text().count("\n") for path in files]
     folders = Counter(str(path.parent.relative_to(PACKAGE)) for path in files)
-    source = [*PACKAGE.rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    source = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi"), *(ROOT / "tools").rglob("*.py")]
     repeated = {name: homes for name, homes in top_names().items() if len(homes) > 1}
     leafs = Counter(path.stem for path in files)
     named = [path for path in files if PROVIDERS.search(path.read_text()) and path.parent.name != "stores"]

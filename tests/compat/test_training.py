@@ -62,6 +62,7 @@ def test_a_script_trains_from_s3_on_the_samples_it_had_from_a_disk(
     assert resumed.logs[0].count("taken as it is (trust_cache)") == 9  # of three splits, two datasets and the blend
 
 
+@pytest.mark.slow
 def test_made_up_data_of_a_script_that_asks_for_it_are_megatrons() -> None:
     options = ["--mock-data", "--dataloader-type", "cyclic", "--num-workers", "1", "--train-iters", "2"]
     theirs, ours = start([SCRIPT, *options]), start([*DROP_IN, SCRIPT, *options])

@@ -104,7 +104,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("own_cache", [False, True])
+@pytest.mark.parametrize("own_cache", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_ranks_build_from_one_bucket_and_see_one_order(
     local: str, s3: Any, tmp_path: Path, own_cache: bool
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 from helpers.inter_document_masking import InterDocumentDataset
 from helpers.oracle import megatron
+from helpers.seeds import seeds
 from torch.utils.data import default_collate
 
 import binidx
@@ -48,7 +49,7 @@ def all_of(prefix: str) -> Any:
     return split_indices((0.0, 1.0), len(binidx.IndexedDataset(prefix)))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, 30))
 def test_bounds_of_documents_are_megatrons(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     lengths = random_lengths(rng, int(rng.choice([2, 5, 40])))

@@ -64,6 +64,7 @@ def test_what_is_installed_in_a_fresh_environment_trains_on_s3_with_spawned_work
     assert "bytes zz\n" in done
 
 
+@pytest.mark.slow
 def test_what_a_script_registers_its_spawned_workers_and_jobs_find(source: Path, s3: Bucket, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(REGISTERED)
     base, path = s3.fresh().replace("s3://", "toys3://"), [str(Path(__file__).parents[2] / "src"), str(source)]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset.config import split_indices
@@ -55,6 +54,8 @@ def write_sentences(
     prefix: Path, num_documents: int, rng: np.random.Generator, longest: int = 30, specials: float = 0.02
 ) -> str:
     """Documents of 0 to 12 sentences, a share of `specials` among the pieces; some are empty, a few too long."""
+    from helpers.oracle import megatron
+
     builder = megatron.indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for _ in range(num_documents):
         lengths = rng.integers(rng.integers(2), longest, rng.integers(0, 13)).tolist()
@@ -107,6 +108,8 @@ def build(kind: Any, prefixes: list[str], sizes: Any = (200, 20, 20), weights: A
 
 def megatrons(kind: Any, prefix: str, which: binidx.Split, num_samples: int, cache: str, **options: Any) -> Any:
     """Megatron's dataset of one split; it builds its index, or finds one in `cache`. Needs a process group to build."""
+    from helpers.oracle import megatron
+
     home = {BERT: megatron.bert, T5: megatron.t5}[kind]
     cls, config = (getattr(home, each.__name__) for each in kind)
     configured = config(blend=([prefix], None), path_to_cache=cache, **options)

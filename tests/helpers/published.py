@@ -53,7 +53,7 @@ def use(base, folder):
     binidx.Run(halved.config, [40, 0, 0], 4, 1).save(f"{folder}/half.json")
     assert '"every_other"' in open(f"{folder}/half.json").read()
     assert main(["trace", f"{folder}/half.json", "--step", "0"]) == 0
-    spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
     found = first_batches(f"{base}/en", f"{base}/cache", **spawned)
     assert found == first_batches(f"{folder}/en", None)
     print(len(found), "batches")

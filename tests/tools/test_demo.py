@@ -10,6 +10,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,8 +52,9 @@ def tokenizer(corpus, tokenizer_path):
 
 
 def test_the_corpus_is_the_same_every_time_and_big_enough(corpus):
-    again = build_corpus()
-    assert again == corpus
+    part = Path(json.__file__).parent
+    assert [*docstrings(read_sources(part))] == [*docstrings(read_sources(part))]
+    assert list(read_sources(part)) == sorted(read_sources(part))
     for documents in corpus.values():
         assert count_bytes(documents) >= MIN_CORPUS_BYTES
         assert all(documents)
@@ -242,7 +244,8 @@ def demo(corpus, tmp_path_factory):
     """A directory, and what `binidx demo --json` says of the few steps it made there."""
     directory = tmp_path_factory.mktemp("demo") / "work"
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setattr("binidx.tools.demo.stages.build_corpus", lambda: corpus)  # 4 s to read
+        few = {name: documents[::4] for name, documents in corpus.items()}
+        patch.setattr("binidx.tools.demo.stages.build_corpus", lambda: few)
         assert main(["--steps", "6", "--json", "--directory", str(directory)]) == 0
     return directory, json.loads(out.getvalue())
 

@@ -28,12 +28,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.exchange import Block, ExchangeWriter, exchange_file, list_blocks, read_bucket
+from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, exchange_file, list_blocks, read_bucket
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
-from binidx.jobs.parts import ONE_THREAD, JobFolder, Values, Workers, make_parts
+from binidx.jobs.parts import ONE_THREAD, JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -141,27 +141,6 @@ def diff_datasets(
 
 
 @dataclass(frozen=True)
-class DiffTask:
-    """Task of a stage.
-
-    Attributes:
-        name: stage and number; names are sorted as the documents are.
-        side: 0 of A, 1 of B; of the stage "hash".
-        rows: documents, of the stages "hash" and "order".
-        blocks: the records that it reads, of A and of B.
-    """
-
-    name: str
-    size: int
-    side: int = 0
-    rows: range = range(0)
-    blocks: Sequence[Sequence[Block]] = ()
-
-    def __str__(self) -> str:
-        return f"diff, {self.name}"
-
-
-@dataclass(frozen=True)
 class _Diff:
     """Job of a comparison; its methods run in the workers."""
 
@@ -179,60 +158,54 @@ class _Diff:
 
     def run(self, datasets: Sequence[WholeDataset], workers: Workers, watch: ProgressWatcher) -> dict[str, Any]:
         """Run the stages; return the fields of a Difference about documents."""
-        counts, num_buckets = self.counts, self.num_buckets
-        stages = [self.hash_tasks(datasets)]
-        self.folder.claim()
-        results = self._make(self.write_hashes, stages[-1], workers, watch)
-        sides = [{name: each for name, each in results.items() if name.startswith(f"hash-{n}")} for n in (0, 1)]
-        missing, matches, ordered = len(stages[-1]) - len(results), dict[str, Values](), dict[str, Values]()
-        if not missing:
-            blocks = zip(*(list_blocks(side, num_buckets) for side in sides), strict=True)
-            stages.append(
-                [DiffTask(f"match-{n:06}", sum(counts) // num_buckets, blocks=b) for n, b in enumerate(blocks)]
-            )
-            matches = self._make(self.write_matches, stages[-1], workers, watch)
-            missing = len(stages[-1]) - len(matches)
-        if not missing:
-            pairs = list_blocks(matches, num_buckets)
-            stages.append(
-                [DiffTask(f"order-{n:06}", counts[0] // num_buckets, blocks=[b]) for n, b in enumerate(pairs)]
-            )
-            ordered = self._make(self.find_breaks, stages[-1], workers, watch)
-            missing = len(stages[-1]) - len(ordered)
-        if not missing:
-            tasks = [task for stage in stages for task in stage]
-            self.folder.remove(tasks, [exchange_file(self.location, task.name) for task in tasks])
-        return self.summary([*matches.values()], [ordered[name] for name in sorted(ordered)], missing)
-
-    def _make(
-        self, make: Any, tasks: Sequence[DiffTask], workers: Workers, watch: ProgressWatcher
-    ) -> dict[str, Values]:
-        stage = tasks[0].name.partition("-")[0]
-        watch.begin(stage, sum(task.size for task in tasks), 0, "bytes" if stage == "hash" else "rows")
+        hashes = self.hash_tasks(datasets)
+        stages = [
+            JobStage("hash", self.write_hashes, lambda _: hashes),
+            JobStage("match", self.write_matches, self.match_tasks, "rows"),
+            JobStage("order", self.find_breaks, self.order_tasks, "rows"),
+        ]
         remote = any(dataset.prefix.local_path is None for dataset in self.datasets)
-        return make_parts(make, tasks, workers, self.folder, advance=watch.advance, remote_data=remote)
+        results, missing = run_stages(stages, self.folder, workers, watch, remote_data=remote)
+        if missing:
+            return self.summary([], [], missing)
+        hashed, matches, ordered = results
+        tasks = [*hashes, *self.match_tasks(hashed), *self.order_tasks(matches)]
+        self.folder.remove(tasks, [exchange_file(self.location, task.name) for task in tasks])
+        return self.summary([*matches.values()], [ordered[name] for name in sorted(ordered)], 0)
 
-    def hash_tasks(self, datasets: Sequence[WholeDataset]) -> list[DiffTask]:
-        """Return the tasks of the stage "hash"."""
+    def hash_tasks(self, datasets: Sequence[WholeDataset]) -> list[ExchangeTask]:
+        """Return the tasks of the stage "hash", which have the number 0 for A, and 1 for B."""
         tasks = []
         for side, dataset in enumerate(datasets):
             count = max(1, -(-dataset.num_bytes // TASK_BYTES))
             bounds = [dataset.index.num_documents * number // count for number in range(count + 1)]
             ranges = itertools.starmap(range, itertools.pairwise(bounds))
             size = dataset.num_bytes // count
-            tasks += [DiffTask(f"hash-{side}-{n:06}", size, side, rows) for n, rows in enumerate(ranges)]
+            tasks += [ExchangeTask(f"hash-{side}-{n:06}", size, side, rows) for n, rows in enumerate(ranges)]
         return tasks
+
+    def match_tasks(self, hashed: dict[str, Values]) -> list[ExchangeTask]:
+        """Return the tasks of the stage "match"."""
+        sides = [{name: each for name, each in hashed.items() if name.startswith(f"hash-{n}")} for n in (0, 1)]
+        blocks = zip(*(list_blocks(side, self.num_buckets) for side in sides), strict=True)
+        size = sum(self.counts) // self.num_buckets
+        return [ExchangeTask(f"match-{n:06}", size, blocks=both) for n, both in enumerate(blocks)]
+
+    def order_tasks(self, matches: dict[str, Values]) -> list[ExchangeTask]:
+        """Return the tasks of the stage "order"."""
+        blocks, size = list_blocks(matches, self.num_buckets), self.counts[0] // self.num_buckets
+        return [ExchangeTask(f"order-{n:06}", size, blocks=pairs) for n, pairs in enumerate(blocks)]
 
     @property
     def num_buckets(self) -> int:
         """Tasks of the stages "match" and "order"."""
         return max(1, -(-max(self.counts) // BUCKET_DOCUMENTS))
 
-    def write_hashes(self, task: DiffTask) -> Values:
+    def write_hashes(self, task: ExchangeTask) -> Values:
         """Write the hashes of some documents, grouped by hash."""
         num_buckets, document = self.num_buckets, task.rows.start
         with closing(ExchangeWriter(num_buckets, self.scratch)) as writer:
-            for hashes in hash_documents(self.datasets[task.side], task.rows):
+            for hashes in hash_documents(self.datasets[task.number], task.rows):
                 check_stop()
                 rows = np.empty(len(hashes), HASHED)
                 rows["hash"], rows["document"] = hashes, np.arange(document, document + len(hashes))
@@ -241,7 +214,7 @@ class _Diff:
                 writer.add(buckets.astype(np.int64), rows)
             return writer.publish(exchange_file(self.location, task.name))
 
-    def write_matches(self, task: DiffTask) -> Values:
+    def write_matches(self, task: ExchangeTask) -> Values:
         """Write the matches of the documents of A with hashes of one range, grouped by number in A."""
         sides = [read_bucket(self.location, blocks, HASHED).rows for blocks in task.blocks]
         numbers, distinct = match_documents(*(rows["hash"] for rows in sides))
@@ -259,9 +232,9 @@ class _Diff:
         sizes = {"num_removed": len(removed), "num_added": len(new), "num_common": len(rows), "distinct": distinct}
         return {**published, **first, **sizes}
 
-    def find_breaks(self, task: DiffTask) -> Values:
+    def find_breaks(self, task: ExchangeTask) -> Values:
         """Return the order breaks among some documents of A, and the matches at both ends."""
-        rows = read_bucket(self.location, task.blocks[0], MATCHED).rows
+        rows = read_bucket(self.location, task.blocks, MATCHED).rows
         rows = rows[np.argsort(rows["left"], kind="stable")]
         breaks = rows["left"][1:][rows["right"][1:] < rows["right"][:-1]]
         ends = [[int(value) for value in rows[place].tolist()] for place in (0, -1) if len(rows)]
@@ -269,7 +242,6 @@ class _Diff:
 
     def summary(self, matches: Sequence[Values], ordered: Sequence[Values], missing: int) -> dict[str, Any]:
         """Return the fields of a Difference about documents; zeros if tasks are missing."""
-        matches, ordered = ([], []) if missing else (matches, ordered)
         copies = [self.counts[side] - sum(match["distinct"][side] for match in matches) for side in (0, 1)]
         breaks, last, num_breaks = list[int](), -1, 0
         for part in ordered:

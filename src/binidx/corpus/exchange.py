@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,6 +183,28 @@ class Block(NamedTuple):
     identity: Mapping[str, Any]
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class ExchangeTask:
+    """Task of a stage.
+
+    Attributes:
+        name: stage and number; names are sorted as the numbers are.
+        size: units of work, for progress.
+        number: number of the source, chunk or part that it reads or writes, if the stage has any.
+        rows: documents, positions or bytes that it reads.
+        blocks: the records that it reads, of each side if there are two.
+    """
+
+    name: str
+    size: int
+    number: int = 0
+    rows: range = range(0)
+    blocks: Sequence[Any] = ()
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def list_blocks(results: Mapping[str, Values], num_buckets: int) -> list[list[Block]]:

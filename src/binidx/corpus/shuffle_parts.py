@@ -28,7 +28,7 @@ from binidx.corpus.exchange import (
     MEMORY_BYTES,
     ROUND_BYTES,
     TASK_BYTES,
-    Block,
+    ExchangeTask,
     ExchangeWriter,
     exchange_file,
     list_blocks,
@@ -40,7 +40,7 @@ from binidx.corpus.shuffle_buckets import Column, assign_buckets, shuffle_keys, 
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, SourceDatasets
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
-from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
+from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.lazy_values import cached_property
 from binidx.native.token_files import copy_pieces
@@ -74,27 +74,6 @@ DOCUMENT = np.dtype([("key", "<u8"), ("num_bytes", "<u8"), ("num_sequences", "<u
 
 
 @dataclass(frozen=True)
-class ShuffleTask:
-    """Task of a stage.
-
-    Attributes:
-        name: stage and number; names are sorted as the documents are.
-        source: number of the source, of the stage "documents".
-        rows: documents of the source, numbered in it; or the number of the bucket.
-        blocks: the records that it reads.
-    """
-
-    name: str
-    size: int
-    source: int
-    rows: range
-    blocks: Sequence[Block] = ()
-
-    def __str__(self) -> str:
-        return f"shuffle, {self.name}"
-
-
-@dataclass(frozen=True)
 class ShuffleParts:
     """Job of a shuffle by workers; its methods run in the workers.
 
@@ -124,39 +103,29 @@ class ShuffleParts:
         """Number of parts."""
         return max(1, -(-sum(num_bytes for _, num_bytes in self.counts) // BUCKET_BYTES))
 
-    def document_tasks(self) -> list[ShuffleTask]:
+    def document_tasks(self) -> list[ExchangeTask]:
         """Return the tasks of the stage "documents"."""
-        tasks, task_bytes = list[ShuffleTask](), max(MEMORY_BYTES, BLOCK_BYTES * self.num_buckets)
+        tasks, task_bytes = list[ExchangeTask](), max(MEMORY_BYTES, BLOCK_BYTES * self.num_buckets)
         for source, (num_documents, num_bytes) in enumerate(self.counts):
             count = max(1, -(-num_bytes // task_bytes))
             bounds = [num_documents * number // count for number in range(count + 1)]
             for rows in itertools.starmap(range, itertools.pairwise(bounds)):
-                tasks.append(ShuffleTask(f"documents-{len(tasks):06}", num_bytes // count, source, rows))
+                tasks.append(ExchangeTask(f"documents-{len(tasks):06}", num_bytes // count, source, rows))
         return tasks
 
-    def bucket_tasks(self, written: dict[str, Values]) -> list[ShuffleTask]:
+    def bucket_tasks(self, written: dict[str, Values]) -> list[ExchangeTask]:
         """Return the tasks of the stage "buckets"."""
         blocks, size = list_blocks(written, self.num_buckets), sum(size for _, size in self.counts) // self.num_buckets
-        return [ShuffleTask(f"bucket-{n:06}", size, 0, range(n, n + 1), each) for n, each in enumerate(blocks)]
+        return [ExchangeTask(f"bucket-{n:06}", size, blocks=each) for n, each in enumerate(blocks)]
 
     def make(self, workers: Workers, watch: ProgressWatcher) -> int:
         """Make the parts; return the number of tasks that other shards must make first."""
-        self.folder.claim()
-        tasks = self.document_tasks()
-        written = self._make("documents", self.write_documents, tasks, workers, watch)
-        if missing := len(tasks) - len(written):
-            return missing
-        tasks = self.bucket_tasks(written)
-        return len(tasks) - len(self._make("buckets", self.write_bucket, tasks, workers, watch))
-
-    def _make(
-        self, stage: str, make: Any, tasks: Sequence[ShuffleTask], workers: Workers, watch: ProgressWatcher
-    ) -> dict[str, Values]:
-        watch.begin(stage, sum(task.size for task in tasks), 0)
+        stages = [
+            JobStage("documents", self.write_documents, lambda _: self.document_tasks()),
+            JobStage("buckets", self.write_bucket, self.bucket_tasks),
+        ]
         remote = self.folder.location.local_path is None
-        return make_parts(
-            make, tasks, workers, self.folder, advance=watch.advance, remote_data=remote, task_bytes=TASK_BYTES
-        )
+        return run_stages(stages, self.folder, workers, watch, remote_data=remote, task_bytes=TASK_BYTES)[1]
 
     def finish(
         self, check: Callable[[], object], remove_existing: Callable[[], object], watch: ProgressWatcher
@@ -183,9 +152,9 @@ class ShuffleParts:
         objects += [file for output in outputs for file in (output.idx, output.bin)]
         self.folder.remove([*firsts, *tasks], objects)
 
-    def write_documents(self, task: ShuffleTask) -> Values:
+    def write_documents(self, task: ExchangeTask) -> Values:
         """Write some documents, grouped by bucket."""
-        pinned, before = self.sources[task.source], sum(count for count, _ in self.counts[: task.source])
+        pinned, before = self.sources[task.number], sum(count for count, _ in self.counts[: task.number])
         dataset, plain = pinned.open(), pinned.reader()
         with closing(ExchangeWriter(self.num_buckets, self.scratch)) as writer:
             for block in dataset.index.documents(len(task.rows), task.rows.start):
@@ -202,7 +171,7 @@ class ShuffleParts:
                     writer.add(buckets[low:high].astype(np.int64), rows, data, starts)
             return writer.publish(exchange_file(self.folder.location, task.name))
 
-    def write_bucket(self, task: ShuffleTask) -> Values:
+    def write_bucket(self, task: ExchangeTask) -> Values:
         """Write the documents of a bucket, sorted, as a part of the target."""
         rows, data, starts = read_bucket(self.folder.location, task.blocks, DOCUMENT)
         order = shuffle_order(rows["key"])
@@ -224,7 +193,7 @@ class ShuffleParts:
             output.close()
         return {}
 
-    def _output(self, task: ShuffleTask) -> DatasetTarget:
+    def _output(self, task: ExchangeTask) -> DatasetTarget:
         return DatasetTarget(self.folder.location / task.name, self.target.codec)
 
 

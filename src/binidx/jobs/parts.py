@@ -36,7 +36,7 @@ from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import is_transient
 from binidx.storage.threads import READS, REQUESTS, available_cores
-from binidx.storage.writing.copy import ProgressWatcher
+from binidx.storage.writing.copy import ProgressWatcher, Unit
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 Item = TypeVar("Item")
@@ -425,3 +425,49 @@ def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> dict[str, Value
     """Return the result of each part that has a record, by its name."""
     found = zip(parts, READS.map(folder.read, parts), strict=True)
     return {part.name: result for part, result in found if result is not None}
+
+
+@dataclass(frozen=True)
+class JobStage(Generic[PartType]):
+    """Stage of a job: tasks that need the results of all tasks of the stage before.
+
+    Args:
+        name: name of the stage, for progress.
+        make: as in `make_parts`.
+        plan: returns the tasks, from the results of the stage before; {} for the first one.
+        unit: unit of the sizes of its tasks.
+        recorded: whether its tasks have records; without, a task is done anew or finds its own result.
+    """
+
+    name: str
+    make: Callable[[PartType], Values]
+    plan: Callable[[dict[str, Values]], Sequence[PartType]]
+    unit: Unit = "bytes"
+    recorded: bool = True
+
+
+def run_stages(
+    stages: Sequence[JobStage[Any]], folder: JobFolder, workers: Workers, watch: ProgressWatcher, **options: Any
+) -> tuple[list[dict[str, Values]], int]:
+    """Run the stages of a job in order, up to one whose tasks other shards must make.
+
+    Args:
+        folder: folder of the records, which is claimed.
+        options: of `make_parts`.
+
+    Returns:
+        The results of each stage that ran, and the number of tasks of the last of them that have no result.
+
+    Raises:
+        ObjectExistsError: the folder holds parts of another job.
+    """
+    folder.claim()
+    results, missing = list[dict[str, Values]](), 0
+    for stage in stages:
+        tasks = stage.plan(results[-1] if results else {})
+        watch.begin(stage.name, sum(task.size for task in tasks), 0, stage.unit)
+        records = folder if stage.recorded else None
+        results.append(make_parts(stage.make, tasks, workers, records, advance=watch.advance, **options))
+        if missing := len(tasks) - len(results[-1]):
+            break
+    return results, missing

@@ -43,10 +43,10 @@ def test_samples_are_megatrons(seed: int, version: str, tmp_path: Path) -> None:
 
 
 def test_processes_whose_tokenizers_have_other_orders_make_the_same_samples_unlike_those_of_0_16_1(prefix: str) -> None:
-    found = [samples_of_a_process(prefix, hash_seed) for hash_seed in "123"]
-    assert len({each["order of ids"] for each in found}) == 3
+    found = [samples_of_a_process(prefix, hash_seed) for hash_seed in "12"]
+    assert len({each["order of ids"] for each in found}) == 2
     assert len({each["main"] for each in found}) == 1
-    assert len({each["0.16.1"] for each in found}) == 3
+    assert len({each["0.16.1"] for each in found}) == 2
 
 
 def samples_of_a_process(prefix: str, hash_seed: str) -> dict[str, str]:

@@ -45,10 +45,12 @@ def proxy(s3: Bucket) -> Iterator[Proxy]:
         yield found
 
 
-def write(prefix: Path, num_documents: int, seed: int) -> str:
-    lengths = np.random.default_rng(seed).integers(1, 9, num_documents)
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A local dataset with more documents than a small index has."""
+    prefix = tmp_path_factory.mktemp("stored") / "p"
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
-        for length in lengths.tolist():
+        for length in np.random.default_rng(0).integers(1, 9, 36_500).tolist():
             builder.add_document(np.ones(length, np.uint16), [length])
         builder.finalize(f"{prefix}.idx")
     return str(prefix)
@@ -81,12 +83,13 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not
 
 
 @pytest.mark.parametrize("kind", [*IN_SUITE, *SLOW])
-def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_start_sends_the_requests_of_the_plan(
+    kind: str, s3: Bucket, proxy: Proxy, stored: str, tmp_path: Path
+) -> None:
     count, way = KINDS[kind]
     base, prefixes = s3.fresh(), list[str]()
     for number in range(count):
-        local = write(tmp_path / f"p{number}", 36_500, number)
-        convert_dataset(local, f"{base}/p{number}", way=way, verify="size")
+        convert_dataset(stored, f"{base}/p{number}", way=way, verify="size")
         prefixes.append(f"{base}/p{number}")
     if "virtual" in kind:
         merge_virtually(prefixes, f"{base}/all")
@@ -104,13 +107,12 @@ def test_a_start_sends_the_requests_of_the_plan(kind: str, s3: Bucket, proxy: Pr
 
 @pytest.mark.parametrize("kind", [pytest.param("three", marks=pytest.mark.slow), "listed, checked"])
 def test_a_rank_of_a_pinned_run_sends_the_requests_of_the_plan(
-    kind: str, s3: Bucket, proxy: Proxy, tmp_path: Path
+    kind: str, s3: Bucket, proxy: Proxy, stored: str, tmp_path: Path
 ) -> None:
     count, way = KINDS[kind]
     base, path = s3.fresh(), tmp_path / "run.json"
     for number in range(count):
-        local = write(tmp_path / f"p{number}", 36_500, number)
-        convert_dataset(local, f"{base}/p{number}", way=way, verify="size")
+        convert_dataset(stored, f"{base}/p{number}", way=way, verify="size")
     run = save(path, [f"{base}/p{number}" for number in range(count)], f"{base}/cache")
     assert main(["prepare-cache", str(path)]) == 0
     second_rank = {"RANK": "1", "WORLD_SIZE": "16"}  # the first one compares the pairs with the store
@@ -122,11 +124,11 @@ def test_a_rank_of_a_pinned_run_sends_the_requests_of_the_plan(
     assert planned.num_bytes == pytest.approx(node_bytes, rel=0.02)
 
 
-def test_a_start_from_gcs_sends_as_many_requests(gs: str, tmp_path: Path) -> None:
+def test_a_start_from_gcs_sends_as_many_requests(gs: str, stored: str, tmp_path: Path) -> None:
     base, prefixes, path = f"{gs}/fleet", list[str](), tmp_path / "run.json"
     for number in range(2):
         prefixes.append(f"{base}/p{number}")
-        convert_dataset(write(tmp_path / f"p{number}", 36_500, number), prefixes[-1], verify="size")
+        convert_dataset(stored, prefixes[-1], verify="size")
     run = save(path, prefixes, f"{base}/cache", data_parallel_size=2)
     run.build()
     emulator = "STORAGE_EMULATOR_HOST"
@@ -136,10 +138,10 @@ def test_a_start_from_gcs_sends_as_many_requests(gs: str, tmp_path: Path) -> Non
 
 
 def test_without_a_directory_of_index_files_each_process_is_the_first(
-    s3: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: Bucket, proxy: Proxy, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, path = s3.fresh(), tmp_path / "run.json"
-    convert_dataset(write(tmp_path / "p", 36_500, 0), f"{base}/p", verify="size")
+    convert_dataset(stored, f"{base}/p", verify="size")
     run = save(path, [f"{base}/p"], None)
     run.build()
     first, _ = start(proxy, path, "off")
@@ -150,8 +152,8 @@ def test_without_a_directory_of_index_files_each_process_is_the_first(
     assert planned.num_bytes == 16 * plan.index_dir_bytes
 
 
-def test_a_start_of_local_files_sends_nothing(tmp_path: Path) -> None:
-    run = save(tmp_path / "run.json", [write(tmp_path / "p", 1000, 0)], None)
+def test_a_start_of_local_files_sends_nothing(stored: str, tmp_path: Path) -> None:
+    run = save(tmp_path / "run.json", [stored], None)
     plan = plan_run(run, nodes=4)
     assert (plan.starts, plan.index_dir_bytes, plan.exceeds_a_limit) == ([], 0, False)
 
@@ -171,19 +173,18 @@ def advice(run: binidx.Run, **options: Any) -> str:
     return "\n".join(plan_run(run, **options).advice)
 
 
-def test_advice_has_the_figure_that_is_its_reason(s3: Bucket, tmp_path: Path) -> None:
+def test_advice_has_the_figure_that_is_its_reason(s3: Bucket, stored: str, tmp_path: Path) -> None:
     base = s3.fresh()
     prefixes = [f"{base}/p{number}" for number in range(2)]
-    for number, prefix in enumerate(prefixes):
-        convert_dataset(write(tmp_path / f"p{number}", 36_500, number), prefix, verify="size")
+    for prefix in prefixes:
+        convert_dataset(stored, prefix, verify="size")
     run = save(tmp_path / "run.json", prefixes, f"{base}/cache")
     assert advice(run) == ""
     assert "binidx prepare-cache: 5 indices are not built, and 16 ranks would wait 0.0 s" in advice(run, nodes=2)
     run.build()
     assert advice(run, nodes=2) == ""
-    fleet = replace(run, data_parallel_size=8_000)
-    text = advice(fleet, nodes=1_000)
-    plan: RunPlan = plan_run(fleet, nodes=1_000)
+    plan: RunPlan = plan_run(replace(run, data_parallel_size=8_000), nodes=1_000)
+    text = "\n".join(plan.advice)
     [begun] = plan.starts
     requests = f"{begun.requests.total:,} requests to {s3.uri}, {begun.seconds_at_limit:,.0f} s at the 5,500 a second"
     assert begun.seconds_at_limit > 10

@@ -19,7 +19,7 @@ disk of a task: a chunk, if that is larger than 1 GiB, as in bakes of more than 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from binidx.corpus.exchange import (
     MEMORY_BYTES,
     ROUND_BYTES,
     TASK_BYTES,
-    Block,
+    ExchangeTask,
     ExchangeWriter,
     exchange_file,
     list_blocks,
@@ -43,7 +43,7 @@ from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.jobs.parts import JobFolder, PerProcess, Values, Workers, make_parts
+from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.lazy_values import cached_property
 from binidx.order.order_protocols import Numbers
@@ -58,6 +58,8 @@ from binidx.storage.writing.publish import put_if_absent, write_object
 
 ALGORITHM = 1
 """Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
+
+STAGES = ("places", "tokens", "parts")
 
 LEAST_TASKS = 16
 """Tasks of the first two stages, of a small run: work for many cores."""
@@ -79,31 +81,6 @@ PLACE = np.dtype([("start", "<u8"), ("position", "<u8"), ("offset", "<u4"), ("nu
 
 PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4")])
 """Piece of a sample, with its tokens: number in the part, and first token of the sample's tokens it holds."""
-
-
-@dataclass(frozen=True)
-class BakeTask:
-    """Task of a stage: a range of positions, a chunk, or a part.
-
-    Attributes:
-        name: stage and number.
-        number: number of the chunk or part; 0 for positions.
-        rows: positions, or byte range of a chunk.
-        blocks: the records that it reads.
-    """
-
-    name: str
-    number: int
-    rows: range
-    blocks: Sequence[Block] = ()
-
-    @property
-    def size(self) -> int:
-        """Positions or bytes."""
-        return len(self.rows)
-
-    def __str__(self) -> str:
-        return f"bake, {self.name}"
 
 
 @dataclass(frozen=True)
@@ -170,23 +147,23 @@ class _Bake:
         """Return the prefix of a part."""
         return Location(part_prefix(self.target.uri, self.parts[number]), self.target.options)
 
-    def place_tasks(self) -> list[BakeTask]:
+    def place_tasks(self) -> list[ExchangeTask]:
         """Return the tasks of the stage "places"."""
         first, stop = self.baked.first, self.baked.stop
         count = min(max((stop - first) // LEAST_TASKS, POSITIONS[0]), POSITIONS[1])
         ranges = [range(*part) for part in cut((first, stop), count)]
-        return [BakeTask(f"places-{number:06}", 0, rows) for number, rows in enumerate(ranges)]
+        return [ExchangeTask(f"places-{number:06}", len(rows), rows=rows) for number, rows in enumerate(ranges)]
 
-    def token_tasks(self, places: Mapping[str, Values]) -> list[BakeTask]:
+    def token_tasks(self, places: Mapping[str, Values]) -> list[ExchangeTask]:
         """Return the tasks of the stage "tokens"."""
         chunks = [range(*chunk) for num_bytes in self.token_bytes for chunk in cut((0, num_bytes), self.chunk_bytes)]
         blocks = list_blocks(places, len(chunks))
-        return [BakeTask(f"tokens-{n:06}", n, rows, blocks[n]) for n, rows in enumerate(chunks)]
+        return [ExchangeTask(f"tokens-{n:06}", len(rows), n, rows, blocks[n]) for n, rows in enumerate(chunks)]
 
-    def part_tasks(self, tokens: Mapping[str, Values]) -> list[BakeTask]:
+    def part_tasks(self, tokens: Mapping[str, Values]) -> list[ExchangeTask]:
         """Return the tasks of the stage "parts"."""
         blocks = list_blocks(tokens, len(self.parts))
-        return [BakeTask(f"part-{n:06}", n, part, blocks[n]) for n, part in enumerate(self.parts)]
+        return [ExchangeTask(f"part-{n:06}", len(part), n, part, blocks[n]) for n, part in enumerate(self.parts)]
 
     def count_missing(self) -> int:
         """Return the number of parts that do not exist."""
@@ -196,7 +173,7 @@ class _Bake:
         part = self.part(number)
         return IndexedDataset.exists(part.uri, storage_options=part.options)
 
-    def write_places(self, task: BakeTask) -> Values:
+    def write_places(self, task: ExchangeTask) -> Values:
         """Write the places of the tokens at some positions, grouped by chunk."""
         with closing(ExchangeWriter(int(self.first_chunks[-1]), self.scratch)) as writer:
             for first, stop in cut((task.rows.start, task.rows.stop), AT_ONCE):
@@ -231,7 +208,7 @@ class _Bake:
         rows["num_tokens"] = (stop - start) // item_bytes[number]
         return self.first_chunks[sources[number]] + chunks, rows
 
-    def write_tokens(self, task: BakeTask) -> Values:
+    def write_tokens(self, task: ExchangeTask) -> Values:
         """Write the tokens of a chunk, grouped by part."""
         source = int(np.searchsorted(self.first_chunks, task.number, "right")) - 1
         rows = read_bucket(self.folder.location, task.blocks, PLACE).rows
@@ -266,7 +243,7 @@ class _Bake:
         offsets = starts - starts[firsts][run] + before[run]
         return tokens.view(np.uint8), offsets // kind.itemsize * wide.itemsize
 
-    def write_part(self, task: BakeTask) -> Values:
+    def write_part(self, task: ExchangeTask) -> Values:
         """Write a part of the bake, unless it exists."""
         if self._exists(task.number):
             return {"written": 0}
@@ -342,9 +319,8 @@ def bake(
         raise ObjectExistsError(
             f"{file}: another run was baked here, or other steps of it; bake into another directory"
         )
-    progress = BakeProgress(0, job.count_missing(), "parts", 0)
+    progress = BakeProgress(0, job.count_missing(), STAGES[-1], 0)
     if progress.missing:
-        job.folder.claim()
         progress = _run_stages(job, workers, watch)
     if not progress.missing:
         put_if_absent(job.target / COMPLETE, baked.format())
@@ -354,18 +330,14 @@ def bake(
 
 def _run_stages(job: _Bake, workers: Workers, watch: ProgressWatcher) -> BakeProgress:
     """Run the stages, up to one whose tasks other shards must make."""
-    options: dict[str, Any] = {"remote_data": job.target.local_path is None, "task_bytes": TASK_BYTES}
-    tasks = job.place_tasks()
-    watch.begin("find the tokens", sum(task.size for task in tasks), 0, "samples")
-    places = make_parts(job.write_places, tasks, workers, job.folder, advance=watch.advance, **options)
-    if waits_for := len(tasks) - len(places):
-        return BakeProgress(0, job.count_missing(), "places", waits_for)
-    tasks = job.token_tasks(places)
-    watch.begin("read the tokens", sum(task.size for task in tasks), 0)
-    tokens = make_parts(job.write_tokens, tasks, workers, job.folder, advance=watch.advance, **options)
-    if waits_for := len(tasks) - len(tokens):
-        return BakeProgress(0, job.count_missing(), "tokens", waits_for)
-    tasks = job.part_tasks(tokens)
-    watch.begin("write the parts", sum(task.size for task in tasks), 0, "samples")
-    results = make_parts(job.write_part, tasks, workers, advance=watch.advance, **options)
-    return BakeProgress(sum(result["written"] for result in results.values()), job.count_missing(), "parts", 0)
+    stages = [
+        JobStage("find the tokens", job.write_places, lambda _: job.place_tasks(), "samples"),
+        JobStage("read the tokens", job.write_tokens, job.token_tasks),
+        JobStage("write the parts", job.write_part, job.part_tasks, "samples", recorded=False),
+    ]
+    options = {"remote_data": job.target.local_path is None, "task_bytes": TASK_BYTES}
+    results, waits_for = run_stages(stages, job.folder, workers, watch, **options)
+    if len(results) < len(stages):
+        return BakeProgress(0, job.count_missing(), STAGES[len(results) - 1], waits_for)
+    written = sum(result["written"] for result in results[-1].values())
+    return BakeProgress(written, job.count_missing(), STAGES[-1], 0)
