@@ -39,7 +39,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,7 @@ class PackedRunOrder:
     mixed_by_rank: bool = False
     files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
     _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
+    first_step: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):

@@ -20,6 +20,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.run.run_file import Run
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -140,6 +141,31 @@ class LoadedDataset(DatasetView):
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
         return loader
+
+    def as_run(self, **options: Any) -> Run:
+        """Return the run that reads this dataset, which the commands take.
+
+        Args:
+            options: further arguments of `Run`, such as `micro_batch_size` (1 by default) and `data_parallel_size`.
+
+        Returns:
+            The run; it needs the train split.
+
+        Raises:
+            ConfigError: another split, or an unknown option.
+        """
+        if self.split is not Split.train:
+            raise ConfigError(f"which: found {self.split.name}, a run reads train")
+        return Run(self.config, self.sizes, **{"micro_batch_size": 1, **options})
+
+    def save_run(self, uri: str, **options: Any) -> None:
+        """Write the run that reads this dataset to a file, as `as_run(...).save(uri)`.
+
+        Args:
+            uri: path or URI of the file.
+            options: as for `as_run`; `storage_options` are those of the config.
+        """
+        self.as_run(**options).save(uri, self.config.storage_options)
 
     def as_code(self) -> str:
         """Return the Python code that builds the same dataset, with Megatron's names.

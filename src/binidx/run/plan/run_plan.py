@@ -86,7 +86,8 @@ class RunPlan:
     @property
     def num_steps(self) -> int | None:
         """Number of remaining whole steps; None if the run is cyclic."""
-        return self.order.num_steps() if self.order else 0
+        stop = self.order.num_steps() if self.order else self.inventory.run.first_step
+        return None if stop is None else stop - self.inventory.run.first_step
 
     @property
     def same_order_up_to(self) -> int | None:
@@ -273,7 +274,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     order = None
     if inventory.num_samples >= run.schedule.block:
         order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
-    steps = order.num_steps() if order else 0
+    steps = order.num_steps() if order else run.first_step
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = source_costs(inventory, num_samples, nodes=nodes)
     summaries = inventory.summaries.values()

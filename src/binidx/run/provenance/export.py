@@ -15,6 +15,7 @@ Columns of a table:
     spans list<struct<doc int64, start int32, len int32, dst int32>>
                                             on request, instead of these: each piece, and its position in the sample
     input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> if a token is below 0
+    trained bool                            of a run with iterations to skip: false where they only read
 
 Row groups are whole steps, so the statistics of the groups locate a step. A file is published atomically, with a
 fingerprint of the order in its metadata; an existing file with the same fingerprint is kept, so an interrupted export
@@ -52,7 +53,11 @@ SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int
 
 
 def to_table(
-    readings: SampleReads, contents: SampleOrigins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
+    readings: SampleReads,
+    contents: SampleOrigins,
+    sources: Sequence[str],
+    tokens: Sequence[NDArray[Any]] | None = None,
+    trained: NDArray[np.bool_] | None = None,
 ) -> pa.Table:
     """Return reads of samples and their contents as an Arrow table, one row for each read.
 
@@ -62,8 +67,11 @@ def to_table(
             `SampleContents` the column spans.
         sources: the prefix of each source.
         tokens: tokens of each row, all of one integer dtype.
+        trained: whether each row was trained, and not only read; None leaves the column out.
     """
     columns = _place_columns(readings, contents.source, sources, contents.epoch)
+    if trained is not None:
+        columns["trained"] = pa.array(trained)
     if isinstance(contents, SampleContents):
         columns["spans"] = _spans(contents.spans)
     if isinstance(contents, DocumentContents):
@@ -161,6 +169,7 @@ class Reading(Protocol):
     """Rank, step and slot of each read of a run, as tables; `RunOrder` and `PackedRunOrder` implement it."""
 
     num_ranks: int
+    first_step: int
     fingerprint: str
 
     def num_steps(self) -> int | None: ...
@@ -257,7 +266,7 @@ def export(
     """
     num_steps, target = order.num_steps(), Location(Location.of(directory).absolute, storage_options)
     for part in parts:
-        check_steps(part.steps, num_steps)
+        check_steps(part.steps, num_steps, first_step=order.first_step)
     write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens)
     sized = [replace(part, size=count_rows(order, part)) for part in parts]
     results = make_parts(write, sized, workers, advance=watch, remote_data=target.local_path is None)
