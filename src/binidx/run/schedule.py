@@ -168,6 +168,11 @@ class BatchSchedule:
         ends = [self._plan[1], None if self.stop_step is None else self.samples_before(self.stop_step)]
         return min((end for end in ends if end is not None), default=None)
 
+    @property
+    def blocked_by(self) -> int | None:
+        """The size that does not divide, at which the steps end; None: all sizes divide."""
+        return None if self._plan[1] is None else self._requested(self._plan[1])
+
     def samples_before(self, step: int) -> int:
         """Return the number of samples consumed before a step."""
         stage = self.stages[bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1]

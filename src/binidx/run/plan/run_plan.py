@@ -378,12 +378,23 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
     stages, size, steps = run.schedule.stages, run.schedule.global_batch_size, order.num_steps()
     if len(stages) > 1:
         yield (
-            f"the batch grows from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
+            f"the batch {'grows' if stages[-1].batch_size > stages[0].batch_size else 'changes'} from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
             f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
         )
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
-        if steps and left > 0:
+        if (
+            run.schedule.blocked_by
+            and run.schedule.end == run.schedule.samples_before(steps)
+            and steps != run.stop_step
+        ):
+            yield (
+                f"step {steps:,} needs a batch of {run.schedule.blocked_by:,}, no multiple of {run.schedule.block:,}, a "
+                f"micro-batch of each rank: Megatron stops there, and {left:,} samples are not read"
+            )
+        elif steps == run.stop_step:
+            yield f"the run ends before step {steps:,} (stop_step); {left:,} samples are not read"
+        elif steps and left > 0:
             those = "sample fills" if left == 1 else f"{left:,} samples fill"
             yield f"the last {those} no step of {stages[-1].batch_size:,}, and {'is' if left == 1 else 'are'} not read"
     elif not run.data_sharding and inventory.num_samples % size:
