@@ -28,6 +28,7 @@ COMMANDS = {
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
     "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
+    "run": ("run_from", "the file of a run, from a Megatron command line"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "trace": ("trace_step", "samples, documents and text of a step"),
     "verify": ("verify", "check a dataset: structure, checksums, token ids"),

@@ -377,20 +377,18 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
         return
     stages, size, steps = run.schedule.stages, run.schedule.global_batch_size, order.num_steps()
     if len(stages) > 1:
+        first, last = stages[0].batch_size, stages[-1].batch_size
         yield (
-            f"the batch {'grows' if stages[-1].batch_size > stages[0].batch_size else 'changes'} from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
+            f"the batch {'grows' if first < last else 'changes'} from {first:,} to {last:,} samples in {len(stages):,} "
             f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
         )
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
-        if (
-            run.schedule.blocked_by
-            and run.schedule.end == run.schedule.samples_before(steps)
-            and steps != run.stop_step
-        ):
+        blocked_by = run.schedule.blocked_by
+        if blocked_by and run.schedule.end == run.schedule.samples_before(steps) and steps != run.stop_step:
             yield (
-                f"step {steps:,} needs a batch of {run.schedule.blocked_by:,}, no multiple of {run.schedule.block:,}, a "
-                f"micro-batch of each rank: Megatron stops there, and {left:,} samples are not read"
+                f"step {steps:,} needs a batch of {blocked_by:,}, no multiple of {run.schedule.block:,}, a micro-batch "
+                f"of each rank: Megatron stops there, and {left:,} samples are not read"
             )
         elif steps == run.stop_step:
             yield f"the run ends before step {steps:,} (stop_step); {left:,} samples are not read"
