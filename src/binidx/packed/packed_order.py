@@ -19,7 +19,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,6 @@ class PackedRun:
     num_ranks: int
     num_workers: int
     micro_batch_size: int
-    _drawn: list[Rows] = field(default_factory=lambda: [np.empty(0, np.int64)], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sets or (self.weights is not None and len(self.weights) != len(self.sets)):
@@ -254,41 +253,133 @@ class PackedRun:
         left = np.array([order.pass_blocks for order in self.orders[0]])
         if len(left) == 1:
             return int(left[0])
-        total = int(left.sum()) + 1
-        drawn = self._draws(total)
-        ends = [np.flatnonzero(drawn == number) for number in range(len(left))]
-        return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
+        return self._draws.first_beyond(left)
 
     def _worker_blocks(self, worker: int, positions: Rows) -> Rows:
         """Return the rows (set, file, block, pass) at ascending positions of one worker."""
-        rows = np.empty((len(positions), 4), np.int64)
-        drawn = self._draws(int(positions[-1]) + 1)
-        rows[:, 0] = drawn[positions]
+        rows, start = np.empty((len(positions), 4), np.int64), int(positions[0])
+        drawn, numbers = self._draws.read(start, int(positions[-1]) + 1)
+        rows[:, 0], numbers = drawn[positions - start], numbers[positions - start]
         for number, order in enumerate(self.orders[worker]):
-            where = np.flatnonzero(drawn == number)
-            here = rows[:, 0] == number
-            if here.any():
-                numbers = np.searchsorted(where, positions[here])
-                first = int(numbers[0])
-                rows[here, 1:] = order.blocks(first, int(numbers[-1]) + 1)[numbers - first]
+            if (here := rows[:, 0] == number).any():
+                first = int(numbers[here][0])
+                rows[here, 1:] = order.blocks(first, int(numbers[here][-1]) + 1)[numbers[here] - first]
         return rows
 
-    def _draws(self, count: int) -> Rows:
-        """Return the set of each of the first `count` blocks of a worker."""
-        if len(self.sets) == 1:
-            return np.zeros(count, np.int64)
-        drawn = self._drawn[0]
-        if len(drawn) < count:
-            weights = self.weights or [1 / len(self.sets)] * len(self.sets)
-            sums = np.cumsum(np.asarray(weights, np.float64))
-            values = _python_random(self.seed, max(count, 2 * len(drawn))) * sums[-1]
-            drawn = self._drawn[0] = np.minimum(np.searchsorted(sums, values, side="right"), len(weights) - 1)
-        return drawn[:count]
+    def count_sets(self, num_blocks: int) -> Rows:
+        """Return how many of the first blocks of the rank are of each set.
+
+        Args:
+            num_blocks: number of blocks from the first one on.
+        """
+        turns, rest = divmod(num_blocks, self.micro_batch_size * self._count)
+        in_turn = (
+            min(max(rest - worker * self.micro_batch_size, 0), self.micro_batch_size) for worker in range(self._count)
+        )
+        ends = [turns * self.micro_batch_size + more for more in in_turn]
+        if (
+            self.length is not None
+            and num_blocks > self._worker_length // self.micro_batch_size * self.micro_batch_size * self._count
+        ):
+            worker, position = self._place(np.arange(num_blocks))
+            ends = [int(position[worker == number].max(initial=-1)) + 1 for number in range(self._count)]
+        return sum((self._draws.count(end) for end in ends), np.zeros(len(self.sets), np.int64))
+
+    @cached_property
+    def _draws(self) -> SetDraws:
+        return _draws_of(self.seed, tuple(self.weights or [1 / len(self.sets)] * len(self.sets)))
 
 
-def _python_random(seed: int, count: int) -> NDArray[np.float64]:
-    """Return `count` values of `random.Random(seed).random()`, by NumPy's legacy generator, seeded with an array."""
-    *key, position = random.Random(seed).getstate()[1]
+DRAWN_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class SetDraws:
+    """The set of each block of a worker, drawn with replacement, by position.
+
+    The generator's state and the counts of each set are kept for every DRAWN_AT_ONCE draws: the first look at position
+    6,000,000 draws all before it, and the next one at any position draws at most so many. 2.5 KB for each.
+
+    Args:
+        seed: seed of the draws.
+        weights: weight of each set.
+
+    Source: CPython, `random.choices`, one draw a call.
+    """
+
+    seed: int
+    weights: tuple[float, ...]
+    # Caches: states and counts, and the last stretch read. Two threads would store equal values.
+    _known: list[tuple[list[Any], list[Rows]]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[tuple[int, Rows, Rows]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def read(self, first: int, stop: int) -> tuple[Rows, Rows]:
+        """Return the sets at positions first to stop, and how many blocks before each are of its set."""
+        stretches = range(first // DRAWN_AT_ONCE, -(-max(stop, first + 1) // DRAWN_AT_ONCE))
+        parts = [self._stretch(number) for number in stretches]
+        start = stretches.start * DRAWN_AT_ONCE
+        drawn, numbers = (np.concatenate(column)[first - start : stop - start] for column in zip(*parts, strict=True))
+        return drawn, numbers
+
+    def count(self, stop: int) -> Rows:
+        """Return how many of the first `stop` blocks are of each set."""
+        number, rest = divmod(stop, DRAWN_AT_ONCE)
+        counts = self._counts_before(number)
+        return counts + np.bincount(self._stretch(number)[0][:rest], minlength=len(counts)) if rest else counts
+
+    def first_beyond(self, limits: Rows) -> int:
+        """Return the first position whose set has been drawn as often as its limit before."""
+        number = 0
+        while (self._counts_before(number + 1) <= limits).all():
+            number += 1
+        drawn, numbers = self._stretch(number)
+        return int(np.flatnonzero(numbers >= limits[drawn])[0]) + number * DRAWN_AT_ONCE
+
+    def _stretch(self, number: int) -> tuple[Rows, Rows]:
+        """Return the sets of a stretch of draws, and how many draws before each are of its set."""
+        for known, *columns in [*self._last]:
+            if known == number:
+                return columns[0], columns[1]
+        counts, (states, _) = self._counts_before(number), self._known[0]
+        drawn, _ = _draw(states[number], self.weights)
+        numbers = np.empty_like(drawn)
+        for each in range(len(counts)):
+            here = drawn == each
+            numbers[here] = counts[each] + np.arange(np.count_nonzero(here))
+        self._last[:] = [(number, drawn, numbers)]
+        return drawn, numbers
+
+    def _counts_before(self, number: int) -> Rows:
+        """Return the counts of each set before a stretch; draw all stretches before it that are not known."""
+        if not self._known:
+            *key, position = random.Random(self.seed).getstate()[1]
+            state = ("MT19937", np.array(key, np.uint32), position, 0, 0.0)
+            self._known.append(([state], [np.zeros(len(self.weights), np.int64)]))
+        states, counts = self._known[0]
+        if number >= len(counts):
+            states, counts = [*states], [*counts]
+            while number >= len(counts):
+                drawn, after = _draw(states[-1], self.weights)
+                states.append(after)
+                counts.append(counts[-1] + np.bincount(drawn, minlength=len(self.weights)))
+            self._known[0] = states, counts
+        return counts[number]
+
+
+@lru_cache(maxsize=4)
+def _draws_of(seed: int, weights: tuple[float, ...]) -> SetDraws:
+    """Return the draws of a seed; ranks that draw the same share them."""
+    return SetDraws(seed, weights)
+
+
+def _draw(state: Any, weights: Sequence[float]) -> tuple[Rows, Any]:
+    """Return the sets of the next DRAWN_AT_ONCE draws, and the state of the generator after them.
+
+    NumPy's legacy generator draws what `random.Random(seed).random()` does.
+    """
     rng = np.random.RandomState()
-    rng.set_state(("MT19937", np.array(key, np.uint32), position, 0, 0.0))
-    return rng.random_sample(count)
+    rng.set_state(state)
+    sums = np.cumsum(np.asarray(weights, np.float64))
+    values = rng.random_sample(DRAWN_AT_ONCE) * sums[-1]
+    drawn = np.minimum(np.searchsorted(sums, values, side="right"), len(weights) - 1)
+    return drawn, rng.get_state()
