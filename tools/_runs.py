@@ -16,6 +16,7 @@ import numpy as np
 
 from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import ConfigError, MissingDriverError
+from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.global_order import SampleReads
@@ -23,7 +24,7 @@ from binidx.run.load import load_dataset
 from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import Run
+from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 
@@ -105,6 +106,25 @@ def open_run(arguments: argparse.Namespace) -> RunOrder:
     return RunOrder.of(run)
 
 
+def open_packed(arguments: argparse.Namespace) -> PackedRunOrder | None:
+    """Return the order of a run over packed files, with the ranks that `add_topology` gives; None for a GPT run."""
+    if getattr(arguments, "sequence_length", None) is not None:
+        return None
+    file = Location(arguments.run, arguments.storage_options)
+    if not is_packed_run(RUN_FILE.parse(read_run_file(file), arguments.run)):
+        return None
+    given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    order = load_packed_run(arguments.run, arguments.storage_options)
+    micro, ranks = (
+        given.get("micro_batch_size", order.micro_batch_size),
+        given.get("data_parallel_size", order.num_ranks),
+    )
+    size = given.get("global_batch_size", micro * ranks * order.accumulation)
+    if size % (micro * ranks):
+        raise ConfigError(f"global_batch_size: found {size}, needs a multiple of {micro * ranks}")
+    return replace(order, micro_batch_size=micro, num_ranks=ranks, accumulation=size // (micro * ranks))
+
+
 def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory:
     """Return the history of the run, of whose indices ranges are read as needed, or which are loaded whole.
 
@@ -115,7 +135,7 @@ def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHi
     return RunHistory.of(load_run(arguments), whole=whole)
 
 
-Steps = RunHistory | RunOrder
+Steps = RunHistory | RunOrder | PackedRunOrder
 
 
 def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> range:

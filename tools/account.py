@@ -27,7 +27,8 @@ from binidx.run.provenance.history import RunHistory
 
 from ._command import command, print_result
 from ._display import table as columns
-from ._runs import add_run, add_topology, open_history, step_at, stop_step
+from ._packed import account_packed
+from ._runs import add_run, add_topology, open_history, open_packed, step_at, stop_step
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 
@@ -46,6 +47,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
+    if (packed := open_packed(arguments)) is not None:
+        account_packed(packed, arguments)
+        return
     history = open_history(arguments, whole=arguments.repeats)
     asked = arguments.consumed_samples
     stop = stop_step(history, arguments.before_step if asked is None else step_at(history, asked))

@@ -24,14 +24,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
+from binidx.packed.packed_run import Nesting, PackedRunOrder
 from binidx.run.provenance.history import RunHistory
-from binidx.run.run_file import RUN_FILE, is_packed_run, read_run_file
-from binidx.storage.location import Location
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts
-from ._runs import add_run, add_topology, open_history, parse_steps
+from ._runs import add_run, add_topology, open_history, open_packed, parse_steps
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -50,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
-    order: Any = open_order(arguments)
+    order: Any = open_packed(arguments) or open_history(arguments, whole=True)
     if arguments.check_nesting:
         check_nesting(order, arguments)
         return
@@ -79,13 +77,6 @@ def export_order(arguments: argparse.Namespace) -> None:
 def docs_of(arguments: argparse.Namespace) -> Any:
     """Return the columns of documents that the options ask for."""
     return None if arguments.no_docs else "spans" if arguments.spans else "ends"
-
-
-def open_order(arguments: argparse.Namespace) -> Any:
-    """Return the history of a GPT run, or the order of a run over packed files, as the fields of RUN show."""
-    text = read_run_file(Location(arguments.run, arguments.storage_options))
-    packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
-    return load_packed_run(arguments.run, arguments.storage_options) if packed else open_history(arguments, whole=True)
 
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> None:

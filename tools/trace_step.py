@@ -20,7 +20,8 @@ import argparse
 from binidx.errors import ConfigError
 
 from ._command import command
-from ._runs import add_run, add_topology, build_rows, decoder, open_history, parse_steps, print_rows
+from ._packed import trace_packed
+from ._runs import add_run, add_topology, build_rows, decoder, open_history, open_packed, parse_steps, print_rows
 
 STEPS_AT_ONCE = 16
 """Steps whose samples are in memory together."""
@@ -38,6 +39,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def trace(arguments: argparse.Namespace) -> None:
     """Print the samples of the steps."""
+    if (packed := open_packed(arguments)) is not None:
+        trace_packed(packed, arguments)
+        return
     history, rank = open_history(arguments), arguments.rank
     steps = parse_steps(history, arguments.step, "step")
     decode = decoder(arguments.tokenizer, arguments.storage_options)

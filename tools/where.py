@@ -35,7 +35,8 @@ from binidx.storage.location import Location
 from ._command import command, print_result
 from ._display import counts
 from ._display import table as columns
-from ._runs import add_run, add_topology, build_rows, open_history, print_rows, stop_step
+from ._packed import find_packed
+from ._runs import add_run, add_topology, build_rows, open_history, open_packed, print_rows, stop_step
 
 SEARCHES = 8
 """Lineage files read at the same time; each needs 6 MB, for a row group."""
@@ -60,6 +61,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
+    if (packed := open_packed(arguments)) is not None:
+        find_packed(packed, arguments)
+        return
     history = open_history(arguments)
     stop = stop_step(history, arguments.before_step)
     rows, steps, past, missing = 0, set[int](), 0, list[ConfigError]()

@@ -274,7 +274,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
-    assert main(["trace", f"{tmp_path}/run.json", "--step", "0"]) == 2
+    assert main(["bake", f"{tmp_path}/run.json", f"{tmp_path}/baked"]) == 2
     assert "a run over packed files; binidx order takes it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
@@ -285,7 +285,7 @@ def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path)
     command = [Path(sys.executable).parent / "binidx", "pack"]
     prefix = str(run_file.parent / "en")
     subprocess.run([*command, prefix, f"{tmp_path}/packed", "--chunk-size", "100", "--sep", "0"], check=True)
-    files = sorted(map(str, (tmp_path / "packed").iterdir()))
+    files = sorted(map(str, (tmp_path / "packed").glob("*.bin")))
     assert len(files) == 19
     subprocess.run([*command, "--back", f"{tmp_path}/en2", *files, "--sep", "0"], check=True)
     assert Path(f"{tmp_path}/en2.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.int64]
 
+STRETCH = 1 << 20
+"""Number of blocks of a rank that are looked at together: 100 MB."""
+
 
 @dataclass(frozen=True)
 class PackedRunOrder:
@@ -196,6 +199,49 @@ class PackedRunOrder:
         table = packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
         return table if docs else table.drop(["file", "block"])
 
+    def where(self, blocks: Mapping[int, Numbers], stop_step: int) -> tuple[SampleReads, Numbers]:
+        """Return all reads, in the steps before `stop_step`, of some blocks.
+
+        The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
+
+        Args:
+            blocks: number of a set -> its blocks, (file, block) of each, shape (n, 2).
+            stop_step: first step that is not searched.
+
+        Returns:
+            As `rows`, in the order of the steps.
+        """
+        shards, workers = self.num_ranks * max(1, self.num_workers), max(1, self.num_workers)
+        files = [wanted[:, 0] for wanted in blocks.values()] or [np.empty(0, np.int64)]
+        codes = {
+            number: wanted[:, 0] * self.sets[number].num_blocks + wanted[:, 1] for number, wanted in blocks.items()
+        }
+        parts = [self.rows(range(0))]
+        for rank in np.unique(np.concatenate(files) % shards // workers).tolist():
+            for first in range(0, stop_step, step := max(1, STRETCH // self.blocks_per_step)):
+                readings, rows = self.rows(range(first, min(first + step, stop_step)), rank)
+                here = np.zeros(len(rows), np.bool_)
+                for number, code in codes.items():
+                    here |= (rows[:, 0] == number) & np.isin(readings.sample, code)
+                parts.append((SampleReads(*(column[here] for column in readings)), rows[here]))
+        readings = SampleReads(*(np.concatenate(columns) for columns in zip(*(part[0] for part in parts), strict=True)))
+        order = np.argsort(readings.position, kind="stable")
+        return SampleReads(*(column[order] for column in readings)), np.concatenate([part[1] for part in parts])[order]
+
+    def count_blocks(self, stop_step: int) -> Numbers:
+        """Return how many blocks of each set all ranks read in the steps before `stop_step`.
+
+        Args:
+            stop_step: first step that is not counted.
+
+        Returns:
+            Shape (number of sets,).
+        """
+        if not self.mixed_by_rank or len(self.sets) == 1:
+            return self.run_of(0).count_sets(stop_step * self.blocks_per_step) * self.num_ranks
+        counts = [self.run_of(rank).count_sets(stop_step * self.blocks_per_step) for rank in range(self.num_ranks)]
+        return np.sum(counts, axis=0)
+
     def read(self, blocks: Numbers) -> NDArray[Any]:
         """Return the tokens of some blocks.
 
@@ -262,6 +308,7 @@ class PackedDescription:
     micro_batch_size: Positive = 1
     accumulation: Positive = 1
     shuffle: bool = True
+    shuffle_filenames: bool | None = None
 
     def __post_init__(self) -> None:
         if self.fork not in FORKS:
@@ -307,7 +354,8 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
     for packed_set in described.sets:
         listed = packed_set.files
         uris = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
-        uris = order_files(uris, seed) if fork.shuffles_files else uris
+        shuffled = fork.shuffles_files if described.shuffle_filenames is None else described.shuffle_filenames
+        uris = order_files(uris, seed) if shuffled else uris
         uris = [Location(uri).absolute for uri in uris]  # workers of a job may have another working directory
         files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
