@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from binidx.order.blended_order import BlendedOrder
-from binidx.run.provenance.accounts import SourceAccount, account_history
+from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.run.provenance.history import RunHistory
 
 from ._command import command, print_result
@@ -53,7 +53,7 @@ def account_run(arguments: argparse.Namespace) -> None:
     history = open_history(arguments, whole=arguments.repeats)
     asked = arguments.consumed_samples
     stop = stop_step(history, arguments.before_step if asked is None else step_at(history, asked))
-    accounts = account_history(history, stop, repeats=arguments.repeats)
+    accounts = account(history, stop, repeats=arguments.repeats)
     text = table(accounts) + counters(history, stop)
     if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
         text += f"\n{history.last.order.proof}"

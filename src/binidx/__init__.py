@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from binidx.run.provenance.accounts import account as account
     from binidx.run.provenance.bake_plan import plan_bake as plan_bake
     from binidx.run.provenance.baking import bake as bake
+    from binidx.run.provenance.history import RunHistory as RunHistory
     from binidx.run.provenance.read_planning import plan_reads as plan_reads
     from binidx.run.provenance.read_planning import write_read_plan as write_read_plan
     from binidx.run.provenance.run_order import RunOrder as RunOrder
@@ -133,6 +134,7 @@ NAMES = {
     "run.provenance.bake_plan": ["plan_bake"],
     "run.provenance.baking": ["bake"],
     "run.provenance.read_planning": ["plan_reads", "write_read_plan"],
+    "run.provenance.history": ["RunHistory"],
     "run.provenance.run_order": ["RunOrder"],
     "run.run_file": ["Run"],
     "storage.open": ["open_object", "register_codec"],

@@ -157,6 +157,18 @@ class PackedRunOrder:
         """
         return len(steps) * self.blocks_per_step * self.num_ranks
 
+    def largest(self, steps: range) -> Mapping[str, int]:
+        """Return bounds of the ranks, slots and epochs of some steps.
+
+        Args:
+            steps: the steps.
+
+        Returns:
+            Column -> a number that none of its values exceeds.
+        """
+        epochs = max(steps.stop * self.blocks_per_step // order.pass_blocks for order in self.run_of(0).orders[0])
+        return {"rank": self.num_ranks - 1, "slot": self.blocks_per_step - 1, "epoch": epochs}
+
     def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
         """Return the position and the block of each row of some steps, sorted by step, rank and slot.
 

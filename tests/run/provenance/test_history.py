@@ -15,7 +15,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.loader.samplers import build_sampler
-from binidx.run.provenance.accounts import account_history
+from binidx.run.provenance.accounts import account
 from binidx.run.provenance.history import RunHistory
 
 
@@ -165,7 +165,7 @@ def check_history(directory: Path, seed: int) -> None:
     counted = Counter(each.source for each in needed)
     trained_of = Counter(each.source for each in needed if each.trained)
     before = history.runs[0].consumed_samples
-    for each in account_history(history, stop):
+    for each in account(history, stop):
         if not before:
             assert (each.samples_read, each.samples_trained) == (counted[each.source], trained_of[each.source])
 

@@ -60,47 +60,34 @@ class SourceAccount:
     seen: tuple[int, ...] = ()
 
 
-def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
-    """Return the use of each source in the steps before `stop_step`, and in the samples consumed before the run.
+def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
+    """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:
-        order: the order of the run.
+        order: the order of a run, or the history of several.
         stop_step: first step that is not counted.
         repeats: also count how often each document was started.
 
     Returns:
-        One `SourceAccount` per source, in the order of the blend.
+        One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
+        it.
 
     Raises:
         IndexError: the run has fewer steps.
+        ConfigError: of a history, repeats in a source that was replaced between two runs.
 
     Source: ours.
     """
-    return _sum_parts([(order, 0, stop_step)], repeats)
-
-
-def account_history(history: RunHistory, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
-    """Return the use of each source in the steps of all runs of a history before `stop_step`.
-
-    Args:
-        history: the runs.
-        stop_step: first step that is not counted.
-        repeats: also count how often each document was started.
-
-    Returns:
-        One `SourceAccount` per prefix; its sizes are those of the last run that has it.
-
-    Raises:
-        IndexError: the history has fewer steps.
-
-    Source: ours.
-    """
-    parts = history.orders(range(history.first_step, stop_step))
-    first = history.runs[0]
+    parts = (
+        order.orders(range(order.first_step, stop_step))
+        if isinstance(order, RunHistory)
+        else [(order, range(stop_step))]
+    )
+    first = order.runs[0] if isinstance(order, RunHistory) else order.run
     return _sum_parts(
         (
-            (order, 0 if order.run is first else order.reading.schedule.consumed_samples, steps.stop)
-            for order, steps in parts
+            (each, 0 if each.run is first else each.reading.schedule.consumed_samples, steps.stop)
+            for each, steps in parts
         ),
         repeats,
     )

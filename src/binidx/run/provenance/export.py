@@ -5,7 +5,7 @@
 
 Columns of a table:
 
-    step int32, rank int16, slot int16      position in the global order
+    step int32, rank int16, slot int16      position in the global order; here and below int32 if a value needs it
     sample int64                            number of the sample in the run
     source dictionary<int16, string>        prefix of its source
     epoch int16                             complete passes over the source before it
@@ -113,12 +113,24 @@ def _place_columns(
     names = pa.array(list(sources), pa.string())
     return {
         "step": pa.array(readings.step, pa.int32()),
-        "rank": pa.array(readings.rank, pa.int16()),
-        "slot": pa.array(readings.slot, pa.int16()),
+        "rank": _small(readings.rank),
+        "slot": _small(readings.slot),
         "sample": pa.array(readings.sample, pa.int64()),
         "source": pa.DictionaryArray.from_arrays(pa.array(source, pa.int16()), names),
-        "epoch": pa.array(epoch, pa.int16()),
+        "epoch": _small(epoch),
     }
+
+
+def _small(values: NDArray[np.int64]) -> Any:
+    return pa.array(values, pa.int16() if values.max(initial=0) <= LARGEST else pa.int32())
+
+
+def _widened(schema: pa.Schema, largest: Mapping[str, int]) -> pa.Schema:
+    """Return a schema with int32 for the columns whose largest value in all of a file needs it."""
+    for name, value in largest.items():
+        kind = pa.int16() if value <= LARGEST else pa.int32()
+        schema = schema.set(schema.get_field_index(name), pa.field(name, kind, nullable=False))
+    return schema
 
 
 def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
@@ -151,6 +163,9 @@ GROUP_BYTES = 32 << 20
 
 METADATA = b"binidx"
 
+LARGEST = (1 << 15) - 1
+"""Largest rank, slot or epoch in a column of int16; with larger ones it is int32."""
+
 LAYOUT: Mapping[str, Any] = {
     "use_dictionary": ["source"],
     "write_statistics": ["step"],
@@ -175,6 +190,8 @@ class Reading(Protocol):
     def num_steps(self) -> int | None: ...
 
     def num_rows(self, steps: range) -> int: ...
+
+    def largest(self, steps: range) -> Mapping[str, int]: ...
 
     def per_process(self) -> PerProcess[Any]: ...
 
@@ -291,7 +308,8 @@ class _FileWriter:
         with create_object(file) as out:
             tables = _groups(self.order.get(), part, columns)
             first = next(tables)
-            marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
+            schema = _widened(first.schema, self.order.get().largest(part.steps))
+            marked = schema.with_metadata({METADATA: json.dumps(mark)})
             writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
             for table in chain([first], tables):
                 check_stop()

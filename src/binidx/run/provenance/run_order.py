@@ -240,6 +240,18 @@ class RunOrder:
         """
         return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
 
+    def largest(self, steps: range) -> Mapping[str, int]:
+        """Return bounds of the ranks, slots and epochs of some steps.
+
+        Args:
+            steps: the steps.
+
+        Returns:
+            Column -> a number that none of its values exceeds.
+        """
+        size = max(stage.batch_size for stage in self.reading.schedule.stages)
+        return {"rank": self.num_ranks - 1, "slot": size // self.num_ranks - 1, "epoch": self.order.num_epochs - 1}
+
     def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
         """Return the samples of some steps, of one rank or all, and their contents.
 
