@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from binidx.prepare.preprocess.preprocess import preprocess as preprocess
     from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
     from binidx.run.load import load_dataset as load_dataset
+    from binidx.run.load import save_run as save_run
     from binidx.run.provenance.accounts import account as account
     from binidx.run.provenance.bake_plan import plan_bake as plan_bake
     from binidx.run.provenance.baking import bake as bake
@@ -129,7 +130,7 @@ NAMES = {
     "prepare.preprocess.job": ["Job"],
     "prepare.preprocess.preprocess": ["preprocess"],
     "prepare.tokenizers.describe": ["describe_tokenizer"],
-    "run.load": ["load_dataset"],
+    "run.load": ["load_dataset", "save_run"],
     "run.provenance.accounts": ["account"],
     "run.provenance.bake_plan": ["plan_bake"],
     "run.provenance.baking": ["bake"],

@@ -70,7 +70,7 @@ class PackedDocuments:
         files: the set.
 
     Raises:
-        ConfigError: at the first question about a file whose origin nobody wrote.
+        ConfigError: at the first question about a file without an origin.
     """
 
     files: PackedFiles

@@ -252,7 +252,7 @@ class PackedRunOrder:
         if not self.mixed_by_rank or len(self.sets) == 1:
             return self.run_of(0).count_sets(stop_step * self.blocks_per_step) * self.num_ranks
         counts = [self.run_of(rank).count_sets(stop_step * self.blocks_per_step) for rank in range(self.num_ranks)]
-        return np.sum(counts, axis=0)
+        return sum(counts, np.zeros(len(self.sets), np.int64))
 
     def read(self, blocks: Numbers) -> NDArray[Any]:
         """Return the tokens of some blocks.
