@@ -49,7 +49,7 @@ from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
@@ -79,6 +79,7 @@ class PackedRunOrder:
         accumulation: number of micro-batches of a rank in one step.
         mixed_by_rank: whether each rank adds its number to the seed of the draws, too, as in lit-gpt, not in TinyLlama.
         files: packed files of each set, needed for tokens.
+        schedules, max_epochs: weights that change, and passes after which they are 0, of each set, as in `PackedRun`.
 
     Raises:
         ConfigError: sets, names and weights that do not fit each other, or too few files.
@@ -100,6 +101,8 @@ class PackedRunOrder:
     accumulation: int = 1
     mixed_by_rank: bool = False
     files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
+    schedules: Sequence[WeightSchedule] | None = None
+    max_epochs: Sequence[int | None] | None = None
     _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
     first_step: ClassVar[int] = 0
 
@@ -133,7 +136,8 @@ class PackedRunOrder:
             sets = [replace(packed_set, seed=packed_set.seed + rank) for packed_set in self.sets]
             seed = self.seed + rank if self.mixed_by_rank else self.seed
             topology = rank, self.num_ranks, self.num_workers
-            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, self.micro_batch_size)
+            mixing = self.micro_batch_size, self.schedules, self.max_epochs
+            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, *mixing)
         return self._runs[rank]
 
     def num_steps(self) -> int | None:
@@ -275,6 +279,8 @@ class PackedRunOrder:
         """Digest of everything the order depends on, 32 hex digits."""
         depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}
         depends |= {name: getattr(self, name) for name in ("micro_batch_size", "accumulation", "mixed_by_rank")}
+        if self.schedules or self.max_epochs:
+            depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
         depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
@@ -304,6 +310,8 @@ class DescribedSet:
     name: str
     files: str | list[str]
     weight: float = 1.0
+    scheduler: list[str | float | int] | None = None
+    max_epoch: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -327,6 +335,8 @@ class PackedDescription:
             raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
         if not self.sets:
             raise ConfigError("sets: found none, needs at least one")
+        if self.fork != "umd" and any(each.scheduler or each.max_epoch for each in self.sets):
+            raise ConfigError(f"scheduler, max_epoch: found in a run of {self.fork}, only umd has them")
         weights = [packed_set.weight for packed_set in self.sets]
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
@@ -372,11 +382,17 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
         files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
     weights = [packed_set.weight / total for packed_set in described.sets]
+    schedules = max_epochs = None
+    if any(each.scheduler or each.max_epoch for each in described.sets):
+        given = [each.scheduler or ["const", each.weight] for each in described.sets]
+        schedules = [WeightSchedule(str(kind), tuple(numbers)) for kind, *numbers in given]  # type: ignore[arg-type]
+        max_epochs = [each.max_epoch for each in described.sets]
     rules = described.n_chunks, seed, described.shuffle, fork.at_end
     sets = [PackedSet(len(packed.uris), packed.num_blocks, *rules) for packed in files]
     names = [packed_set.name for packed_set in described.sets]
     topology = described.num_ranks, described.num_workers, described.micro_batch_size, described.accumulation
-    return PackedRunOrder(sets, names, weights, seed, *topology, fork.mixed_by_rank, files)
+    mixing = fork.mixed_by_rank, files, schedules, max_epochs
+    return PackedRunOrder(sets, names, weights, seed, *topology, *mixing)
 
 
 def _read_names(file: Location) -> list[str]:
