@@ -343,7 +343,7 @@ class WeightSchedule:
         """Return the weight at a micro-batch, in Python's arithmetic, whose roundings decide draws."""
         first, *rest = self.numbers
         if self.kind == "step":
-            return first * rest[1] ** (batch // rest[0])
+            return first * float(rest[1] ** (batch // rest[0]))
         if self.kind == "linear":
             return first + (rest[0] - first) * (min(batch, rest[1]) / rest[1])
         if self.kind == "cosine":

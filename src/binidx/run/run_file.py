@@ -158,7 +158,8 @@ class Run:
         """
         file = Location.of(uri, storage_options)
         with create_object(file) as out:
-            out.write(format_run(replace(self, previous=self.previous and self.previous.removeprefix(_folder(file)))))
+            previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
+            out.write(format_run(replace(self, previous=previous)))
 
     def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True) -> Built:
         """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.

@@ -12,7 +12,7 @@ may repeat more than 255 times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,11 +126,9 @@ def _add(before: SourceAccount, after: SourceAccount) -> SourceAccount:
 def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> list[SourceAccount]:
     """Return the use of each source at the positions from `first` to before `stop`, with which `stop_step` begins."""
     schedule = order.reading.schedule
-    in_run, read = _samples_of_each(order, first, stop)
-    trained = read.copy()
-    for step in schedule.skipped_steps:
-        if step < stop_step:
-            trained -= _samples_of_each(order, schedule.samples_before(step), schedule.samples_before(step + 1))[1]
+    steps = [step for step in schedule.skipped_steps if step < stop_step]
+    skipped = [slice(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
+    in_run, read, trained = _samples_of_each(order, first, stop, skipped)
     length, members = order.config.sequence_length, list_members(order.order)
 
     def account_source(number: int) -> SourceAccount:
@@ -151,16 +149,23 @@ def _tokens_of(source: Source) -> int:
     return index.tokens_of(own)
 
 
-def _samples_of_each(order: RunOrder, first: int, stop: int) -> tuple[Numbers, Numbers]:
-    """Return the number of samples of each source in the run, and in the positions from `first` to before `stop`."""
+def _samples_of_each(
+    order: RunOrder, first: int, stop: int, skipped: Sequence[slice]
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the number of samples of each source: in the run, read at positions from `first` to before `stop`, and
+    trained there, which are those not at the positions `skipped`.
+    """
     if not isinstance(order.order, ComposedOrder):
-        return np.array([len(order.order)]), np.array([stop - first])
+        num_skipped = sum(rows.stop - rows.start for rows in skipped)
+        return np.array([len(order.order)]), np.array([stop - first]), np.array([stop - first - num_skipped])
     sources = order.order.list_sources()
     in_run, read = np.array(samples_per_dataset(sources, len(order.sources))), np.zeros(len(order.sources), np.int64)
-    for rows in row_blocks(first, stop, STRETCH):
-        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-        read += np.bincount(sources[samples], minlength=len(read))
-    return in_run, read
+    untrained = np.zeros_like(read)
+    for counts, stretches in ((read, row_blocks(first, stop, STRETCH)), (untrained, skipped)):
+        for rows in stretches:
+            samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+            counts += np.bincount(sources[samples], minlength=len(counts))
+    return in_run, read, read - untrained
 
 
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
