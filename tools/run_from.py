@@ -9,8 +9,7 @@ run at that step. Other data, another topology or another schedule then begin th
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx run --gpus 512 --from-megatron pretrain_gpt.py --seq-length 4096 --micro-batch-size 2 --train-iters 500000
-      --global-batch-size 1024 --data-path 0.7 s3://corpus/en 0.3 s3://corpus/code --to run.json
+  binidx run --gpus 512 --from-megatron pretrain_gpt.py $ARGUMENTS --to run.json
 """
 
 from __future__ import annotations
