@@ -349,8 +349,9 @@ def format_run(run: Run) -> bytes:
     described |= {**run.other_fields, "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
-    if run.directory is None:
-        del described["directory"]
+    for name in ("directory", "previous"):
+        if described[name] is None:
+            del described[name]
     return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
 
 
