@@ -98,9 +98,16 @@ def load_run(arguments: argparse.Namespace) -> Run:
     return dataset.as_run(**{"micro_batch_size": 1, **batch})
 
 
-def open_run(arguments: argparse.Namespace) -> RunOrder:
-    """Return the order of the run, with its indices loaded."""
+def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
+    """Return the order of the run, without those before it; with `in_ranges`, ranges of indices are read as needed.
+
+    Args:
+        arguments: with those of `add_run`.
+        in_ranges: whether to read indices by ranges.
+    """
     run = Run.load(arguments.run, arguments.storage_options)
+    if in_ranges:
+        return RunOrder.open(run)
     if run.build()[0] is None:
         raise ConfigError(f"{arguments.run}: has no train split")
     return RunOrder.of(run)
