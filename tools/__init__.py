@@ -30,6 +30,7 @@ COMMANDS = {
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
     "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
+    "run": ("run_from", "the file of a run, from a Megatron command line"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "spikes": ("spikes", "steps with too high a loss, and the documents in them"),
     "summary": ("summary", "a data card of a run, and a public summary to complete"),

@@ -211,7 +211,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     train = run.build()[0]
     if train is None or isinstance(train, list):
         raise ConfigError(f"{arguments.run}: has no train split to take samples from")
-    steps = range(arguments.steps)
+    steps = range(run.first_step, run.first_step + arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
     for reader, ranges in sample_ranges(train, idxs):

@@ -93,8 +93,10 @@ def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        datasets = [*indexed_datasets(wanted.build(on_outcome=record, pinned=False))]
-    names = [name_index(dataset) for dataset in datasets]
+        built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
+        # Phases have one validation set, and one index where they have as many samples.
+        named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
+    names, datasets = [*named], [*named.values()]
     rows = [
         describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
         for dataset, name in zip(datasets, names, strict=True)
@@ -124,8 +126,9 @@ def num_indices(wanted: Run) -> int | None:
     """Return the number of indices to build; None for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
         return None
-    required = required_indices(wanted.config, wanted.sizes)
-    return len(required.indices) + (len(required.blends) if wanted.config.path_to_cache else 0)
+    required = [required_indices(phase.config, phase.sizes) for phase in wanted.phases]
+    blends = sum(len(each.blends) for each in required) if wanted.config.path_to_cache else 0
+    return sum(len(each.indices) for each in required) + blends
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:

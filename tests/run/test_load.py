@@ -166,3 +166,24 @@ def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
     counts = f"{len(stored):,} sequences, {stored.index.num_tokens:,} tokens, int32"
     assert repr(stored) == f"IndexedDataset({folder}/en, {counts})"
     assert repr(stored.bin_reader) == f"LocalFile({folder}/en.bin, {stored.index.num_bytes:,} bytes)"
+
+
+def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: Path) -> None:
+    prefixes, file = {f"{folder}/en": 0.75, f"{folder}/code": 0.25}, f"{tmp_path}/run.json"
+    for blend in (f"{folder}/en", prefixes, [*prefixes]):
+        for kind in ("single", "cyclic"):
+            dataset = binidx.load_dataset(blend, 16)
+            topology = {"data_parallel_rank": 1, "data_parallel_size": 2, "dataloader_type": kind}
+            loader = dataset.loader(2, consumed_samples=8, **topology)
+            binidx.save_run(loader, file)
+            run = binidx.Run.load(file)
+            assert run.build()[0].unique_description_hash == dataset.wrapped.unique_description_hash  # type: ignore[union-attr]
+            assert run.samples_of_step(0, 1) == next(iter(loader.batch_sampler))
+    built = binidx.load_dataset(prefixes, 16).wrapped
+    binidx.save_run(built, file, micro_batch_size=4)
+    assert binidx.Run.load(file).micro_batch_size == 4
+    other = binidx.BlendedDataset(built.datasets, [0.5, 0.5], 40, built.config)
+    with pytest.raises(ConfigError, match="has other weights, samples or prefixes than its config"):
+        binidx.save_run(other, file)
+    with pytest.raises(ConfigError, match="found a list, a run reads the train split"):
+        binidx.save_run([1, 2], file)

@@ -41,6 +41,7 @@ from binidx.packed.packed_files import (
     format_packed_header,
     packed_file_name,
 )
+from binidx.packed.packed_origins import PackedOrigin
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -128,6 +129,7 @@ def indexed_to_packed(
         if not overwrite:
             raise ObjectExistsError(_refusal(extra))
         delete_object(extra)
+    PackedOrigin(dataset.location.absolute, chunk_size, add_separator).write(target, prefix)
     return [(Location.of(outdir) / file.name).uri for file in files]
 
 

@@ -6,9 +6,9 @@ import logging
 import operator
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
+from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.required_indices import required_indices
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
+from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.run.run_file import Run
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -153,6 +157,31 @@ class LoadedDataset(DatasetView):
         assert loader is not None
         return loader
 
+    def as_run(self, **options: Any) -> Run:
+        """Return the run that reads this dataset, which the commands take.
+
+        Args:
+            options: further arguments of `Run`, such as `micro_batch_size` (1 by default) and `data_parallel_size`.
+
+        Returns:
+            The run; it needs the train split.
+
+        Raises:
+            ConfigError: another split, or an invalid option.
+        """
+        if self.split is not Split.train:
+            raise ConfigError(f"which: found {self.split.name}, a run reads train")
+        return Run(self.config, self.sizes, **{"micro_batch_size": 1, **options})
+
+    def save_run(self, uri: str, **options: Any) -> None:
+        """Write the run that reads this dataset to a file, as `as_run(...).save(uri)`.
+
+        Args:
+            uri: path or URI of the file.
+            options: as for `as_run`; `storage_options` are those of the config.
+        """
+        self.as_run(**options).save(uri, self.config.storage_options)
+
     def as_code(self) -> str:
         """Return the Python code that builds the same dataset, with Megatron's names.
 
@@ -194,6 +223,56 @@ def _write_plan(dataset: Any, num_samples: int | None) -> None:
         logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
     except Exception as error:
         logger.warning("read_plan: not written: %s", redacted_text(str(error)))
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """A DataLoader with one of our samplers."""
+
+    dataset: Any
+    batch_sampler: Any
+
+
+def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """Write the file of the run that reads a dataset, or that a loader reads.
+
+    Args:
+        source: a GPT dataset or a blend of them, from `load_dataset` or a builder, or a loader of one.
+        uri: path or URI of the file.
+        storage_options: options of its store.
+        options: further arguments of `Run`, such as `global_batch_size`; of a dataset also `micro_batch_size` (1) and
+            `data_parallel_size`, which a loader has.
+
+    Raises:
+        ConfigError: another kind of dataset, another split than train, or one that its config does not describe.
+
+    Example:
+        >>> binidx.save_run(loader, "run.json", global_batch_size=1024)  # doctest: +SKIP
+    """
+    if isinstance(source, Loader):
+        sampler, names = source.batch_sampler, ("micro_batch_size", "data_parallel_size", "consumed_samples")
+        if not isinstance(sampler, MegatronPretrainingSampler | MegatronPretrainingRandomSampler):
+            raise ConfigError(f"loader: found a {type(sampler).__name__}, a run needs a sampler of binidx")
+        options = {name: getattr(sampler, name) for name in names} | options
+        if isinstance(sampler, MegatronPretrainingRandomSampler):
+            options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
+        source = source.dataset
+    dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
+    blended = isinstance(dataset, BlendedDataset)
+    parts: Sequence[Any] = dataset.datasets if blended else [dataset]
+    if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
+        raise ConfigError(f"dataset: found a {type(dataset).__name__}, a run reads the train split of GPT datasets")
+    # The size of a blend is the requested one, rounded up for each member.
+    size = dataset.size if blended else dataset.num_samples
+    requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
+    for request in requests:
+        required = required_indices(dataset.config, [request, 0, 0])
+        every: list[Any] = [*required.blends, *required.indices]
+        name = next((index.description_hash(dataset.config) for index in every if index.split is Split.train), "")
+        if name in (None, dataset.unique_description_hash):
+            Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)
+            return
+    raise ConfigError("dataset: has other weights, samples or prefixes than its config, from which a run builds it")
 
 
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:

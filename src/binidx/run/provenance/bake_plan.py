@@ -42,7 +42,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
 
 def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
     """Raise IndexError or ConfigError unless a run has these steps, at least one."""
-    check_steps(steps, order.num_steps())
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
     if not steps:
         raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
 
