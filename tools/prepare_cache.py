@@ -14,8 +14,8 @@ Core finds nothing but files. A blend's index is kept where the run has a path_t
 There the versions of all remote objects of the run are pinned, too, for the prefixes of RUN: starts list and look up
 nothing, and data that moved since is an error. Call this command again to train on data that you replaced.
 
---read-plan also stores the places of the tokens of each sample there. Starts whose config has read_plan=True then read no
-index, but kilobytes: see binidx read-plan.
+--read-plan also stores the places of the tokens of each sample there. Starts whose config has read_plan=True then read
+no index, but kilobytes: see binidx read-plan.
 
 exit status: 0 all is there, 1 the data is bad or an index could not be kept, 2 the call is wrong
 
