@@ -25,10 +25,8 @@ from binidx.errors import (
     ObjectNotFoundError,
     UnreachableError,
 )
-from binidx.format.bin_file import strip_bin_suffix
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Shard, Workers
-from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
@@ -290,24 +288,13 @@ def chosen_workers(arguments: argparse.Namespace) -> Workers | None:
     return None if place == Workers() else place
 
 
-DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
-"""Endings of the files of a dataset after its prefix, but for those that hold tokens."""
-
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
 
 
-def strip_end(text: str) -> str | None:
-    """Return the prefix of a dataset from the name of one of its files; None for other names."""
-    prefix = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
-    return prefix if prefix != text else None
-
-
-def prefix(text: str) -> str:
-    """Parse an argument that names a dataset, not one of its files."""
-    if (files := strip_end(text)) is not None:
-        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of its files: {files}")
-    return text
+def target(text: str) -> str:
+    """Return the prefix to write that the user means; a folder stays one, and is an error where it is written."""
+    return text if text.endswith("/") else as_prefix(text)
 
 
 def num_bytes(text: str) -> int:

@@ -26,15 +26,16 @@ import argparse
 from collections.abc import Sequence
 
 from binidx.corpus.diff import Difference, diff_datasets
+from binidx.format.bin_file import as_prefix
 
-from ._command import DATASET, add_json, add_workers, chosen, command, prefix, print_result, workers
+from ._command import DATASET, add_json, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("left", type=prefix, metavar="A", help=DATASET)
-    options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
+    options.add_argument("left", type=as_prefix, metavar="A", help=DATASET)
+    options.add_argument("right", type=as_prefix, metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     add_workers(options, "tasks")
     options.add_argument("--records", metavar="DIR", help="folder of what lies between the stages, for restarts")

@@ -23,11 +23,12 @@ from glob import has_magic
 from typing import Any
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import strip_end
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.read import FORMATS
 
-from ._command import add_json, chosen, command, num_bytes, print_result, strip_end
+from ._command import add_json, chosen, command, num_bytes, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 

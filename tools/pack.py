@@ -19,18 +19,19 @@ from __future__ import annotations
 import argparse
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed, plan_packed_files
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, prefix, print_result, workers
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
     options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")

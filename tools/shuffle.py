@@ -34,6 +34,7 @@ from typing import Any
 
 from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
 from ._command import (
@@ -44,8 +45,8 @@ from ._command import (
     chosen_workers,
     command,
     num_bytes,
-    prefix,
     print_result,
+    target,
     writing,
 )
 from ._display import Bar, counts, human_bytes, human_seconds
@@ -78,18 +79,10 @@ def shuffle(arguments: argparse.Namespace) -> None:
             del common["lineage"]
             done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
         else:
-            sources, target = [dataset(source) for source in arguments.sources], dataset(arguments.target)
-            done = shuffle_datasets(sources, target, **common, watch=bar, workers=place)
+            sources, to = [as_prefix(source) for source in arguments.sources], target(arguments.target)
+            done = shuffle_datasets(sources, to, **common, watch=bar, workers=place)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)
-
-
-def dataset(text: str) -> str:
-    """Return the prefix of a dataset; raise ConfigError for the name of one of its files."""
-    try:
-        return prefix(text)
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(str(error)) from None
 
 
 def describe(done: ShuffleResult) -> str:

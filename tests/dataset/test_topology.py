@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 import binidx
-from binidx.dataset.torch_bridge import LAUNCHERS, is_first_rank
+from binidx.dataset.torch_bridge import LAUNCHERS, choose_topology, is_first_rank
 from binidx.errors import ConfigError
 from binidx.loader import torch_loader
 
@@ -164,6 +165,19 @@ def test_the_ranks_that_megatron_gives_come_before_those_of_launchers(launched: 
     assert binidx.find_topology(parallel_state) == (1, 2)
     with pytest.raises(ConfigError, match=r"found 7, needs megatron\.core\.parallel_state or a DeviceMesh"):
         binidx.find_topology(7)
+
+
+def test_a_dataset_of_one_line_takes_the_ranks_of_megatron_once_it_has_some(
+    launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(OPEN_MPI)
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.is_initialized = lambda: False
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
+    assert choose_topology() == (3, 8)
+    parallel_state.is_initialized = lambda: True
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
+    assert choose_topology() == (1, 2)
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, SLURM, {"PMI_RANK": "1", "PMI_SIZE": "2"}])

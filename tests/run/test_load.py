@@ -19,6 +19,7 @@ from servers.http_objects import Server
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.tools import main
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,21 @@ def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, m
     assert "RemoteObject(s3://" in repr(dataset.wrapped.dataset.bin_reader)
 
 
+def test_a_prefix_is_understood_as_it_is_typed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    wanted = binidx.load_dataset(folder / "en", 16)[3]
+    for typed in ("~/en", f"{folder}/en/", f"{folder}/en.bin", "~/en.idx"):
+        assert_same_sample(binidx.load_dataset(typed, 16)[3], wanted)
+        assert len(binidx.IndexedDataset(typed)) == len(binidx.IndexedDataset(folder / "en"))
+        assert main(["verify", typed]) == 0
+    prefix = f"{s3.fresh()}/en"
+    assert main(["convert", "~/en", f"{prefix}_text_document"]) == 0
+    assert_same_sample(binidx.load_dataset(f"S3{prefix[2:]}_text_document.bin", 16)[3], wanted)
+    for missing in (prefix, f"{prefix}_txt_document"):
+        with pytest.raises(ObjectNotFoundError, match=rf"did you mean {prefix}_text_document\?"):
+            binidx.load_dataset(missing, 16)
+
+
 def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     for wrong, needed in (
         ({"which": "validation"}, "which: found 'validation', needs 'train', 'valid' or 'test'"),
@@ -139,8 +155,6 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=needed):
             binidx.load_dataset(**{"blend": f"{folder}/en", "sequence_length": 16, **wrong})
-    with pytest.raises(ObjectNotFoundError, match=rf"a dataset is named without .bin and .idx: {folder}/en$"):
-        binidx.load_dataset(f"{folder}/en.bin", 16)
     dataset = binidx.load_dataset(f"{folder}/en", 16)
     for size in (0, "8"):
         with pytest.raises(ConfigError, match=f"^batch_size: found {size!r}, need"):

@@ -18,7 +18,7 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
-from binidx.dataset.torch_bridge import is_first_rank
+from binidx.dataset.torch_bridge import choose_topology, is_first_rank
 from binidx.errors import ConfigError, redacted_text
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import ONE_THREAD
@@ -133,22 +133,39 @@ class LoadedDataset(DatasetView):
         tokens: NDArray[np.int32] = wrapped.read_tokens(idxs)
         return tokens
 
-    def loader(self, batch_size: int, *, consumed_samples: int = 0, **options: Any) -> PretrainingLoader:
+    def loader(
+        self, batch_size: int, *, consumed_samples: int = 0, mesh: Any = None, **options: Any
+    ) -> PretrainingLoader:
         """Return a loader of the batches of this rank; see `build_pretraining_data_loader`.
 
         Args:
             batch_size: samples of a batch of this rank.
             consumed_samples: samples served before, over all ranks.
-            options: further arguments of `build_pretraining_data_loader`, such as `data_parallel_rank` and
-                `data_parallel_size`, which several processes need, and `num_workers`.
+            mesh: `DeviceMesh` of one dimension, of the ranks that read samples of their own, as mesh["dp"]. None: the
+                data-parallel ranks of Megatron's `parallel_state` if it is initialized, else all processes of the
+                group; which, is logged.
+            options: further arguments of `build_pretraining_data_loader`, such as `num_workers`; `data_parallel_rank`
+                and `data_parallel_size` replace `mesh`.
 
         Returns:
             A DataLoader with a state.
+
+        Raises:
+            ConfigError: ranks form groups, as those of a mesh of several dimensions, and neither `mesh` nor a rank is
+                given.
         """
         from binidx.loader.torch_loader import build_pretraining_data_loader
 
         if not isinstance(batch_size, SupportsIndex) or operator.index(batch_size) < 1:
             raise ConfigError(f"batch_size: found {batch_size!r}, need a whole number of at least 1")
+        names = ("data_parallel_rank", "data_parallel_size")
+        if given := [name for name in names if options.get(name) is not None]:
+            if mesh is not None:
+                raise ConfigError(f"mesh, {', '.join(given)}: found both, need one of them")
+        elif topology := choose_topology(mesh):
+            options |= zip(names, topology, strict=True)
+            if topology.size > 1 and not topology.rank:
+                logger.info("loader: %d ranks read samples of their own; mesh= names others", topology.size)
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
         return loader
