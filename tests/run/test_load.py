@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,8 +115,30 @@ def test_the_tokens_of_a_tokenizer_are_found_by_its_name(folder: Path) -> None:
     by_name = binidx.load_dataset(f"{folder}/en", 16, tokenizer=folder / "tokenizer.json")
     assert f"tokenizer=binidx.describe_tokenizer('{folder}/tokenizer.json')," in by_name.as_code()
     assert_same_sample(by_name[3], built_by(by_name)[3])
-    with pytest.raises(ConfigError, match="has no eod, which eod_mask_loss"):
-        _ = binidx.load_dataset(f"{folder}/en", 16, eod_mask_loss=True)[0]
+
+
+def test_an_eod_that_an_option_needs_is_that_of_the_manifests(folder: Path, tmp_path: Path) -> None:
+    for name, eod in (("en", 5), ("code", 5), ("other", 6), ("none", None)):
+        write_source(tmp_path / name, random.Random(name), False)
+        manifest = {"binidx_manifest": 1, "job": {"tokenizer": {"eod": eod}}}
+        (tmp_path / f"{name}.manifest.json").write_text(json.dumps(manifest))
+    blend = [tmp_path / "en", tmp_path / "code"]
+    found = binidx.load_dataset(blend, 16, eod_mask_loss=True)
+    assert found.config.tokenizer == binidx.SpecialTokens(eod=5)
+    assert_same_sample(found[1], built_by(found)[1])
+    assert binidx.load_dataset(blend, 16, reset_attention_mask=True).config.tokenizer.eod is None  # no mask is made
+    for bad, problem in (
+        (
+            [*blend, tmp_path / "other"],
+            rf"eod_mask_loss: needs an EOD \(found 6, {tmp_path}/en has 5: {tmp_path}/other",
+        ),
+        ([*blend, tmp_path / "none"], "found no manifest with one"),
+        (f"{folder}/en", r"no manifest with one: .*; tokenizer=binidx.SpecialTokens\(eod=ID\) names it"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            binidx.load_dataset(bad, 16, eod_mask_loss=True)
+    with pytest.raises(ConfigError, match="needs an EOD, SimpleNamespace has none"):
+        binidx.load_dataset(blend, 16, eod_mask_loss=True, tokenizer=SimpleNamespace(eod=None, unique_identifiers={}))
 
 
 def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

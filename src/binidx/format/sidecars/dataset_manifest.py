@@ -82,6 +82,7 @@ class ManifestTokenizer(TypedDict, total=False):
 
     uri: str
     digest: str
+    eod: int | None
 
 
 class ManifestJob(TypedDict, total=False):
