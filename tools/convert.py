@@ -69,7 +69,7 @@ def convert(arguments: argparse.Namespace) -> None:
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
-    with Bar("convert") as bar:
+    with Bar("convert", arguments.progress) as bar:
         done = convert_dataset(**options, way=way, watch=bar, workers=chosen_workers(arguments))
     sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
     print_result(done.to_json(), describe(done) + sums, arguments)
@@ -113,4 +113,4 @@ def describe(done: ConvertResult) -> str:
     )
 
 
-main = command("convert", __doc__, add_options, convert, RESUMES)
+main = command("convert", __doc__, add_options, convert, RESUMES, progress=True)

@@ -64,7 +64,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def cut(arguments: argparse.Namespace) -> None:
     """Run the chosen subcommand, and print a summary."""
-    with Bar("cut") as bar:
+    with Bar("cut", arguments.progress) as bar:
         done = arguments.body(arguments, bar)
     print_result(done.to_json(), describe(done), arguments)
 
@@ -92,4 +92,4 @@ def describe(done: CutResult) -> str:
     return "\n".join(lines)
 
 
-main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written")
+main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written", progress=True)

@@ -46,7 +46,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
-    with Bar("diff") as bar:
+    with Bar("diff", arguments.progress) as bar:
         options = chosen(arguments, "left_options", "right_options", "records", "scratch")
         options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
         difference = diff_datasets(arguments.left, arguments.right, **options, watch=bar)
@@ -90,4 +90,4 @@ def counted(count: int, first: Sequence[int], where: str) -> str:
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"
 
 
-main = command("diff", __doc__, add_options, diff)
+main = command("diff", __doc__, add_options, diff, progress=True)

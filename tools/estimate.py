@@ -54,7 +54,7 @@ def estimate(arguments: argparse.Namespace) -> int:
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
-    with Bar("estimate") as bar:
+    with Bar("estimate", arguments.progress) as bar:
         estimated = estimate_tokens(
             tokenizer=tokenizer,
             filters=parse_filters(arguments),
@@ -102,4 +102,4 @@ def interval(count: Estimate) -> str:
     return f"{count.total:,.0f}; 95 %: {count.low:,.0f} to {count.high:,.0f} (± {count.error:.2%})"
 
 
-main = command("estimate", __doc__, add_options, estimate)
+main = command("estimate", __doc__, add_options, estimate, progress=True)

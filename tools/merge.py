@@ -54,7 +54,7 @@ def merge(arguments: argparse.Namespace) -> None:
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     done: Any
-    with Bar("merge") as bar:
+    with Bar("merge", arguments.progress) as bar:
         if arguments.virtual:
             options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
             done = merge_virtually(arguments.sources, arguments.target, **options, watch=bar)
@@ -94,4 +94,4 @@ def describe(done: MergeResult) -> str:
     return "\n".join(lines)
 
 
-main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written")
+main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

@@ -61,7 +61,7 @@ def export_order(arguments: argparse.Namespace) -> None:
     docs: Any = None if arguments.no_docs else "spans" if arguments.spans else "ends"
     share = place.select(parts)
     rows = sum(count_rows(order, part) for part in share)
-    with Bar("order") as bar:
+    with Bar("order", arguments.progress) as bar:
         bar.begin("order", rows, 0, "rows")
         options = {"workers": place, **chosen(arguments, "tokens", "storage_options")}
         written = export(order, arguments.to, parts, docs=docs, **options, watch=bar.advance)
@@ -108,4 +108,4 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     print_result(sets, "\n".join(lines), arguments)
 
 
-main = command("order", __doc__, add_options, export_order, RESUMES)
+main = command("order", __doc__, add_options, export_order, RESUMES, progress=True)

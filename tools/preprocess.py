@@ -119,7 +119,7 @@ def make(arguments: argparse.Namespace) -> int | None:
         status = job_status(job)
         print_result(status.to_json(), describe_status(status), arguments)
         return None
-    with Bar("preprocess") as bar:
+    with Bar("preprocess", arguments.progress) as bar:
         done = preprocess(
             job,
             shard=arguments.shard and Shard(*arguments.shard),
@@ -221,4 +221,4 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
     return "\n" + columns(("machine", "parts", "documents", "tokens", "MB/s"), rows)
 
 
-main = command("preprocess", __doc__, add_options, make, RESUMES)
+main = command("preprocess", __doc__, add_options, make, RESUMES, progress=True)

@@ -74,7 +74,7 @@ def shuffle(arguments: argparse.Namespace) -> None:
     place = chosen_workers(arguments)
     if arguments.lines and place is not None:
         raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
-    with Bar("shuffle") as bar:
+    with Bar("shuffle", arguments.progress) as bar:
         if arguments.lines:
             del common["lineage"]
             done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
@@ -103,4 +103,4 @@ def describe_lines(done: ShuffledLines) -> str:
     return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 
 
-main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written")
+main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)

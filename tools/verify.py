@@ -45,7 +45,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
-    with Bar("verify") as bar:
+    with Bar("verify", arguments.progress) as bar:
         options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records")
         place = chosen_workers(arguments) or (Workers() if arguments.records else None)
         checked = verify_dataset(arguments.prefix, **options, watch=bar, workers=place)
@@ -85,4 +85,4 @@ def tokens_read(checked: Verification) -> str:
     return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
 
 
-main = command("verify", __doc__, add_options, verify)
+main = command("verify", __doc__, add_options, verify, progress=True)

@@ -85,7 +85,7 @@ def problem_of(arguments: list[str]) -> str | None:
     module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
     options = parser(name, module.__doc__)
     module.add_options(options)
-    add_output(options)
+    add_output(options, progress=True)
     options.register("type", json_object, str)  # no file is read
     try:
         options.parse_args([each for each in rest if each not in ("[...]", "…")])

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted
+from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted, trims_traceback
 from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
 from binidx.format.idx import DType, SequenceIndex, little_endian
 from binidx.format.pair import check_opened, open_bin, open_pair
@@ -93,6 +93,7 @@ class IndexedDataset:
 
     _pickled: ClassVar[Sequence[str]] = ("path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened")
 
+    @trims_traceback
     def __init__(
         self,
         path_prefix: str | os.PathLike[str],

@@ -30,7 +30,7 @@ from typing import Any
 from binidx.dataset.config import Split
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
-from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
     DatasetView,
@@ -337,6 +337,7 @@ class PretrainingLoader(DataLoader[Any]):
             tokens = []
         return {**state, "tokens": tokens} if any(tokens) else state
 
+    @trims_traceback
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, from the next iteration on.
 
@@ -448,6 +449,7 @@ class Batches(Iterator[Any]):
         self._before, self._last = usage(), time.perf_counter()
         self._close: Callable[[], object] | None = None
 
+    @trims_traceback
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:

@@ -20,7 +20,7 @@ from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, S
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import choose_topology, is_first_rank
-from binidx.errors import ConfigError, redacted, redacted_text
+from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.jobs.parts import ONE_THREAD
@@ -40,6 +40,7 @@ SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_
 """Fields of a config that `as_code` prints also where they have their defaults."""
 
 
+@trims_traceback
 def load_dataset(
     blend: Any,
     sequence_length: int,
@@ -166,6 +167,7 @@ class LoadedDataset(DatasetView):
         tokens: NDArray[np.int32] = wrapped.read_tokens(idxs)
         return tokens
 
+    @trims_traceback
     def loader(
         self, batch_size: int, *, consumed_samples: int = 0, mesh: Any = None, **options: Any
     ) -> PretrainingLoader:

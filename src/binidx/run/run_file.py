@@ -24,7 +24,7 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
-from binidx.errors import ConfigError, StorageError
+from binidx.errors import ConfigError, StorageError, trims_traceback
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
@@ -129,6 +129,7 @@ class Run:
         self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
+    @trims_traceback
     def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
         """Return the run of a file at any URI.
 
@@ -154,6 +155,7 @@ class Run:
         check_named(run.paths, file)
         return run
 
+    @trims_traceback
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically.
 

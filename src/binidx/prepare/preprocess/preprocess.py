@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.parts import Shard, Workers
@@ -78,6 +78,7 @@ class Report:
         return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
 
+@trims_traceback
 def preprocess(
     job: Job,
     *,

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
+from binidx.errors import trims_traceback
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
@@ -54,6 +55,7 @@ class SourceAccount:
     seen: tuple[int, ...] = ()
 
 
+@trims_traceback
 def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
     """Return the use of each source in the steps before `stop_step`.
 
