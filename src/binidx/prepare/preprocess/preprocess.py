@@ -17,7 +17,15 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted, trims_traceback
+from binidx.errors import (
+    BinidxError,
+    ConfigError,
+    FormatError,
+    ObjectChangedError,
+    ObjectExistsError,
+    redacted,
+    trims_traceback,
+)
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.parts import Shard, Workers
@@ -137,9 +145,14 @@ def preprocess(
         watch.begin("tokenize", sum(sizes.values()), done_bytes)
         uris = [job.output, *(file.uri for file in inputs)]
         remote = any(Location(uri).local_path is None for uri in uris)
-        for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
-            records[task.part.name] = record
-            watch.advance(sizes[record.name])
+        try:
+            for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
+                records[task.part.name] = record
+                watch.advance(sizes[record.name])
+        except FormatError:  # of the first rows: there is nothing to resume
+            if shard is None and not read_records(job, parts):
+                remove_parts(JobFiles(job), parts)
+            raise
     num_made = len(records) - num_earlier
     if shard is not None:
         records |= read_records(job, [part for part in parts if part.name not in records])
