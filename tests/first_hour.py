@@ -103,7 +103,7 @@ def tokenize(user: Newcomer) -> None:
     user.title("Text to tokens")
     user.types("binidx preprocess en.jsonl --to data/en", "--tokenizer", status=2)
     user.types("binidx preprocess english.jsonl --to data/en --tokenizer tokenizer.json", "english.jsonl", status=2)
-    user.types("binidx preprocess en.jsonl --to data/en --tokenizer tokeniser.json", "tokeniser.json", status=2)
+    user.types("binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json", "tokenizer.json", status=2)
     user.types("binidx estimate en.jsonl --tokenizer tokenizer.json", "tokens")
     user.types(
         "binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json --append-eod --id-key id",

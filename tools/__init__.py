@@ -19,6 +19,7 @@ COMMANDS = {
     "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
     "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
     "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
+    "doctor": ("doctor", "what is installed, what is missing, and which URIs can be reached"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
     "merge": ("merge", "several datasets into one; the store moves tokens where it can"),

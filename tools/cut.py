@@ -1,4 +1,4 @@
-"""Cut a dataset by its documents, without tokenising again: its head, a sample, or a split into several.
+"""Cut a dataset by its documents, without tokenizing again: its head, a sample, or a split into several.
 
   head    the first N documents. From S3 to S3 and from disk to disk the tokens are moved without passing through here
   sample  a part of the documents

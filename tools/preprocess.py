@@ -1,4 +1,4 @@
-"""Tokenise text from any store into .bin/.idx datasets in any store.
+"""Tokenize text from any store into .bin/.idx datasets in any store.
 
 Reads jsonl, jsonl.gz, jsonl.zst and parquet, from disks, s3://, gs:// and http://; names may be globs or folders.
 Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
@@ -86,7 +86,7 @@ def _add_tokens(group: Any) -> None:
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
     group.add_argument("--empty", choices=EMPTY, default="zero-seq", help=empty)
-    compared = "of texts that the reference tokenises too (0.0001)"
+    compared = "of texts that the reference tokenizes too (0.0001)"
     group.add_argument("--compare", dest="compared_share", type=float, default=1e-4, metavar="SHARE", help=compared)
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
     group.add_argument("--codec", metavar="NAME", help="codec of the tokens; also one of an installed package")
@@ -113,7 +113,7 @@ def _add_work(group: Any) -> None:
 
 
 def make(arguments: argparse.Namespace) -> int | None:
-    """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
+    """Tokenize, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
         status = job_status(job)

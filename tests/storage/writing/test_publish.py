@@ -209,9 +209,7 @@ except OSError as error:
     lines = ended.stdout.splitlines()
     assert len(lines) == 4
     assert all(line.startswith(f"StorageError {tmp_path}/x") and "File too large" in line for line in lines)
-    assert all(
-        re.search(r"\(found [\d,]+ bytes free, need (5,0|6,000,000)[\d,]* or more\); make room", line) for line in lines
-    )
+    assert all(re.search(r"\(found [\d,]+ bytes free, need [\d,]+ or more\); make room", line) for line in lines)
     assert everything(str(tmp_path)) == []
 
 

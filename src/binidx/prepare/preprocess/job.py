@@ -48,7 +48,7 @@ OPTIONS = ("source_options", "target_options")
 
 @dataclass(frozen=True)
 class Job:
-    """Text to tokenise, and all options that decide the tokens. It can be pickled and converted to JSON.
+    """Text to tokenize, and all options that decide the tokens. It can be pickled and converted to JSON.
 
     Args:
         inputs: URIs of jsonl(.gz, .zst) and Parquet, also globs and folders, in the order of the dataset.

@@ -1,4 +1,4 @@
-"""Tokenise text into datasets, with restarts; report the status of a job.
+"""Tokenize text into datasets, with restarts; report the status of a job.
 
     find inputs ─► plan ─► finished? ─► claim the output ─► make the missing parts ─► finish
 
@@ -97,7 +97,7 @@ def preprocess(
     overwrite: bool = False,
     watch: ProgressWatcher | None = None,
 ) -> Report:
-    """Tokenise the text of a job into its datasets, or continue the job.
+    """Tokenize the text of a job into its datasets, or continue the job.
 
     Args:
         job: inputs, output, tokenizer and options.
@@ -198,7 +198,7 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: Progre
 
 
 def unique_parts(parts: Sequence[Part]) -> list[Part]:
-    """Return each part once: an input that is named twice is tokenised once, and stored twice."""
+    """Return each part once: an input that is named twice is tokenized once, and stored twice."""
     return list({part.name: part for part in parts}.values())
 
 

@@ -262,7 +262,7 @@ class PartTokenizer:
         self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first, seed=part.number)
 
     def run(self, number: int) -> None:
-        """Tokenise all documents of one slice."""
+        """Tokenize all documents of one slice."""
         job, before = self._job, self.engine.seen
         for batches in read_slice(
             self._part.slices[number],
