@@ -32,14 +32,17 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import Options
+from binidx.errors import FormatError
 from binidx.format.idx import DType
-from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
+from binidx.prepare.preprocess.job import Job, check_eod, choose_part_bytes
+from binidx.prepare.preprocess.tokenize_part import find_remedy
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import REQUEST_BYTES, read_slice
@@ -306,6 +309,48 @@ def estimate_tokens(
     cost = estimate_cost(files, seconds_per_byte * totals[2].total, bytes_out, source_options)
     sums = total_bytes, int(sizes.sum()), int(tokenized.sum()), int(problems.sum())
     return CorpusEstimate(len(files), *totals, *sums, chosen_engine.name, cost, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A document's text and the ids that are stored for it."""
+
+    text: str
+    ids: list[int]
+
+
+def first_documents(job: Job, count: int) -> list[TokenizedText]:
+    """Return the first documents of a job, tokenized, of its first key.
+
+    Args:
+        count: most documents; those of the first batch of the first input.
+
+    Raises:
+        FormatError: a row before them is not a document, and `on_error` is `raise`.
+    """
+    inputs = find_inputs(job.inputs, format=job.format, storage_options=job.source_options)
+    engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
+    options: dict[str, Any] = {
+        "filters": job.filters,
+        "batch_bytes": BATCH_BYTES,
+        "storage_options": job.source_options,
+    }
+    for unit in plan_units(inputs)[:1]:
+        for batch, *_ in read_slice(unit, job.keys, **options):
+            if batch.problems and job.on_error == "raise":
+                raise FormatError(f"{batch.problems[0]}; {find_remedy(batch.problems[0])}")
+            stop = min(count, batch.num_documents)
+            bounds = batch.documents[: stop + 1].tolist()
+            offsets = batch.offsets[: bounds[-1] + 1]
+            ids, ends = engine.encode(batch.texts[: offsets[-1]], offsets)
+            eod = [] if job.eod is None else [job.eod]
+            return [
+                TokenizedText(
+                    "".join(map(batch.text, range(first, last))), [*ids[ends[first] : ends[last]].tolist(), *eod]
+                )
+                for first, last in pairwise(bounds)
+            ]
+    return []
 
 
 @dataclass
