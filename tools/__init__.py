@@ -21,6 +21,8 @@ COMMANDS = {
     "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
     "doctor": ("doctor", "what is installed, what is missing, and which URIs can be reached"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
+    "export": ("export_tokens", "a dataset as files of another library, read back and compared"),
+    "import": ("import_tokens", "MDS, LitData, OLMo, Arrow, nanotron, llm.c, NeoX as a dataset"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
     "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
     "order": ("order", "the global order of a run as parquet files"),
