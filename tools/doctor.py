@@ -1,4 +1,4 @@
-"""What is installed, what is missing for what, and whether URIs can be reached with these credentials.
+"""Installed packages, the missing ones and what needs them, and whether URIs can be reached with these credentials.
 
 Each row is a package: its version, or the line that installs it. Each URI is a dataset, an object or a folder: it is
 looked up, as binidx would do it, and nothing is written. binidx check-node checks a node for a run.

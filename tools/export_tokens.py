@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 
-from binidx.corpus.formats.documents import FORMATS, export_dataset
+from binidx.corpus.formats.peer_formats import FORMATS, export_dataset
 from binidx.format.bin_file import as_prefix
 
 from ._command import DATASET, add_json, chosen, command, print_result

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 
-from binidx.corpus.formats.documents import FORMATS, ImportResult, import_dataset
+from binidx.corpus.formats.peer_formats import FORMATS, ImportResult, import_dataset
 
 from ._command import add_json, chosen, command, print_result, target
 from ._display import Bar, counts

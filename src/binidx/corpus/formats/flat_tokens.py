@@ -22,6 +22,7 @@ from binidx.corpus.formats.peer_files import (
     Files,
     PeerOptions,
     Tokens,
+    array_of,
     read_file,
     read_tokens,
     split_at,
@@ -45,7 +46,7 @@ def write_olmo(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[An
     return [write_new(folder / "part-00000.npy", (document.tobytes() for document in documents))]
 
 
-LLMC_KINDS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+LLMC_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 LLMC_HEADER, LLMC_MOST = 1024, 1 << 31
 """Bytes of the header of a file of llm.c; and the number of tokens that a file does not reach."""
 
@@ -91,7 +92,7 @@ def write_llmc(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[An
 def read_nanotron(files: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
     """Yield the documents of .ds files."""
     for file in files:
-        ends = np.frombuffer(read_file(file + ".index"), "<u8").astype(np.int64)
+        ends = array_of(read_file(file + ".index"), "<u8", file + ".index").astype(np.int64)
         size = open_object(file, cache=False, codec="raw").size
         item_bytes = size // int(ends[-1]) if len(ends) and ends[-1] else 2
         if item_bytes not in (2, 4) or (len(ends) and ends[-1] * item_bytes != size):
@@ -132,8 +133,8 @@ def read_neox(prefixes: Sequence[Location], options: PeerOptions) -> Iterator[To
         if code not in NEOX_KINDS or num_sizes != count:
             raise FormatError(f"{prefix}.idx: type {code}, {num_sizes} sizes of {count} sequences; need flat integers")
         first = NEOX_HEADER.size + 16 * (count + 1)
-        sizes = np.frombuffer(data, "<i8", count, first)
-        bounds = np.frombuffer(data, "<i8", num_bounds, first + 8 * count)
+        sizes = array_of(data, "<i8", prefix + ".idx", count, first)
+        bounds = array_of(data, "<i8", prefix + ".idx", num_bounds, first + 8 * count)
         ends = np.concatenate([[0], np.cumsum(sizes)])[bounds]
         yield from split_at(read_tokens(prefix + ".bin", np.dtype(NEOX_KINDS[code])), np.diff(ends).tolist())
 

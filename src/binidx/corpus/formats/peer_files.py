@@ -1,4 +1,4 @@
-"""What the readers and writers of other libraries' formats share: options, files and streams of tokens."""
+"""Shared parts of the readers and writers of other libraries' formats: options, files and streams of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tokens: TypeAlias = NDArray[Any]
 """Tokens of a document, shape (length,)."""
 
 Files: TypeAlias = list[Location]
-"""What a reader takes: the folder, files or prefix that a writer wrote."""
+"""Folder, files or prefix that a writer wrote, for a reader."""
 
 FILE_BYTES = 64 << 20
 """Bytes of a file to write after which the next one begins."""
@@ -50,6 +50,14 @@ class PeerOptions:
 def read_file(location: Location) -> memoryview:
     """Return all bytes of a file."""
     return read_whole(open_object(location, cache=False, codec="raw"))
+
+
+def array_of(data: Bytes, dtype: str, location: Location, count: int = -1, offset: int = 0) -> Tokens:
+    """Return an array in the bytes of a file; raise FormatError if they are too few."""
+    try:
+        return np.frombuffer(data, dtype, count, offset)
+    except ValueError as error:
+        raise FormatError(f"{location}: truncated: {error}") from error
 
 
 def read_tokens(location: Location, dtype: np.dtype[Any], start: int = 0) -> Iterator[Tokens]:

@@ -49,7 +49,7 @@ def read_arrow(folders: Sequence[Location], options: PeerOptions) -> Iterator[To
             file = folder / entry.filename
             try:
                 table = pa.ipc.open_stream(pa.py_buffer(read_file(file))).read_all()
-            except pa.ArrowInvalid as error:
+            except (pa.ArrowInvalid, OSError) as error:
                 raise FormatError(f"{file}: not an Arrow stream: {error}") from error
             names = table.column_names
             column = options.column or next((name for name in COLUMNS if name in names), None)
@@ -83,7 +83,7 @@ def write_arrow(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[A
         names.append(f"data-{number:05}.arrow")
         write_new(folder / names[-1], [memoryview(out.getvalue())])
     info = {"features": {"input_ids": feature}, "description": "", "citation": "", "homepage": "", "license": ""}
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names], "_fingerprint": folder.name or "binidx",
         "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
         "_split": None,
