@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.dataset.torch_bridge import LAUNCHERS, choose_topology, is_first_rank
@@ -178,6 +181,21 @@ def test_a_dataset_of_one_line_takes_the_ranks_of_megatron_once_it_has_some(
     parallel_state.is_initialized = lambda: True
     parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
     assert choose_topology() == (1, 2)
+
+
+def test_a_loader_of_one_line_is_refused_if_the_ranks_form_groups_after_it(
+    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(OPEN_MPI)
+    write_source(tmp_path / "en", random.Random(1), False)
+    loader = binidx.load_dataset(tmp_path / "en", 4).loader(1)
+    assert next(iter(loader))["tokens"].tolist() == loader[0]["tokens"].tolist()
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.is_initialized = lambda: True
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
+    with pytest.raises(ConfigError, match="was made for rank 3 of 8, before groups of ranks were made"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, SLURM, {"PMI_RANK": "1", "PMI_SIZE": "2"}])

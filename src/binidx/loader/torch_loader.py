@@ -29,7 +29,7 @@ from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_comparison import compare_with_ranks
-from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
+from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
@@ -220,6 +220,9 @@ class PretrainingLoader(DataLoader[Any]):
     Source: ours.
     """
 
+    assumes_all_ranks = False
+    """Whether the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
+
     def __init__(
         self,
         dataset: Any,
@@ -389,6 +392,12 @@ class PretrainingLoader(DataLoader[Any]):
         Compares once for each position at which an iteration is to begin.
         """
         sampler = self._sampler
+        rank = sampler.data_parallel_rank, sampler.data_parallel_size
+        if self.assumes_all_ranks and choose_topology() != rank:
+            way = "make it after them, with mesh= or data_parallel_rank and data_parallel_size"
+            raise ConfigError(
+                f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made; {way}"
+            )
         if sampler.data_parallel_size == 1:
             _warn_of_group(count_known_processes())  # the group may be younger than the loader
         elif not self._is_compared:

@@ -203,6 +203,7 @@ class LoadedDataset(DatasetView):
                 logger.info("loader: %d ranks read samples of their own; mesh= names others", topology.size)
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
+        loader.assumes_all_ranks = not given and mesh is None
         return loader
 
     def as_code(self) -> str:
