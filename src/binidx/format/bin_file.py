@@ -123,13 +123,12 @@ def did_you_mean(prefix: Location) -> str:
 
 def _list_datasets(start: Location) -> list[str]:
     """Return the prefixes of `.idx` files whose names begin so, in order; of a store those of one page of its list."""
+    files: Iterable[str] = ()
     if start.local_path is not None:
         files = glob.iglob(f"{glob.escape(start.local_path)}*.idx")
     else:
-        try:
+        with contextlib.suppress(StorageError):
             files = list_page(start)
-        except StorageError:
-            files = ()
     return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
 
 

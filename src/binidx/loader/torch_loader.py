@@ -221,7 +221,7 @@ class PretrainingLoader(DataLoader[Any]):
     """
 
     assumes_all_ranks = False
-    """Whether the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
+    """True if the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
 
     def __init__(
         self,
