@@ -136,7 +136,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
     began = time.monotonic()
-    with Bar("cache") as bar:
+    with Bar("cache", arguments.progress) as bar:
         bar.begin("warm", total, 0)
         done = warm(jobs, bar.advance)
     seconds = time.monotonic() - began
@@ -330,4 +330,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES)
+main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES, progress=True)

@@ -65,7 +65,7 @@ def export_order(arguments: argparse.Namespace) -> None:
         raise ConfigError("steps_per_file: found none, the steps are those of several runs, needs a number; or --steps")
     share = [part for _, parts in plans for part in parts]
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
-    with Bar("order") as bar:
+    with Bar("order", arguments.progress) as bar:
         bar.begin("order", rows, 0, "rows")
         options = {"docs": docs_of(arguments), "workers": place, **chosen(arguments, "tokens", "storage_options")}
         for own, parts in plans:
@@ -111,4 +111,4 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     print_result(sets, "\n".join(lines), arguments)
 
 
-main = command("order", __doc__, add_options, export_order, RESUMES)
+main = command("order", __doc__, add_options, export_order, RESUMES, progress=True)

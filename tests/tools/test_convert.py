@@ -147,7 +147,6 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
     [
         (["nowhere", "out"], "nowhere.bin: no such file"),
         (["en", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
-        (["en.idx", "out"], "argument SOURCE: found en.idx, needed the prefix of its files: en"),
         (["en"], "the following arguments are required: TARGET"),
         (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
         (["en", "out", "--target-options", "[1]"], "found a JSON list, needed an object"),

@@ -29,8 +29,8 @@ from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_comparison import compare_with_ranks
-from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
-from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
+from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
     DatasetView,
@@ -221,6 +221,9 @@ class PretrainingLoader(DataLoader[Any]):
     Source: ours.
     """
 
+    assumes_all_ranks = False
+    """True if the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
+
     def __init__(
         self,
         dataset: Any,
@@ -352,6 +355,7 @@ class PretrainingLoader(DataLoader[Any]):
             tokens = []
         return {**state, "tokens": tokens} if any(tokens) else state
 
+    @trims_traceback
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, from the next iteration on.
 
@@ -403,6 +407,12 @@ class PretrainingLoader(DataLoader[Any]):
         Compares once for each position at which an iteration is to begin.
         """
         sampler = self._sampler
+        rank = sampler.data_parallel_rank, sampler.data_parallel_size
+        if self.assumes_all_ranks and choose_topology() != rank:
+            way = "make it after them, with mesh= or data_parallel_rank and data_parallel_size"
+            raise ConfigError(
+                f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made; {way}"
+            )
         if sampler.data_parallel_size == 1:
             _warn_of_group(count_known_processes())  # the group may be younger than the loader
         elif not self._is_compared:
@@ -463,6 +473,7 @@ class Batches(Iterator[Any]):
         self._before, self._last = usage(), time.perf_counter()
         self._close: Callable[[], object] | None = None
 
+    @trims_traceback
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:

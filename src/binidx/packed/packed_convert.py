@@ -108,7 +108,7 @@ def indexed_to_packed(
     Args:
         chunk_size: number of tokens of a file.
         sep_token: token that fills the rest of the last file.
-        add_separator: add `sep_token` after each document as well; data tokenised with --append-eod already has it.
+        add_separator: add `sep_token` after each document as well; data tokenized with --append-eod already has it.
         overwrite: replace existing files, and remove those of this prefix that follow the last one.
         workers: workers that write the files, each a file at a time, and this call's share of the files.
         watch: called with the number of tokens of each finished file.

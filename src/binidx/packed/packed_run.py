@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
@@ -345,6 +345,7 @@ class PackedDescription:
 PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
 
 
+@trims_traceback
 def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
     """Return the order of the run that a file describes, with its packed files opened and checked.
 

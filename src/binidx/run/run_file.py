@@ -23,7 +23,7 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
-from binidx.errors import ConfigError, StorageError
+from binidx.errors import ConfigError, StorageError, trims_traceback
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
@@ -119,6 +119,7 @@ class Run:
         self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
+    @trims_traceback
     def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
         """Return the run of a file at any URI.
 
@@ -145,6 +146,7 @@ class Run:
         inside = run.previous is not None and "://" not in run.previous and not os.path.isabs(run.previous)
         return replace(run, previous=f"{_folder(file)}{run.previous}") if inside else run
 
+    @trims_traceback
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically.
 

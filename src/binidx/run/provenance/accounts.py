@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, trims_traceback
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
@@ -60,6 +60,7 @@ class SourceAccount:
     seen: tuple[int, ...] = ()
 
 
+@trims_traceback
 def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
     """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 

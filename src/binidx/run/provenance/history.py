@@ -143,7 +143,7 @@ class DocumentReads:
 
 
 def count_reads(
-    order: RunOrder, source: int, documents: Sequence[int], readings: SampleReads, contents: SampleContents
+    order: RunOrder, source: int, documents: Sequence[int] | Numbers, readings: SampleReads, contents: SampleContents
 ) -> list[DocumentReads]:
     """Return the reads of each document among the samples that `RunOrder.where` returned for them.
 
