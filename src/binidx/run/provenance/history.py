@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from binidx.errors import ConfigError
+from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents
 from binidx.run.provenance.run_order import RunOrder
@@ -156,7 +157,7 @@ def count_reads(
     spans, trained = contents.spans, order.reading.trained(readings.step)
     row_of = np.repeat(np.arange(len(readings.step)), np.diff(spans.bounds))
     rows = []
-    for document in dict.fromkeys(documents):
+    for document in dict.fromkeys(map(int, documents)):
         pieces = (spans.document == document) & (spans.length > 0)
         samples = np.unique(row_of[pieces])
         steps = readings.step[samples]
