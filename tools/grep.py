@@ -95,7 +95,7 @@ def grep(arguments: argparse.Namespace) -> None:
         texts, ngrams = count_ngrams(items, arguments.ngram)
     table = None if arguments.tokens else token_table(_find_spec(arguments, prefixes), options)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
-    with Bar("grep") as bar:
+    with Bar("grep", arguments.progress) as bar:
         place = {"workers": chosen_workers(arguments), "records": arguments.records}
         result = search_documents(prefixes, patterns, table, storage_options=options, watch=bar, **place)
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
@@ -200,4 +200,4 @@ def _print_summary(result: SearchResult) -> None:
     print(f"{num_found:,} of {what}; {human_seconds(result.seconds)}, {rate}/s{left}", file=sys.stderr)
 
 
-main = command("grep", __doc__, add_options, grep)
+main = command("grep", __doc__, add_options, grep, progress=True)
