@@ -16,9 +16,10 @@ from __future__ import annotations
 import argparse
 
 from binidx.errors import ConfigError
+from binidx.run.provenance.sample_rows import build_rows
 
 from ._command import command
-from ._runs import add_run, build_rows, decoder, open_run, print_rows, require_steps
+from ._runs import add_run, decoder, open_run, print_rows, require_steps
 
 
 def add_options(options: argparse.ArgumentParser) -> None:

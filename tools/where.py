@@ -27,11 +27,12 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
-from ._runs import MANY_DOCUMENTS, add_run, build_rows, listed_documents, open_run, print_rows, read_list, stop_step
+from ._runs import MANY_DOCUMENTS, add_run, listed_documents, open_run, print_rows, read_list, stop_step
 
 SEARCHES = 8
 """Lineage files read at the same time; each needs 6 MB, for a row group."""

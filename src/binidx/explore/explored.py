@@ -1,0 +1,178 @@
+"""Run or dataset that the pages show, and the loss curve beside it."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError, FormatError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.order.order_protocols import Numbers, Source
+from binidx.order.source_order import StoredSource
+from binidx.run.provenance.accounts import SourceAccount, account
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import known_origins
+from binidx.run.provenance.timeline import Timeline, build_timeline
+from binidx.run.provenance.token_text import TokenText
+from binidx.run.run_file import Run
+from binidx.storage.location import Location
+from binidx.storage.open import open_object, read_whole
+
+DIGEST_LENGTH = 16
+"""Hex digits of the digest in the addresses of pages."""
+
+STEP_COLUMNS = ("step", "_step", "iteration", "iter", "global_step")
+LOSS_COLUMNS = ("loss", "lm loss", "train/loss", "value")
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Losses of a run by step, as a trainer has logged them.
+
+    Attributes:
+        steps: steps, ascending, shape (n,).
+        losses: the loss of each, shape (n,).
+    """
+
+    steps: Numbers
+    losses: NDArray[np.float64]
+
+    @classmethod
+    def read(cls, file: Location) -> LossCurve:
+        """Return the losses of a CSV file with a column of steps and one of losses: TensorBoard's, W&B's or any.
+
+        Raises:
+            FormatError: a column is missing, or a value is no number.
+        """
+        rows = list(csv.reader(io.StringIO(bytes(read_whole(open_object(file, cache=False))).decode("utf-8-sig"))))
+        head = [name.strip().lower() for name in rows[0]] if rows else []
+        step = next((head.index(name) for name in STEP_COLUMNS if name in head), None)
+        loss = next((place for name in LOSS_COLUMNS for place, text in enumerate(head) if text.endswith(name)), None)
+        if step is None or loss is None:
+            raise FormatError(f"{file}: found columns {head}, need one of {STEP_COLUMNS} and one of {LOSS_COLUMNS}")
+        try:
+            pairs = [(float(row[step]), float(row[loss])) for row in rows[1:] if row and row[loss].strip()]
+        except (ValueError, IndexError) as error:
+            raise FormatError(f"{file}: {error}; need a number in both columns of each row") from None
+        pairs.sort()
+        return cls(np.array([int(step) for step, _ in pairs], np.int64), np.array([loss for _, loss in pairs]))
+
+    def of_bins(self, bounds: Numbers) -> list[tuple[float, float, float] | None]:
+        """Return the least, mean and largest loss of the steps in each bin; None of a bin without a loss."""
+        places = np.searchsorted(self.steps, bounds)
+        parts = [self.losses[first:stop] for first, stop in pairwise(places.tolist())]
+        parts = [part[np.isfinite(part)] for part in parts]
+        return [(float(part.min()), float(part.mean()), float(part.max())) if len(part) else None for part in parts]
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Run or dataset that the pages show.
+
+    Args:
+        name: path or URI, as the user typed it.
+        sources: the datasets.
+        digest: of everything on which its pages depend, besides losses and tokenizer.
+        order: the order of a run; None: a dataset alone.
+        options: fsspec's options of the stores.
+        tokenizer: tokenizer that the user named; None: those of the manifests.
+        losses: loss curve; None: none was given.
+    """
+
+    name: str
+    sources: Sequence[Source]
+    digest: str
+    order: RunOrder | None = None
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+    tokenizer: str | None = None
+    losses: LossCurve | None = None
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        options: Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
+        losses: str | None = None,
+    ) -> Explored:
+        """Open the file of a run, or the dataset under a prefix.
+
+        Args:
+            name: path or URI of the file, or prefix of the dataset.
+            options: fsspec's options of the stores.
+            tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
+            losses: path or URI of a CSV file with the loss of each step.
+
+        Raises:
+            ConfigError: neither a run nor a dataset, or losses of a dataset.
+            BinidxError: a file is missing or malformed.
+        """
+        curve = LossCurve.read(Location.of(losses, options)) if losses else None
+        if not name.endswith(".json") and IndexedDataset.exists(name, storage_options=options):
+            if curve:
+                raise ConfigError("loss: a dataset has no steps; name the file of a run")
+            dataset = IndexedDataset(name, storage_options=options)
+            source = StoredSource(name, dataset, range(len(dataset)))
+            identity = json.dumps(dataset.identity, sort_keys=True)
+            digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
+            return cls(name, [source], digest, None, options, tokenizer)
+        order = RunOrder.open(Run.load(name, options))
+        return cls(name, order.sources, order.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve)
+
+    @property
+    def steps(self) -> range:
+        """Steps of the run; of one without end those of its first epoch, of a dataset none."""
+        if self.order is None:
+            return range(0)
+        count = self.order.num_steps()
+        return range(self.order.reading.schedule.step_of(len(self.order.order)) if count is None else count)
+
+    def prefix(self, source: int) -> Location:
+        """Return the location of a source."""
+        return Location(self.sources[source].prefix, self.options)
+
+    def text(self, source: int) -> TokenText:
+        """Return the text of the tokens of a source."""
+        return _open_text(self.prefix(source).uri, self.tokenizer, self)
+
+    def timeline(self, steps: range, num_bins: int) -> Timeline:
+        """Return the course of the run over some steps."""
+        return _build_timeline(self, steps, num_bins)
+
+    def accounts(self, repeats: bool = False) -> list[SourceAccount]:
+        """Return the use of each source in all steps, as `binidx account` prints it."""
+        return _account(self, repeats)
+
+    def warm(self) -> None:
+        """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""
+        known_origins(self.prefix(0), [0])
+        self.text(0)
+
+    __hash__ = object.__hash__
+
+
+@functools.lru_cache(maxsize=1000)
+def _open_text(prefix: str, tokenizer: str | None, explored: Explored) -> TokenText:
+    return TokenText.open(Location(prefix, explored.options), tokenizer)
+
+
+@functools.lru_cache(maxsize=32)
+def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline:
+    assert explored.order is not None
+    return build_timeline(explored.order, steps, num_bins)
+
+
+@functools.lru_cache(maxsize=4)
+def _account(explored: Explored, repeats: bool) -> list[SourceAccount]:
+    assert explored.order is not None
+    return account(explored.order, explored.steps.stop, repeats=repeats)

@@ -1,0 +1,365 @@
+"""Contents of the pages: for each address the template and its values. Every number is computed as by the commands.
+
+/                               the run, or the dataset          binidx account
+/step/7                         samples of a step                binidx trace
+/step/7/3/0                     sample of rank 3, slot 0: text   binidx trace --tokenizer
+/source/0                       counts, documents                binidx inspect, binidx account
+/source/0/document/5            text and tokens, reads           binidx where
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from binidx.corpus.origins import documents_at, documents_with_id
+from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.explore.charts import draw_timeline
+from binidx.explore.explored import Explored
+from binidx.explore.token_counts import count_lengths, count_tokens_of_places
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.contents import read_text, trace_contents
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import build_rows, known_origins
+from binidx.run.schedule import check_steps
+
+Values = dict[str, Any]
+Query = Mapping[str, str]
+
+BINS = 120
+"""Bins of the timeline."""
+
+COLOURS = 8
+SAMPLES_SHOWN, DOCUMENTS_SHOWN, TOKENS_SHOWN, READS_SHOWN = 64, 25, 2048, 200
+"""Rows of one page, and tokens of a document on one."""
+
+STARTING_TOKENS = 48
+"""Tokens at the start of each document in a list."""
+
+
+class NotFoundError(ConfigError):
+    """The run or the dataset has no such page."""
+
+
+def show_run(explored: Explored, query: Query) -> Values:
+    """Return the values of the page of a run: its course over some steps, and the account of its sources."""
+    order, whole = _run_of(explored), explored.steps
+    steps = parse_range(query.get("steps"), whole)
+    check_steps(steps, order.num_steps())
+    timeline = explored.timeline(steps, BINS)
+    accounts, first = explored.accounts(), timeline.before + timeline.counts.sum(axis=0)
+    colours = _colours(timeline.counts.sum(axis=0).tolist())
+    bounds = timeline.bounds.tolist()
+    losses = explored.losses.of_bins(timeline.bounds) if explored.losses else [None] * (len(bounds) - 1)
+    shares = timeline.shares
+    bins = [
+        {
+            "steps": range(*bounds[place : place + 2]),
+            "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
+            "loss": losses[place],
+        }
+        for place in range(len(bounds) - 1)
+    ]
+    planned = None if timeline.planned is None else timeline.planned.mean(axis=0).tolist()
+    rows = [
+        {
+            **asdict(row),
+            "number": number,
+            "colour": colours[timeline.names.index(row.source)],
+            "planned": planned and planned[timeline.names.index(row.source)],
+            "share": timeline.counts.sum(axis=0)[timeline.names.index(row.source)] / max(int(timeline.counts.sum()), 1),
+        }
+        for number, row in enumerate(accounts)
+    ]
+    return {
+        "order": order,
+        "steps": steps,
+        "whole": whole,
+        "timeline": timeline,
+        "consumed": int(first.sum()),
+        "panels": [*draw_timeline(timeline, explored.losses, colours)],
+        "bins": bins,
+        "rows": rows,
+        "command": ["account"],
+    }
+
+
+def show_step(explored: Explored, query: Query, step: int) -> Values:
+    """Return the values of the page of a step: its samples and their documents."""
+    order = _run_of(explored)
+    reads, rank = read_step(order, step, query)
+    first = parse_number(query, "from", 0)
+    page = SampleReads(*(column[first : first + SAMPLES_SHOWN] for column in reads))
+    contents = trace_contents(order.order, page.sample)
+    rows = [
+        {**row, "number": source}
+        for row, source in zip(build_rows(order, page, contents), contents.source.tolist(), strict=True)
+    ]
+    sources = np.bincount(order.order.locate(reads.sample)[0], minlength=len(explored.sources))
+    losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
+    return {
+        "step": step,
+        "order": order,
+        "rank": rank,
+        "rows": rows,
+        "sources": [(number, count) for number, count in enumerate(sources.tolist()) if count],
+        "loss": losses and losses[1],
+        "total": len(reads.step),
+        "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
+        "command": ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])],
+    }
+
+
+def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, int | None]:
+    """Return the reads of a step, of the rank that the query names or of all, and that rank."""
+    rank = parse_number(query, "rank", None)
+    if rank is not None and not 0 <= rank < order.num_ranks:
+        raise NotFoundError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
+    return order.reading.readings(range(step, step + 1), rank), rank
+
+
+def show_sample(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
+    """Return the values of the text of a sample: the pieces of its documents, in order."""
+    order = _run_of(explored)
+    reads, _ = read_step(order, step, {"rank": str(rank)})
+    if slot >= len(reads.slot):
+        raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
+    page = SampleReads(*(column[slot : slot + 1] for column in reads))
+    contents = trace_contents(order.order, page.sample)
+    (row,), source = build_rows(order, page, contents), int(contents.source[0])
+    tokens, text = read_text(order.order, page.sample)[0].tolist(), explored.text(source)
+    for doc in row["docs"]:
+        doc["pieces"] = list(text.pieces(tokens[doc["dst"] : doc["dst"] + doc["len"]]))
+    command = ["trace", "--step", str(step), "--rank", str(rank)]
+    return {"row": row, "number": source, "reason": text.reason, "step": step, "command": command}
+
+
+def show_source(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the page of a source: its counts, and some of its documents."""
+    dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
+    index, count = dataset.index, len(dataset.index.document_indices) - 1
+    documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
+    bounds = index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
+    tokens = _tokens_of(dataset, documents)
+    starts = _read_spans(dataset, [(number, 0, STARTING_TOKENS) for number in documents], tokens)
+    origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
+    rows = [
+        {
+            "document": number,
+            "tokens": tokens[number],
+            "sequences": int(bounds[place + 1] - bounds[place]),
+            "pieces": list(text.pieces(starts[place])),
+            "origin": origins.get(number),
+        }
+        for place, number in enumerate(documents)
+    ]
+    return {
+        "number": source,
+        "dataset": dataset,
+        "documents": count,
+        "account": explored.accounts()[source] if explored.order else None,
+        "rows": rows,
+        "reason": text.reason,
+        "pager_of": Pager(first, DOCUMENTS_SHOWN, count),
+        "target": explored.sources[source].name,
+        "command": ["inspect"],
+    }
+
+
+def show_lengths(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the histogram of the lengths of a source, one pass over them."""
+    dataset = _dataset_of(explored, source)
+    return {"number": source, "lengths": count_lengths(dataset), "command": ["inspect"], "target": dataset.path_prefix}
+
+
+def show_tokens(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the list of the most frequent tokens of a source, in some places of it."""
+    dataset, text = _dataset_of(explored, source), explored.text(source)
+    counted = count_tokens_of_places(dataset)
+    rows = [(token, count, next(text.pieces([token]))) for token, count in counted.most]
+    return {"number": source, "counted": counted, "rows": rows}
+
+
+def show_repeats(explored: Explored, query: Query) -> Values:
+    """Return the values of the table of repeats: documents read 0, 1, 2, ... times; reads every sample of the run."""
+    _run_of(explored)
+    return {"accounts": explored.accounts(repeats=True), "command": ["account", "--repeats"]}
+
+
+def show_document(explored: Explored, query: Query, source: int, document: int) -> Values:
+    """Return the values of the page of a document: its tokens, and the row that it came from."""
+    dataset = _dataset_of(explored, source)
+    count = len(dataset.index.document_indices) - 1
+    if document >= count:
+        raise NotFoundError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
+    num_tokens = _tokens_of(dataset, range(document, document + 1))
+    first = parse_number(query, "from", 0)
+    (tokens,) = _read_spans(dataset, [(document, first, TOKENS_SHOWN)], num_tokens)
+    text = explored.text(source)
+    origin = known_origins(explored.prefix(source), [document]).get(document)
+    named = ["--source", explored.sources[source].name] if len(explored.sources) > 1 else []
+    return {
+        "number": source,
+        "document": document,
+        "documents": count,
+        "tokens": num_tokens[document],
+        "pieces": list(text.pieces(tokens)),
+        "reason": text.reason,
+        "first": first,
+        "origin": origin,
+        "pager_of": Pager(first, TOKENS_SHOWN, num_tokens[document]),
+        "command": ["where", *named, "--document", str(document)] if explored.order else None,
+    }
+
+
+def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
+    """Return the values of the list of all reads of a document; one pass over the indices of the run."""
+    order = _run_of(explored)
+    earlier = order.reading.dataloader_type == "single"
+    reads, contents = order.where(source, [document], explored.steps.stop, earlier=earlier)
+    rows = []
+    for row in build_rows(order, reads, contents, lineage=False):
+        parts = [doc for doc in row["docs"] if doc["doc"] == document]
+        rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
+    first = parse_number(query, "from", 0)
+    return {
+        "number": source,
+        "document": document,
+        "total": len(rows),
+        "num_steps": len({row["step"] for row in rows}),
+        "rows": rows[first : first + READS_SHOWN],
+        "pager_of": Pager(first, READS_SHOWN, len(rows)),
+        "tokens": _tokens_of(_dataset_of(explored, source), range(document, document + 1))[document],
+    }
+
+
+def find_page(explored: Explored, query: Query) -> str | Values:
+    """Return the address of the step or document that a form names, or the values of a list of several documents."""
+    if step := query.get("step", "").strip():
+        return f"step/{parse_number({'step': step}, 'step', 0)}"
+    name, chosen = query.get("document", "").strip(), query.get("source", "")
+    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
+    if not name:
+        raise NotFoundError("document: found nothing, needs a number, FILE:ROW or id=ID")
+    if name.isdecimal():
+        if len(sources) > 1:
+            raise NotFoundError(f"document {name}: choose its source, the run has {len(sources)}")
+        return f"source/{sources[0]}/document/{int(name)}"
+    found = [(source, number) for source in sources for number in _search(explored, source, name)]
+    if not found:
+        raise NotFoundError(f"document: {name} not found in the lineage of {len(sources)} sources")
+    if len(found) == 1:
+        return "source/{}/document/{}".format(*found[0])
+    return {"found": found[:READS_SHOWN], "total": len(found), "name": name}
+
+
+def _search(explored: Explored, source: int, name: str) -> Sequence[int]:
+    file, colon, row = name.rpartition(":")
+    try:
+        if name.startswith("id="):
+            return documents_with_id(explored.prefix(source), name.removeprefix("id="))
+        if colon and row.isdecimal():
+            return documents_at(explored.prefix(source), file, int(row))
+    except ObjectNotFoundError:
+        return []
+    raise NotFoundError(f"document: found {name}, needs a number, FILE:ROW or id=ID")
+
+
+class Pager:
+    """Rows of one page among all rows.
+
+    Args:
+        first: number of the first row.
+        size: rows of a page.
+        total: number of all rows.
+    """
+
+    def __init__(self, first: int, size: int, total: int) -> None:
+        if first and first >= total:
+            raise NotFoundError(f"from: found {first}, there are {total:,}, counted from 0")
+        self.first, self.stop, self.total, self.size = first, min(first + size, total), total, size
+        self.previous = max(first - size, 0) if first else None
+        self.next = self.stop if self.stop < total else None
+
+
+def parse_number(query: Query, name: str, default: Any) -> Any:
+    """Return a number of a query from 0 on, or the default."""
+    text = query.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise NotFoundError(f"{name}: found {text[:40]!r}, needs a whole number from 0")
+    return int(text)
+
+
+def parse_range(text: str | None, whole: range) -> range:
+    """Return the steps that `A:B` names; None is `whole`."""
+    first, _, stop = (text or "").partition(":")
+    bounds = {"first": first, "stop": stop}
+    steps = range(parse_number(bounds, "first", whole.start), parse_number(bounds, "stop", whole.stop))
+    if not steps:
+        raise NotFoundError(f"steps: found {text}, needs A:B with A below B")
+    return steps
+
+
+def _run_of(explored: Explored) -> RunOrder:
+    if explored.order is None:
+        raise NotFoundError(f"{explored.name}: is a dataset alone, which has no steps; name the file of a run")
+    return explored.order
+
+
+def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
+    if source >= len(explored.sources):
+        raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
+    return explored.sources[source].dataset
+
+
+def _colours(counts: Sequence[int]) -> list[int]:
+    """Return the number of a colour for each source; the smallest of many sources share the last."""
+    ranked = sorted(range(len(counts)), key=lambda source: -counts[source])
+    if len(counts) <= COLOURS:
+        return list(range(len(counts)))
+    return [min(ranked.index(source), COLOURS - 1) for source in range(len(counts))]
+
+
+def _tokens_of(dataset: IndexedDataset, documents: range) -> dict[int, int]:
+    """Return the number of tokens of each of some consecutive documents."""
+    bounds = dataset.index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
+    lengths = dataset.index.sequence_lengths[int(bounds[0]) : int(bounds[-1])].astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(lengths)])[bounds - bounds[0]]
+    return dict(zip(documents, np.diff(before).tolist(), strict=True))
+
+
+def _read_spans(
+    dataset: IndexedDataset, wanted: Sequence[tuple[int, int, int]], tokens: Mapping[int, int]
+) -> list[list[int]]:
+    """Return tokens of documents by one vectored read.
+
+    Args:
+        wanted: (document, first token, most tokens).
+        tokens: number of tokens of each of these documents.
+    """
+    spans, owners = [], []
+    for place, (document, first, most) in enumerate(wanted):
+        start, stop = dataset.index.document_indices[document : document + 2].tolist()
+        left = min(most, tokens[document] - first)
+        for sequence in range(start, stop):
+            if left <= 0:
+                break
+            length = int(dataset.index.sequence_lengths[sequence])
+            if first < length:
+                spans.append((sequence, first, min(length - first, left)))
+                owners.append(place)
+                left -= spans[-1][2]
+            first = max(first - length, 0)
+    texts: list[list[int]] = [[] for _ in wanted]
+    for place, piece in zip(owners, dataset.read(spans) if spans else [], strict=True):
+        texts[place] += piece.tolist()
+    return texts
+
+
+View = Callable[..., Values]
