@@ -68,7 +68,7 @@ def count_lengths(dataset: IndexedDataset) -> LengthCounts:
 
 
 @dataclass(frozen=True)
-class TokenCounts:
+class FrequentTokens:
     """Most frequent tokens in some places of a dataset.
 
     Attributes:
@@ -83,7 +83,7 @@ class TokenCounts:
 
 
 @functools.lru_cache(maxsize=64)
-def count_tokens_of_places(dataset: IndexedDataset) -> TokenCounts:
+def count_frequent_tokens(dataset: IndexedDataset) -> FrequentTokens:
     """Count tokens in evenly spaced sequences, up to a million tokens, by one vectored read; all of a small dataset."""
     index = dataset.index
     is_whole = index.num_tokens <= PLACES * PLACE_TOKENS and len(index) <= BLOCK
@@ -94,4 +94,6 @@ def count_tokens_of_places(dataset: IndexedDataset) -> TokenCounts:
     pieces = dataset.read(spans[shown > 0])
     tokens, times = np.unique(np.concatenate(pieces) if pieces else np.empty(0, np.int64), return_counts=True)
     most = np.argsort(-times, kind="stable")[:MOST_TOKENS]
-    return TokenCounts(list(zip(tokens[most].tolist(), times[most].tolist(), strict=True)), int(times.sum()), is_whole)
+    return FrequentTokens(
+        list(zip(tokens[most].tolist(), times[most].tolist(), strict=True)), int(times.sum()), is_whole
+    )

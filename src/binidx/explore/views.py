@@ -19,7 +19,7 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
-from binidx.explore.token_counts import count_lengths, count_tokens_of_places
+from binidx.explore.token_counts import count_frequent_tokens, count_lengths
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import read_text, trace_contents
@@ -179,7 +179,7 @@ def show_lengths(explored: Explored, query: Query, source: int) -> Values:
 def show_tokens(explored: Explored, query: Query, source: int) -> Values:
     """Return the values of the list of the most frequent tokens of a source, in some places of it."""
     dataset, text = _dataset_of(explored, source), explored.text(source)
-    counted = count_tokens_of_places(dataset)
+    counted = count_frequent_tokens(dataset)
     rows = [(token, count, next(text.pieces([token]))) for token, count in counted.most]
     return {"number": source, "counted": counted, "rows": rows}
 

@@ -77,7 +77,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
 
     def account_source(number: int) -> SourceAccount:
         source, num_read = order.sources[number], int(read[number])
-        tokens, tokens_read = count_tokens(source), num_read * length
+        tokens, tokens_read = tokens_of_source(source), num_read * length
         built = len(source.sequences), tokens, len(members[number]), int(in_run[number])
         used = num_read, tokens_read, tokens_read / max(tokens, 1)
         return SourceAccount(source.name, *built, *used, seen[number])
@@ -85,7 +85,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     return map_sources(order.order, range(len(order.sources)), account_source)
 
 
-def count_tokens(source: Source) -> int:
+def tokens_of_source(source: Source) -> int:
     """Return the number of stored tokens in the split of a source (of one epoch)."""
     own, index = source.sequences, source.dataset.index
     if not isinstance(own, range):

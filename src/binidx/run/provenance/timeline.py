@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers
-from binidx.run.provenance.accounts import STRETCH, count_tokens
+from binidx.run.provenance.accounts import STRETCH, tokens_of_source
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -130,7 +130,7 @@ def build_timeline(order: RunOrder, steps: range, num_bins: int = 200) -> Timeli
 
     counts = np.array([count(*span) for span in pairwise(positions)])
     tokens = np.zeros(len(names), np.int64)
-    tokens[group] = map_sources(order.order, range(len(group)), lambda number: count_tokens(order.sources[number]))
+    tokens[group] = map_sources(order.order, range(len(group)), lambda number: tokens_of_source(order.sources[number]))
     length, seams = order.config.sequence_length, list[EpochSeam]()
     total = np.cumsum(counts, axis=0)
     for source in range(len(names)):

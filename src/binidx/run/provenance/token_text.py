@@ -70,7 +70,8 @@ class TokenText:
 
     @classmethod
     def _of(cls, spec: TokenizerSpec, prefix: Location) -> TokenText:
-        names = {number: name for name, number in spec.special_tokens}
+        names = {} if spec.eod is None else {spec.eod: "[EOD]"}
+        names |= {number: name for name, number in spec.special_tokens}
         return cls(open_decoder(spec, prefix.options), names, spec.eod)
 
     def pieces(self, ids: Sequence[int]) -> Iterator[TokenPiece]:

@@ -1,0 +1,181 @@
+"""Pages show what the commands print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.explored import PageServer, number, read_html, served, write_run
+
+from binidx.errors import FormatError
+from binidx.explore.app import write_report
+from binidx.explore.explored import Explored, LossCurve
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_file import Run
+from binidx.storage.location import Location
+from binidx.tools import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def pages(run: str) -> Iterator[PageServer]:
+    with served(Explored.open(run, losses=f"{Path(run).parent}/loss.csv")) as server:
+        yield server
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
+    """The JSON lines that a command prints."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_sources_of_a_run_are_those_of_account(
+    run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (accounts,) = printed(capsys, "account", run, "--json")
+    rows = [row for row in read_html(pages.page("")).rows if len(row) == 9][1:-1]
+    for row, account in zip(rows, accounts, strict=True):
+        names = ("documents", "tokens", "samples_in_run", "samples_read", "tokens_read")
+        assert [number(cell) for cell in row[3:8]] == [account[name] for name in names]
+        assert row[8] == f"{account['epochs_read']:.3f}"
+        assert account["source"].endswith(row[0])
+
+
+def test_a_step_has_the_samples_that_trace_prints(
+    run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (0, 7, 20):
+        rows = printed(capsys, "trace", run, "--step", str(step), "--json")
+        assert [json.loads(line) for line in pages.page(f"step/{step}.json").splitlines()] == rows
+        reader = read_html(pages.page(f"step/{step}"))
+        shown = " ".join("".join(reader.texts).split())
+        links = [attributes.get("href") or "" for tag, attributes in reader.tags if tag == "a"]
+        documents = [re.search(r"source/(\d+)/document/(\d+)", link) for link in links]
+        sources = {prefix: place for place, prefix in enumerate(RunOrder.open(Run.load(run)).prefixes)}
+        expected = [(sources[row["source"]], doc["doc"]) for row in rows for doc in row["docs"]]
+        assert [(int(found[1]), int(found[2])) for found in documents if found] == expected
+        for row in rows:
+            assert f"rank {row['rank']} slot {row['slot']}" in shown
+            assert f"sample {row['sample']:,}, epoch {row['epoch']}" in shown
+        pieces = list(csv.DictReader(io.StringIO(pages.page(f"step/{step}.csv"))))
+        assert [int(piece["doc"]) for piece in pieces] == [document for _, document in expected]
+
+
+def test_a_rank_and_the_parquet_file_of_a_step(run: str, pages: PageServer) -> None:
+    order = RunOrder.open(Run.load(run))
+    _, headers, _ = pages.get(f"/{pages.digest}/step/7.json?rank=1")
+    assert headers["content-disposition"] == 'attachment; filename="step-7-rank-1.json"'
+    rows = [json.loads(line) for line in pages.page("step/7.json?rank=1").splitlines()]
+    assert {row["rank"] for row in rows} == {1}
+    assert [row["sample"] for row in rows] == order.reading.readings(range(7, 8), 1).sample.tolist()
+    assert pages.get(f"/{pages.digest}/step/7?rank=2")[0] == 404
+
+
+def test_the_text_of_a_sample_is_its_tokens(run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = f"{Path(run).parent}/tokenizer.json"
+    for row in printed(capsys, "trace", run, "--step", "9", "--tokenizer", tokenizer, "--json")[:4]:
+        reader = read_html(pages.page(f"step/9/{row['rank']}/{row['slot']}"))
+        titles = [attributes["title"] for tag, attributes in reader.tags if tag == "span" and "title" in attributes]
+        tokens = [int(title.rpartition(": ")[2]) for title in titles if title and title.startswith("token ")]
+        expected = RunOrder.open(Run.load(run)).read([row["sample"]])[0].tolist()  # type: ignore[arg-type]
+        assert tokens == expected
+        assert all(doc["origin"]["source"] in "".join(reader.texts) for doc in row["docs"])
+
+
+def test_the_reads_of_a_document_are_those_of_where(
+    run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source, prefix in enumerate(RunOrder.open(Run.load(run)).prefixes):
+        rows = printed(capsys, "where", run, "--source", prefix, "--document", "5", "--json")
+        reader = read_html(pages.page(f"source/{source}/document/5/reads"))
+        shown = [[number(cell) for cell in row[:5]] for row in reader.rows[1:]]
+        assert shown == [[row[name] for name in ("step", "rank", "slot", "sample", "epoch")] for row in rows]
+        assert pages.page(f"source/{source}/document/5")
+
+
+def test_lengths_are_those_of_inspect(run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for source, prefix in enumerate(RunOrder.open(Run.load(run)).prefixes):
+        (report,) = printed(capsys, "inspect", prefix, "--json")
+        rows = read_html(pages.page(f"source/{source}/lengths")).rows
+        assert sum(number(row[1]) for row in rows[1:]) == report["num_sequences"]
+        names, values = [name.removesuffix(" %") for name in rows[-1][3::2]], map(number, rows[-1][4::2])
+        assert dict(zip(names, values, strict=True)) == report["sequence_lengths"]["percentiles"]
+        facts = read_html(pages.page(f"source/{source}")).rows[-1]
+        shown = dict(zip(facts[::2], facts[1::2], strict=False))
+        assert number(shown["documents"]) == report["num_documents"]
+        assert number(shown["tokens"]) == report["num_tokens"]
+
+
+def test_documents_are_found_by_number_origin_and_id(run: str, pages: PageServer) -> None:
+    def find(query: str) -> tuple[int, str]:
+        status, headers, _ = pages.get(f"/{pages.digest}/find?{query}")
+        return status, headers.get("location", "")
+
+    assert find("step=7") == (303, "./step/7")
+    assert find("document=5&source=1") == (303, "./source/1/document/5")
+    assert find("document=5&source=all")[0] == 404
+    assert find("document=1-a.jsonl:7&source=all") == (303, "./source/0/document/2")
+    assert find("document=id=id-1-&source=0")[0] == 200
+    assert find("document=id=none&source=all")[0] == 404
+
+
+def test_steps_narrow_to_the_bins_of_a_click(pages: PageServer) -> None:
+    text = pages.page("?steps=10:14")
+    assert re.findall(r'href="\./(step/\d+)"><rect', text)[:4] == [f"step/{step}" for step in range(10, 14)]
+    assert "Steps 10 to 13" in text
+
+
+def test_a_dataset_alone_has_its_documents_and_no_steps(run: str) -> None:
+    prefix = RunOrder.open(Run.load(run)).prefixes[0]
+    with served(Explored.open(prefix)) as server:
+        assert "documents 0 to 24 of 400" in server.page("")
+        assert "document 399" in server.page("source/0?from=375")
+        assert server.get(f"/{server.digest}/step/1")[0] == 404
+        assert server.page("source/0/document/3")
+        assert "binidx inspect" in server.page("")
+
+
+def test_a_page_of_another_run_is_not_found(pages: PageServer) -> None:
+    status, _, text = pages.get("/0123456789abcdef/step/7")
+    assert status == 404
+    assert "another run" in text
+
+
+def test_the_report_needs_no_other_file(run: str) -> None:
+    report = write_report(Explored.open(run, losses=f"{Path(run).parent}/loss.csv"))
+    reader = read_html(report)
+    assert not [attributes for _, attributes in reader.tags if {"href", "src", "srcset"} & attributes.keys()]
+    assert not [tag for tag, _ in reader.tags if tag in ("script", "link", "form", "iframe")]
+    assert "url(" not in report
+    assert "tokens read" in report
+
+
+@pytest.mark.parametrize("options", [{"dataloader_type": "cyclic"}, {"consumed_samples": 24}], ids=str)
+def test_cyclic_and_resumed_runs_have_pages(options: dict[str, Any], tmp_path: Path) -> None:
+    with served(Explored.open(write_run(tmp_path, rampup_batch_size=None, **options))) as server:
+        for path in ("", "step/3", "step/3/1/0", "source/1", "source/1/document/2/reads", "repeats", "timeline.csv"):
+            assert server.page(path)
+
+
+def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
+    for name, text in {
+        "tensorboard": "Wall time,Step,Value\n1.5,2,0.5\n1.4,1,0.7\n",
+        "wandb": '"Step","run-7 - train/loss"\n"1","0.7"\n"2","0.5"\n"3",""\n',
+    }.items():
+        (tmp_path / name).write_text(text)
+        curve = LossCurve.read(Location(f"{tmp_path}/{name}"))
+        assert (curve.steps.tolist(), curve.losses.tolist()) == ([1, 2], [0.7, 0.5])
+    (tmp_path / "other").write_text("a,b\n1,2\n")
+    with pytest.raises(FormatError, match="found columns"):
+        LossCurve.read(Location(f"{tmp_path}/other"))
