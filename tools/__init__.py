@@ -28,6 +28,7 @@ COMMANDS = {
     "order": ("order", "the global order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
+    "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
     "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),

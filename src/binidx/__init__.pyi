@@ -69,6 +69,8 @@ from binidx.run.provenance.baking import bake as bake
 from binidx.run.provenance.read_planning import plan_reads as plan_reads
 from binidx.run.provenance.read_planning import write_read_plan as write_read_plan
 from binidx.run.provenance.run_order import RunOrder as RunOrder
+from binidx.run.provenance.sample_text import show_sample as show_sample
+from binidx.run.provenance.timeline import build_timeline as build_timeline
 from binidx.run.run_file import Run as Run
 from binidx.storage.open import open_object as open_object
 from binidx.storage.open import register_codec as register_codec

@@ -19,7 +19,7 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import StoredSource
-from binidx.run.provenance.accounts import SourceAccount, account
+from binidx.run.provenance.accounts import Accounts, account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.provenance.timeline import Timeline, build_timeline
@@ -149,7 +149,7 @@ class Explored:
         """Return the course of the run over some steps."""
         return _build_timeline(self, steps, num_bins)
 
-    def accounts(self, repeats: bool = False) -> list[SourceAccount]:
+    def accounts(self, repeats: bool = False) -> Accounts:
         """Return the use of each source in all steps, as `binidx account` prints it."""
         return _account(self, repeats)
 
@@ -173,6 +173,6 @@ def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline
 
 
 @functools.lru_cache(maxsize=4)
-def _account(explored: Explored, repeats: bool) -> list[SourceAccount]:
+def _account(explored: Explored, repeats: bool) -> Accounts:
     assert explored.order is not None
     return account(explored.order, explored.steps.stop, repeats=repeats)

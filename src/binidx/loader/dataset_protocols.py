@@ -81,7 +81,7 @@ class DatasetView:
     def __len__(self) -> int:
         return len(self.wrapped)
 
-    def __getitem__(self, idx: int) -> Any:
+    def __getitem__(self, idx: Any) -> Any:
         return self.wrapped[idx]
 
     def __getitems__(self, idxs: Sequence[int]) -> Any:
@@ -90,6 +90,9 @@ class DatasetView:
 
     def __repr__(self) -> str:
         return repr(self.wrapped)
+
+    def _repr_html_(self) -> str:
+        return self.wrapped._repr_html_()
 
 
 def batch_reader(dataset: Any) -> ReadBatch:

@@ -28,6 +28,7 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
+    from binidx.run.provenance.sample_text import ShownSample
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,22 @@ class LoadedDataset(DatasetView):
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
         return loader
+
+    def show(self, idx: int, tokenizer: str | None = None) -> ShownSample:
+        """Return a sample as text; see `show_sample`.
+
+        Args:
+            idx: number of the sample.
+            tokenizer: any that `describe_tokenizer` takes; None: that of `load_dataset` if it was a URI, else that in
+                the manifest beside the data.
+
+        Returns:
+            Text in a terminal, HTML in a notebook.
+        """
+        from binidx.run.provenance.sample_text import show_sample
+
+        own = self._tokenizer if isinstance(self._tokenizer, str) else None
+        return show_sample(self.wrapped, idx, tokenizer or own)
 
     def as_code(self) -> str:
         """Return the Python code that builds the same dataset, with Megatron's names.

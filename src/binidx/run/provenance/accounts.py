@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
+from binidx.errors import redacted
+from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
@@ -54,7 +56,32 @@ class SourceAccount:
     seen: tuple[int, ...] = ()
 
 
-def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
+class Accounts(list[SourceAccount]):
+    """Accounts of the sources of a run: a list, with a table in notebooks, and a figure."""
+
+    def plot(self, width: float = 3.3) -> Any:
+        """Return a figure of the repeats of documents if they were counted, else of the tokens read.
+
+        Args:
+            width: width in inches, by default that of a paper's column.
+
+        Returns:
+            A matplotlib figure; its `savefig` writes PNG, SVG or PDF.
+
+        Raises:
+            MissingDriverError: matplotlib is not installed.
+        """
+        from binidx.run.provenance.figures import draw_accounts
+
+        return draw_accounts(self, width)
+
+    def _repr_html_(self) -> str:
+        names = ("documents", "tokens", "samples_in_run", "samples_read", "tokens_read", "epochs_read")
+        rows = [(redacted(source.source), *(getattr(source, name) for name in names)) for source in self]
+        return format_html_table("account", rows, ("source", *(name.replace("_", " ") for name in names)))
+
+
+def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> Accounts:
     """Return the use of each source in the steps before `stop_step`.
 
     Args:
@@ -63,7 +90,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
         repeats: also count how often each document was started.
 
     Returns:
-        One `SourceAccount` per source, in the order of the blend.
+        One `SourceAccount` per source, in the order of the blend: a list that can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
@@ -82,7 +109,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
         used = num_read, tokens_read, tokens_read / max(tokens, 1)
         return SourceAccount(source.name, *built, *used, seen[number])
 
-    return map_sources(order.order, range(len(order.sources)), account_source)
+    return Accounts(map_sources(order.order, range(len(order.sources)), account_source))
 
 
 def tokens_of_source(source: Source) -> int:

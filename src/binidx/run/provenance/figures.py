@@ -6,7 +6,7 @@ They need matplotlib, of the extra `plot`, and are its `Figure`s: `figure.savefi
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,15 @@ COLUMN_INCHES = 3.3
 
 FORMATS = ("pdf", "png", "svg")
 STYLE: dict[Any, Any] = {
-    **{"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6},
-    **{"legend.frameon": False, "savefig.dpi": 300, "svg.fonttype": "none", "pdf.fonttype": 42, "lines.linewidth": 1},
+    "font.size": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "legend.frameon": False,
+    "savefig.dpi": 300,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "lines.linewidth": 1,
 }
 
 
@@ -86,6 +93,24 @@ def draw_accounts(accounts: Sequence[SourceAccount], width: float = COLUMN_INCHE
     return _draw(draw, width)
 
 
+def draw_lengths(bars: Mapping[str, Sequence[tuple[int, int, int]]], width: float = COLUMN_INCHES) -> Any:
+    """Return a figure of the share of the sequences of each source by length.
+
+    Args:
+        bars: source -> (shortest, longest, number of sequences) of each bar.
+        width: width in inches.
+    """
+
+    def draw(axes: Any) -> None:
+        for name, own in bars.items():
+            counts = np.array([count for _, _, count in own]) / max(sum(count for _, _, count in own), 1)
+            edges = [low for low, _, _ in own] + [high + 1 for _, high, _ in own[-1:]]
+            axes.stairs(counts, edges, label=_short(name))
+        axes.set(xlabel="tokens in a sequence", ylabel="share of sequences", xscale="symlog")
+
+    return _draw(draw, width)
+
+
 def figure_bytes(figure: Any, kind: str) -> bytes:
     """Return a figure as the bytes of a file.
 
@@ -117,14 +142,11 @@ def _draw(draw: Callable[[Any], None], width: float) -> Any:
 
         figure = Figure(figsize=(width, width * 0.62), layout="constrained")
         draw(axes := figure.subplots())
-        if axes.get_legend_handles_labels()[1]:
-            figure.legend(loc="outside upper center", ncols=3)
+        if labels := axes.get_legend_handles_labels()[1]:
+            widest = 0.45 + 0.058 * max(map(len, labels))  # inches, of 7 points
+            figure.legend(loc="outside upper center", ncols=max(int(width / widest), 1))
     return figure
 
 
 def _short(prefix: str) -> str:
-    return redacted(prefix).rstrip("/").rpartition("/")[2]
-
-
-FIGURES: dict[str, Callable[..., Any]] = {"blend": draw_blend, "epochs": draw_epochs}
-"""Name of a figure of a timeline -> its function."""
+    return redacted(prefix).rstrip("/").rpartition("/")[2].removesuffix("_text_document")
