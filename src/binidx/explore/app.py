@@ -30,7 +30,7 @@ from binidx.run.provenance.sample_rows import build_rows
 
 PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "step/{step:int}": ("step.html", views.show_step),
-    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_sample),
+    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_text),
     "repeats": ("repeats.html", views.show_repeats),
     "source/{source:int}": ("source.html", views.show_source),
     "source/{source:int}/lengths": ("lengths.html", views.show_lengths),

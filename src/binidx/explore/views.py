@@ -122,7 +122,7 @@ def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, in
     return order.reading.readings(range(step, step + 1), rank), rank
 
 
-def show_sample(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
+def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
     """Return the values of the text of a sample: the pieces of its documents, in order."""
     order = _run_of(explored)
     reads, _ = read_step(order, step, {"rank": str(rank)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,5 +76,10 @@ def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[
     try:
         return read_origins(prefix, documents)
     except MissingDriverError as error:
-        warnings.warn(f"origins of documents are left out: {error}", stacklevel=2)
+        _warn_once(f"origins of documents are left out: {error}")
         return {}
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
