@@ -18,6 +18,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import sys
@@ -62,7 +63,8 @@ def explore(arguments: argparse.Namespace) -> None:
     print(json.dumps({"address": address}) if arguments.json else address, flush=True)
     print("Ctrl-C ends it", file=sys.stderr)
     threading.Thread(target=explored.warm, name="binidx-explore-warm", daemon=True).start()
-    build_server(build_app(explored, token, hosts, f"binidx-{port}")).run(sockets=[socket])
+    with contextlib.suppress(KeyboardInterrupt):
+        build_server(build_app(explored, token, hosts, f"binidx-{port}")).run(sockets=[socket])
 
 
 main = command("explore", __doc__, add_options, explore)

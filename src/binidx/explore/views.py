@@ -37,6 +37,9 @@ COLOURS = 8
 SAMPLES_SHOWN, DOCUMENTS_SHOWN, TOKENS_SHOWN, READS_SHOWN = 64, 25, 2048, 200
 """Rows of one page, and tokens of a document on one."""
 
+DOCUMENTS_OF_SAMPLE = 12
+"""Documents of each sample in the list of a step; its own page has all."""
+
 STARTING_TOKENS = 48
 """Tokens at the start of each document in a list."""
 
@@ -108,6 +111,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         "rows": rows,
         "sources": [(number, count) for number, count in enumerate(sources.tolist()) if count],
         "loss": losses and losses[1],
+        "most_docs": DOCUMENTS_OF_SAMPLE,
         "total": len(reads.step),
         "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
         "command": ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])],
