@@ -35,6 +35,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("run", metavar="RUN", help="file of a run, or prefix of a dataset; path or URI")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     options.add_argument("--loss", metavar="CSV", help="losses by step, to show above the timeline")
+    options.add_argument("--compare", metavar="RUN", help="another run, to compare documents")
     options.add_argument("--html", metavar="FILE", help="write the first page into a file instead")
     options.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     options.add_argument("--port", type=int, default=8765, help="0: any free port (8765)")
@@ -49,7 +50,8 @@ def explore(arguments: argparse.Namespace) -> None:
         from binidx.explore.explored import Explored
     except ModuleNotFoundError as error:
         raise MissingDriverError(f"explore: needs {error.name}; pip install 'binidx[explore]'") from error
-    explored = Explored.open(arguments.run, arguments.storage_options, arguments.tokenizer, arguments.loss)
+    more = (arguments.tokenizer, arguments.loss, arguments.compare)
+    explored = Explored.open(arguments.run, arguments.storage_options, *more)
     if arguments.html:
         Path(arguments.html).write_text(write_report(explored), "utf-8")
         return

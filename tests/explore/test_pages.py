@@ -7,9 +7,11 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.explored import PageServer, number, read_html, served, write_run
 
@@ -180,3 +182,43 @@ def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("a,b\n1,2\n")
     with pytest.raises(FormatError, match="found columns"):
         LossCurve.read(Location(f"{tmp_path}/other"))
+
+
+def test_documents_seen_before_are_those_that_where_finds_earlier(
+    run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for row in read_html(pages.page("step/20/seen")).rows[1:]:
+        name, document = row[0].split()
+        shown[name, number(document)] = (number(row[1]), number(row[2]))
+    rows = printed(capsys, "trace", run, "--step", "20", "--json")
+    expected = {}
+    read = {(row["source"], doc["doc"]) for row in rows for doc in row["docs"] if doc["len"]}
+    for prefix, document in sorted(read):
+        searched = ["--source", prefix, "--document", str(document), "--before-step", "20", "--json"]
+        if earlier := printed(capsys, "where", run, *searched):
+            expected[Path(prefix).name, document] = (len(earlier), max(row["step"] for row in earlier))
+    assert shown == expected
+    assert len(shown) > 10
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_compared_parts_have_the_documents_that_trace_lists(other: bool, run: str) -> None:
+    order = second = RunOrder.open(saved := Run.load(run))
+    if other:
+        replace(saved, config=replace(saved.config, random_seed=7)).save(f"{run[:-5]}-7.json")
+        second = RunOrder.open(Run.load(f"{run[:-5]}-7.json"))
+
+    def documents(order: RunOrder, steps: range) -> set[tuple[str, int]]:
+        _, contents = order.trace(steps)
+        owner, spans = np.repeat(contents.source, np.diff(contents.spans.bounds)).tolist(), contents.spans
+        pieces = zip(owner, spans.document.tolist(), spans.length.tolist(), strict=True)
+        return {(order.prefixes[source], document) for source, document, length in pieces if length}
+
+    one, two = documents(order, range(6)), documents(second, range(7, 9))
+    with served(Explored.open(run, compare=f"{run[:-5]}-7.json" if other else None)) as server:
+        rows = list(csv.DictReader(io.StringIO(server.page("compare.csv?first=0:6&second=7:9"))))
+        for part, alone in (("first", one - two), ("second", two - one)):
+            assert {(row["source"], int(row["document"])) for row in rows if row["only_in"] == part} == alone
+        table = read_html(server.page("compare?first=0:6&second=7:9")).rows[1:]
+        assert sum(number(row[3]) for row in table) == len(one & two)

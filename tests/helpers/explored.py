@@ -140,7 +140,7 @@ class _Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
         if self.in_cell:
-            self.rows[-1][-1] += data.strip()
+            self.rows[-1][-1] = f"{self.rows[-1][-1]} {data.strip()}".strip()
 
 
 def read_html(text: str) -> _Reader:

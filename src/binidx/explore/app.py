@@ -31,6 +31,8 @@ from binidx.run.provenance.sample_rows import build_rows
 PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "step/{step:int}": ("step.html", views.show_step),
     "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_text),
+    "step/{step:int}/seen": ("seen.html", views.show_seen),
+    "compare": ("compare.html", views.show_comparison),
     "repeats": ("repeats.html", views.show_repeats),
     "source/{source:int}": ("source.html", views.show_source),
     "source/{source:int}/lengths": ("lengths.html", views.show_lengths),
@@ -103,12 +105,11 @@ class Pages:
             more: further values.
         """
         base = "../" * depth or "./"
-        common = {"explored": self.explored, "base": base, "fragment": False, "static": False, "query": {}}
+        common = {"explored": self.explored, "base": base, "fragment": False, "static": False}
         command = values.get("command")
         typed = command and ["binidx", command[0], redacted(values.get("target", self.explored.name)), *command[1:]]
-        return self.templates.get_template(template).render(
-            {**common, **more, **values, "typed": typed and shlex.join(map(redacted, typed))}
-        )
+        typed_line = typed and shlex.join(map(redacted, typed))
+        return self.templates.get_template(template).render({**common, **more, **values, "typed": typed_line})
 
     def routes(self) -> list[Route]:
         """Return the addresses of all pages and files."""
@@ -119,6 +120,7 @@ class Pages:
         others = [
             Route(f"/{digest}/find", self._find),
             Route(f"/{digest}/timeline.{{kind}}", self._timeline_file),
+            Route(f"/{digest}/compare.csv", self._comparison_file),
             Route(f"/{digest}/step/{{step:int}}.{{kind}}", self._step_file),
             Route("/assets/{name}", self._asset),
         ]
@@ -135,7 +137,7 @@ class Pages:
     def _html(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         depth = max(request.url.path.count("/") - 2, 0)
         fragment = "x-fragment" in request.headers
-        text = self.render(template, values, depth, fragment=fragment, query=dict(request.query_params))
+        text = self.render(template, values, depth, fragment=fragment)
         return Response(text, status, media_type="text/html")
 
     def _find(self, request: Request) -> Response:
@@ -164,6 +166,11 @@ class Pages:
         from binidx.run.provenance.figures import draw_blend, figure_bytes
 
         return _download(figure_bytes(draw_blend(timeline), kind), FIGURE_TYPES[kind], f"timeline.{kind}")
+
+    def _comparison_file(self, request: Request) -> Response:
+        """Respond with the documents that are in one of two parts alone, as CSV."""
+        found = views.show_comparison(self.explored, request.query_params)["found"]
+        return _download(as_csv(row for source in found for row in source.rows()), "text/csv", "compare.csv")
 
     def _step_file(self, request: Request) -> Response:
         """Respond with the rows of a step as parquet, as CSV with a row for each piece, or as JSON lines."""

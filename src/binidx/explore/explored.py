@@ -87,6 +87,7 @@ class Explored:
         options: fsspec's options of the stores.
         tokenizer: tokenizer that the user named; None: those of the manifests.
         losses: loss curve; None: none was given.
+        other: order of another run, to compare; None: none was given.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Explored:
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     tokenizer: str | None = None
     losses: LossCurve | None = None
+    other: RunOrder | None = None
 
     @classmethod
     def open(
@@ -104,6 +106,7 @@ class Explored:
         options: Mapping[str, Any] | None = None,
         tokenizer: str | None = None,
         losses: str | None = None,
+        compare: str | None = None,
     ) -> Explored:
         """Open the file of a run, or the dataset under a prefix.
 
@@ -112,6 +115,7 @@ class Explored:
             options: fsspec's options of the stores.
             tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
             losses: path or URI of a CSV file with the loss of each step.
+            compare: path or URI of the file of another run, whose documents can be compared.
 
         Raises:
             ConfigError: neither a run nor a dataset, or losses of a dataset.
@@ -127,7 +131,8 @@ class Explored:
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
         order = RunOrder.open(Run.load(name, options))
-        return cls(name, order.sources, order.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve)
+        other = RunOrder.open(Run.load(compare, options)) if compare else None
+        return cls(name, order.sources, order.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve, other)
 
     @property
     def steps(self) -> range:

@@ -2,6 +2,8 @@
 
 /                               the run, or the dataset          binidx account
 /step/7                         samples of a step                binidx trace
+/step/7/seen                    its documents that were read before
+/compare                        documents of two parts of a run, or of two runs
 /step/7/3/0                     sample of rank 3, slot 0: text   binidx trace --tokenizer
 /source/0                       counts, documents                binidx inspect, binidx account
 /source/0/document/5            text and tokens, reads           binidx where
@@ -22,6 +24,7 @@ from binidx.explore.explored import Explored
 from binidx.explore.token_counts import count_frequent_tokens, count_lengths
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.run.global_order import SampleReads
+from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.contents import read_text, trace_contents
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
@@ -124,6 +127,42 @@ def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, in
     if rank is not None and not 0 <= rank < order.num_ranks:
         raise NotFoundError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
     return order.reading.readings(range(step, step + 1), rank), rank
+
+
+def show_seen(explored: Explored, query: Query, step: int) -> Values:
+    """Return the values of the table of documents of a step that were read before; one pass over the indices."""
+    order, rows = _run_of(explored), list[tuple[int, int, int, int]]()
+    reads, rank = read_step(order, step, query)
+    contents = trace_contents(order.order, reads.sample)
+    owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    pieces = np.stack([owner, contents.spans.document])[:, contents.spans.length > 0]
+    read_now = np.unique(pieces, axis=1)
+    for source in np.unique(owner).tolist():
+        documents = read_now[1, read_now[0] == source]
+        past, found = order.where(source, documents.tolist(), step, earlier=order.reading.dataloader_type == "single")
+        read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
+        # A sample may hold two pieces of a document, and pieces without a token.
+        pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
+        document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
+        numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
+        if len(numbers):
+            last = np.maximum.reduceat(past.step[read], firsts)
+            columns = zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True)
+            rows += [(source, number, count, step) for number, count, step in columns]
+    rows.sort(key=lambda row: (-row[2], -row[3]))
+    shown = {"step": step, "rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows)}
+    return {**shown, "documents": read_now.shape[1]}
+
+
+def show_comparison(explored: Explored, query: Query) -> Values:
+    """Return the values of the comparison of the documents of two parts of the run, or of a part of another run."""
+    order, half = _run_of(explored), len(explored.steps) // 2
+    other = explored.other or order
+    first = parse_range(query.get("first"), explored.steps if explored.other else range(half))
+    ends = range(other.num_steps() or explored.steps.stop) if explored.other else range(half, explored.steps.stop)
+    second = parse_range(query.get("second"), ends)
+    found = compare_documents(order, first, other, second)
+    return {"first": first, "second": second, "found": found, "numbers": order.prefixes}
 
 
 def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
