@@ -21,7 +21,7 @@ from binidx.errors import ConfigError
 from binidx.explore.explored import Explored
 from binidx.explore.token_counts import count_lengths
 from binidx.explore.views import BINS
-from binidx.run.provenance.figures import (
+from binidx.run.display.figures import (
     COLUMN_INCHES,
     FORMATS,
     draw_accounts,

@@ -62,6 +62,8 @@ from binidx.packed.packed_run import load_packed_run as load_packed_run
 from binidx.prepare.preprocess.job import Job as Job
 from binidx.prepare.preprocess.preprocess import preprocess as preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
+from binidx.run.display.sample_text import show_sample as show_sample
+from binidx.run.display.timeline import build_timeline as build_timeline
 from binidx.run.load import load_dataset as load_dataset
 from binidx.run.provenance.accounts import account as account
 from binidx.run.provenance.bake_plan import plan_bake as plan_bake
@@ -69,8 +71,6 @@ from binidx.run.provenance.baking import bake as bake
 from binidx.run.provenance.read_planning import plan_reads as plan_reads
 from binidx.run.provenance.read_planning import write_read_plan as write_read_plan
 from binidx.run.provenance.run_order import RunOrder as RunOrder
-from binidx.run.provenance.sample_text import show_sample as show_sample
-from binidx.run.provenance.timeline import build_timeline as build_timeline
 from binidx.run.run_file import Run as Run
 from binidx.storage.open import open_object as open_object
 from binidx.storage.open import register_codec as register_codec

@@ -163,7 +163,7 @@ class Pages:
             return _download(as_csv(timeline.rows()), "text/csv", "timeline.csv")
         if kind not in FIGURE_TYPES:
             raise HTTPException(404)
-        from binidx.run.provenance.figures import draw_blend, figure_bytes
+        from binidx.run.display.figures import draw_blend, figure_bytes
 
         return _download(figure_bytes(draw_blend(timeline), kind), FIGURE_TYPES[kind], f"timeline.{kind}")
 

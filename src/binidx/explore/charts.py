@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.explore.explored import LossCurve
-from binidx.run.provenance.timeline import Timeline
+from binidx.run.display.timeline import Timeline
 
 WIDTH, HEIGHT = 1000, 100
 

@@ -19,11 +19,11 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import StoredSource
+from binidx.run.display.timeline import Timeline, build_timeline
+from binidx.run.display.token_text import TokenText
 from binidx.run.provenance.accounts import Accounts, account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
-from binidx.run.provenance.timeline import Timeline, build_timeline
-from binidx.run.provenance.token_text import TokenText
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole

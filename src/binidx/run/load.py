@@ -28,7 +28,7 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
-    from binidx.run.provenance.sample_text import ShownSample
+    from binidx.run.display.sample_text import ShownSample
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class LoadedDataset(DatasetView):
         Returns:
             Text in a terminal, HTML in a notebook.
         """
-        from binidx.run.provenance.sample_text import show_sample
+        from binidx.run.display.sample_text import show_sample
 
         own = self._tokenizer if isinstance(self._tokenizer, str) else None
         return show_sample(self.wrapped, idx, tokenizer or own)

@@ -71,7 +71,7 @@ class Accounts(list[SourceAccount]):
         Raises:
             MissingDriverError: matplotlib is not installed.
         """
-        from binidx.run.provenance.figures import draw_accounts
+        from binidx.run.display.figures import draw_accounts
 
         return draw_accounts(self, width)
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError, MissingDriverError, redacted
+from binidx.run.display.timeline import Timeline
 from binidx.run.provenance.accounts import SourceAccount
-from binidx.run.provenance.timeline import Timeline
 
 COLUMN_INCHES = 3.3
 """Width of a column of most conferences."""

@@ -13,9 +13,9 @@ import numpy as np
 from binidx.corpus.origins import origin_text
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.errors import ConfigError, MissingDriverError, redacted, redacted_text
+from binidx.run.display.token_text import TokenPiece, TokenText
 from binidx.run.provenance.contents import read_text, trace_contents
 from binidx.run.provenance.sample_rows import known_origins
-from binidx.run.provenance.token_text import TokenPiece, TokenText
 from binidx.storage.location import Location
 
 
