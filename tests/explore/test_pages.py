@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.explored import PageServer, number, read_html, served, write_run
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import binidx
 from binidx.errors import FormatError
 from binidx.explore.app import write_report
-from binidx.explore.explored import Explored, LossCurve
+from binidx.explore.explored import Explored
+from binidx.explore.loss_curve import LossCurve
 from binidx.explore.views import DOCUMENTS_OF_SAMPLE
+from binidx.loader.losses import LossRecorder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -177,11 +181,11 @@ def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
         "wandb": '"Step","run-7 - train/loss"\n"1","0.7"\n"2","0.5"\n"3",""\n',
     }.items():
         (tmp_path / name).write_text(text)
-        curve = LossCurve.read(Location(f"{tmp_path}/{name}"))
+        curve = LossCurve.of_file(Location(f"{tmp_path}/{name}"))
         assert (curve.steps.tolist(), curve.losses.tolist()) == ([1, 2], [0.7, 0.5])
     (tmp_path / "other").write_text("a,b\n1,2\n")
     with pytest.raises(FormatError, match="found columns"):
-        LossCurve.read(Location(f"{tmp_path}/other"))
+        LossCurve.of_file(Location(f"{tmp_path}/other"))
 
 
 def test_documents_seen_before_are_those_that_where_finds_earlier(
@@ -222,3 +226,42 @@ def test_compared_parts_have_the_documents_that_trace_lists(other: bool, run: st
             assert {(row["source"], int(row["document"])) for row in rows if row["only_in"] == part} == alone
         table = read_html(server.page("compare?first=0:6&second=7:9")).rows[1:]
         assert sum(number(row[3]) for row in table) == len(one & two)
+
+
+def test_recorded_losses_rank_samples_as_spikes_does(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    order, folder = RunOrder.open(Run.load(run)), f"{Path(run).parent}/losses"
+    reads, rng = order.reading.readings(range(40)), np.random.default_rng(3)
+    losses = rng.random(len(reads.step)).astype(np.float32) + np.where(reads.step == 30, 9, 0)
+    recorder = LossRecorder(folder)
+    for position, loss in zip(reads.position.tolist(), losses.tolist(), strict=True):
+        recorder.record(position, [loss])
+    recorder.close()
+    (found,) = printed(capsys, "spikes", run, "--losses", folder, "--most-samples", "99", "--json")
+    (spike,) = found["spikes"]
+    with served(Explored.open(run, losses=folder)) as server:
+        summaries = re.findall(r"<summary>(.*?)</summary>", server.page(f"step/{spike['step']}?by=loss"))
+        shown = [re.search(r"sample ([\d,]+).*loss (\S+), \+(\S+) against", summary) for summary in summaries]
+        texts = [(number(match[1]), match[2], match[3]) for match in shown if match]
+        assert texts == [(row["sample"], f"{row['loss']:.4f}", f"{row['excess']:.4f}") for row in spike["samples"]]
+        assert f"{spike['loss']:.4g}" in server.page(f"step/{spike['step']}")
+        assert "loss" in server.page("")
+
+
+def test_a_text_is_found_where_grep_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save(f"{tmp_path}/tokenizer.json")
+    with binidx.IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        for text in ("the_white_rabbit", "a_rabbit", "white", "a_white_rabbit,_a_white_rabbit"):
+            builder.add_document([ids[character] for character in text], [len(text)])
+        builder.finalize(f"{tmp_path}/en.idx")
+    named = f"{tmp_path}/tokenizer.json"
+    (found,) = printed(capsys, "grep", "e_rab", f"{tmp_path}/en", "--tokenizer", named, "--json")
+    assert [(row["document"], row["matches"]) for row in found["documents"]] == [(0, 1), (3, 2)]
+    with served(Explored.open(f"{tmp_path}/en", tokenizer=named)) as server:
+        text = server.page("search?text=e_rab")
+        assert re.findall(r"source/0/document/(\d+)", text) == ["0", "3"]
+        assert "2 times" in text
+        assert server.get(f"/{server.digest}/search?text=")[0] == 404
+        assert "the_white_rabbit" in "".join(read_html(server.page("source/0/document/0")).texts)

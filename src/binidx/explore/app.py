@@ -33,6 +33,7 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_text),
     "step/{step:int}/seen": ("seen.html", views.show_seen),
     "compare": ("compare.html", views.show_comparison),
+    "search": ("search.html", views.show_search),
     "repeats": ("repeats.html", views.show_repeats),
     "source/{source:int}": ("source.html", views.show_source),
     "source/{source:int}/lengths": ("lengths.html", views.show_lengths),

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.explore.explored import LossCurve
+from binidx.explore.loss_curve import LossCurve
 from binidx.run.display.timeline import Timeline
 
 WIDTH, HEIGHT = 1000, 100

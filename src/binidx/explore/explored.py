@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError
+from binidx.explore.loss_curve import LossCurve
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.order.order_protocols import Numbers, Source
+from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
@@ -26,53 +21,9 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
-from binidx.storage.open import open_object, read_whole
 
 DIGEST_LENGTH = 16
 """Hex digits of the digest in the addresses of pages."""
-
-STEP_COLUMNS = ("step", "_step", "iteration", "iter", "global_step")
-LOSS_COLUMNS = ("loss", "lm loss", "train/loss", "value")
-
-
-@dataclass(frozen=True)
-class LossCurve:
-    """Losses of a run by step, as a trainer has logged them.
-
-    Attributes:
-        steps: steps, ascending, shape (n,).
-        losses: the loss of each, shape (n,).
-    """
-
-    steps: Numbers
-    losses: NDArray[np.float64]
-
-    @classmethod
-    def read(cls, file: Location) -> LossCurve:
-        """Return the losses of a CSV file with a column of steps and one of losses: TensorBoard's, W&B's or any.
-
-        Raises:
-            FormatError: a column is missing, or a value is no number.
-        """
-        rows = list(csv.reader(io.StringIO(bytes(read_whole(open_object(file, cache=False))).decode("utf-8-sig"))))
-        head = [name.strip().lower() for name in rows[0]] if rows else []
-        step = next((head.index(name) for name in STEP_COLUMNS if name in head), None)
-        loss = next((place for name in LOSS_COLUMNS for place, text in enumerate(head) if text.endswith(name)), None)
-        if step is None or loss is None:
-            raise FormatError(f"{file}: found columns {head}, need one of {STEP_COLUMNS} and one of {LOSS_COLUMNS}")
-        try:
-            pairs = [(float(row[step]), float(row[loss])) for row in rows[1:] if row and row[loss].strip()]
-        except (ValueError, IndexError) as error:
-            raise FormatError(f"{file}: {error}; need a number in both columns of each row") from None
-        pairs.sort()
-        return cls(np.array([int(step) for step, _ in pairs], np.int64), np.array([loss for _, loss in pairs]))
-
-    def of_bins(self, bounds: Numbers) -> list[tuple[float, float, float] | None]:
-        """Return the least, mean and largest loss of the steps in each bin; None of a bin without a loss."""
-        places = np.searchsorted(self.steps, bounds)
-        parts = [self.losses[first:stop] for first, stop in pairwise(places.tolist())]
-        parts = [part[np.isfinite(part)] for part in parts]
-        return [(float(part.min()), float(part.mean()), float(part.max())) if len(part) else None for part in parts]
 
 
 @dataclass(frozen=True)
@@ -114,16 +65,15 @@ class Explored:
             name: path or URI of the file, or prefix of the dataset.
             options: fsspec's options of the stores.
             tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
-            losses: path or URI of a CSV file with the loss of each step.
+            losses: a CSV file with the loss of each step, or the folder of the losses of samples.
             compare: path or URI of the file of another run, whose documents can be compared.
 
         Raises:
             ConfigError: neither a run nor a dataset, or losses of a dataset.
             BinidxError: a file is missing or malformed.
         """
-        curve = LossCurve.read(Location.of(losses, options)) if losses else None
         if not name.endswith(".json") and IndexedDataset.exists(name, storage_options=options):
-            if curve:
+            if losses:
                 raise ConfigError("loss: a dataset has no steps; name the file of a run")
             dataset = IndexedDataset(name, storage_options=options)
             source = StoredSource(name, dataset, range(len(dataset)))
@@ -131,6 +81,7 @@ class Explored:
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
         order = RunOrder.open(Run.load(name, options))
+        curve = LossCurve.read(Location.of(losses, options), order) if losses else None
         other = RunOrder.open(Run.load(compare, options)) if compare else None
         return cls(name, order.sources, order.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve, other)
 

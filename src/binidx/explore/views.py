@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,17 +19,20 @@ from typing import Any
 import numpy as np
 
 from binidx.corpus.origins import documents_at, documents_with_id
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
 from binidx.explore.token_counts import count_frequent_tokens, count_lengths
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.contents import read_text, trace_contents
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
+from binidx.search.document_search import find_tokenizer, search_documents
 
 Values = dict[str, Any]
 Query = Mapping[str, str]
@@ -98,13 +102,17 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the page of a step: its samples and their documents."""
     order = _run_of(explored)
     reads, rank = read_step(order, step, query)
-    first = parse_number(query, "from", 0)
+    first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
+    known = explored.losses.of_samples(order, step, reads) if explored.losses else None
+    sample_losses = known or [(math.nan, math.nan)] * len(reads.step)
+    if ranked and known:  # samples without a loss come last
+        places = sorted(range(len(known)), key=lambda place: (math.isnan(known[place][1]), -known[place][1]))
+        reads = SampleReads(*(column[places] for column in reads))
+        sample_losses = [known[place] for place in places]
     page = SampleReads(*(column[first : first + SAMPLES_SHOWN] for column in reads))
     contents = trace_contents(order.order, page.sample)
-    rows = [
-        {**row, "number": source}
-        for row, source in zip(build_rows(order, page, contents), contents.source.tolist(), strict=True)
-    ]
+    parts = zip(build_rows(order, page, contents), contents.source.tolist(), sample_losses[first:], strict=False)
+    rows = [{**row, "number": source, "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
     sources = np.bincount(order.order.locate(reads.sample)[0], minlength=len(explored.sources))
     losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
     return {
@@ -114,6 +122,8 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         "rows": rows,
         "sources": [(number, count) for number, count in enumerate(sources.tolist()) if count],
         "loss": losses and losses[1],
+        "ranked": ranked,
+        "has_losses": known is not None,
         "most_docs": DOCUMENTS_OF_SAMPLE,
         "total": len(reads.step),
         "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
@@ -280,12 +290,37 @@ def show_reads(explored: Explored, query: Query, source: int, document: int) -> 
     }
 
 
+def show_search(explored: Explored, query: Query) -> Values:
+    """Return the values of the list of documents with an exact text, for which the data is read from end to end."""
+    text, chosen = query.get("text", ""), query.get("source", "")
+    if not text.strip():
+        raise NotFoundError("text: found nothing, needs a text to search")
+    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
+    prefixes = [explored.prefix(_known(explored, source)) for source in sources]
+    named, options = explored.tokenizer, explored.options
+    spec = describe_tokenizer(named, storage_options=options) if named else find_tokenizer(prefixes)
+    result = search_documents(prefixes, [text], token_table(spec, options))
+    numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
+    hits = [(numbers[prefix], *row[[0, 2]].tolist()) for prefix, rows in result.hits.items() for row in rows]
+    names = [redacted(prefix.uri) for prefix in prefixes]
+    typed = {"command": ["grep", *names], "target": text}
+    return {"text": text, "hits": hits[:READS_SHOWN], "total": len(hits), "result": result, **typed}
+
+
+def _known(explored: Explored, source: int) -> int:
+    """Return the number of a source; raise NotFoundError if there is none."""
+    if source >= len(explored.sources):
+        raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
+    return source
+
+
 def find_page(explored: Explored, query: Query) -> str | Values:
     """Return the address of the step or document that a form names, or the values of a list of several documents."""
     if step := query.get("step", "").strip():
         return f"step/{parse_number({'step': step}, 'step', 0)}"
     name, chosen = query.get("document", "").strip(), query.get("source", "")
     sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
+    sources = [_known(explored, source) for source in sources]
     if not name:
         raise NotFoundError("document: found nothing, needs a number, FILE:ROW or id=ID")
     if name.isdecimal():
@@ -356,9 +391,7 @@ def _run_of(explored: Explored) -> RunOrder:
 
 
 def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
-    if source >= len(explored.sources):
-        raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
-    return explored.sources[source].dataset
+    return explored.sources[_known(explored, source)].dataset
 
 
 def _colours(counts: Sequence[int]) -> list[int]:

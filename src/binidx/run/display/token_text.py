@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from binidx.errors import BinidxError
-from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
-from binidx.format.virtual import check_named
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
 
 INCOMPLETE = "�"
@@ -63,8 +62,7 @@ class TokenText:
         if tokenizer is not None:
             return cls._of(describe_tokenizer(tokenizer, storage_options=prefix.options), prefix)
         try:
-            spec = _recorded_tokenizer(prefix)
-            return cls._of(spec, prefix) if spec else cls(reason="no manifest beside the data names a tokenizer")
+            return cls._of(find_tokenizer([prefix]), prefix)
         except BinidxError as error:
             return cls(reason=str(error))
 
@@ -91,16 +89,3 @@ class TokenText:
             if (text and not text.endswith(INCOMPLETE)) or stop == len(ids) or ids[stop] in self.names:
                 yield TokenPiece(start, own, text or " ".join(map(str, own)), not text)
                 context, start = (start, stop) if text else (stop, stop)
-
-
-def _recorded_tokenizer(prefix: Location) -> TokenizerSpec | None:
-    """Return the tokenizer in the manifest of a dataset, in which it has its digest; None if there is none."""
-    manifest = read_manifest(prefix + MANIFEST)
-    recorded = (manifest or {}).get("job", {}).get("tokenizer", {})
-    if "uri" not in recorded or "digest" not in recorded:
-        return None
-    check_named([recorded["uri"]], prefix + MANIFEST)
-    known = {name: recorded[name] for name in ("kind", "eod", "lowercase", "merges") if name in recorded}
-    specials = tuple((name, number) for name, number in recorded.get("special_tokens", ()))
-    sizes = {"vocab_size": recorded.get("vocab_size", 0), "special_tokens": specials}
-    return TokenizerSpec(**{"kind": "json", "uri": recorded["uri"], "digest": recorded["digest"], **known, **sizes})
