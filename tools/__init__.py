@@ -20,7 +20,7 @@ COMMANDS = {
     "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
     "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
-    "explore": ("explore", "a run or a dataset in a browser: steps, samples, documents, text"),
+    "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
     "exposures": ("exposures", "how often a run read documents, when first and last"),
     "grep": ("grep", "documents with an exact text, or items of an evaluation"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
