@@ -83,7 +83,7 @@ bench: $(VENV)/.test            ## every figure with its conditions, into bench-
 bench-quick: $(VENV)/.test      ## ratios of the short benches beside the committed ones, 3 minutes
 	$(BIN)/python -W ignore -m tests.bench.quick
 
-bench-publish: $(VENV)/.test    ## bench-results/ into the committed results, README and the page of figures
+bench-publish: $(VENV)/.test    ## bench-results/ into the committed results, the page of figures and its charts
 	$(BIN)/python -W ignore -m tests.bench.publish bench-results/*.json
 
 bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData and OLMo-core from the same S3, an hour

@@ -28,7 +28,8 @@ FOLDER = "reference/commands"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages of the commands to the navigation."""
+    """Add the pages of the commands to the navigation, and the version to the footer."""
+    config.copyright = f"binidx {binidx.__version__}, Apache-2.0"
     for section in config.nav or []:
         for pages in section.get("Reference", []):
             if "Commands" in pages:

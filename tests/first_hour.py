@@ -1,8 +1,9 @@
-"""The first hour of a newcomer, by a wheel: `make first-hour`. Minutes, and 2 GB of disk.
+"""The first hour of a newcomer, by a wheel: `make first-hour`. Minutes, and 4 GB of disk.
 
-Installs the wheel with core dependencies alone into a fresh environment, and goes from text to a loader on S3
-(SeaweedFS on loopback). An extra is installed only when an error asks for it, by the line that the error prints.
-Each step prints its command and its output, and expects an exit status and a text; the exit status is 1 if one differs.
+Runs the block of README.md with its extras in one fresh environment, on two ranks. Then installs the wheel with core
+dependencies alone into another, and goes from text to a loader on S3 (SeaweedFS on loopback); there an extra is
+installed only when an error asks for it, by the line that the error prints. Each step prints its command and its
+output, and expects an exit status and a text; the exit status is 1 if one differs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,22 @@ def prepare(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eod>"}')
 
 
+def readme(user: Newcomer) -> None:
+    """Type the commands of README.md, and run its example on two ranks; the model is a sum."""
+    user.title("README: four commands from a jsonl to a step")
+    page = (ROOT / "README.md").read_text()
+    commands, example = (re.findall(rf"```{kind}\n(.*?)```", page, re.S)[0] for kind in ("sh", "python"))
+    model = "model = lambda tokens, labels, mask: print(tuple(tokens.shape), flush=True)\n"
+    (user.folder / "train.py").write_text(model + example)
+    install, preprocess, verify, train = commands.splitlines()
+    user.types(f"{install} --quiet")
+    user.types(preprocess, "2,000 documents")
+    user.types(verify, "sound")
+    user.types(train, r"(\(8, 4096\)\s+)+")
+    user.types("binidx doctor s3://corpus/en_text_document", "ok +torch", "a dataset, in")
+    user.types("rm -r en-* train.py 2> /dev/null; true")
+
+
 def look_around(user: Newcomer) -> None:
     user.title("What is installed")
     user.types("binidx --help | head -8", "usage: binidx COMMAND", "account")
@@ -103,7 +121,7 @@ def tokenize(user: Newcomer) -> None:
     user.title("Text to tokens")
     user.types("binidx preprocess en.jsonl --to data/en", "--tokenizer", status=2)
     user.types("binidx preprocess english.jsonl --to data/en --tokenizer tokenizer.json", "english.jsonl", status=2)
-    user.types("binidx preprocess en.jsonl --to data/en --tokenizer tokeniser.json", "tokeniser.json", status=2)
+    user.types("binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json", "tokenizer.json", status=2)
     user.types("binidx estimate en.jsonl --tokenizer tokenizer.json", "tokens")
     user.types(
         "binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json --append-eod --id-key id",
@@ -111,7 +129,8 @@ def tokenize(user: Newcomer) -> None:
     )
     user.types("ls data", "en_text_document.bin", "en_text_document.idx")
     user.types("binidx inspect data/en", "did you mean data/en_text_document", status=2)
-    user.types("binidx inspect data/en_text_document.bin", "needed the prefix", status=2)
+    user.types("binidx inspect data/en_text_document.bin", "2,000")
+    user.types("binidx inspect ~/data/en_text_document", "2,000")
     user.types("binidx inspect data/en_text_document --text 1 --tokenizer tokenizer.json", "2,000")
     user.types("binidx verify data/en_text_document --vocab-size 1024", "sound|ok")
     user.types("binidx verify data/en_text_document --vocab-size 100", "token 351, needed 0 to 99", status=1)
@@ -208,6 +227,18 @@ def mistakes(user: Newcomer) -> None:
     user.types("binidx demo --steps 8", "resume", "s3://")
 
 
+CHAPTERS = [look_around, tokenize, to_s3, read, provenance, mistakes]
+
+
+def environment_of(place: str, home: Path, server: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a newcomer with the programs of a virtual environment and the keys of a server."""
+    names = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "BINIDX"))}
+    return names | dict(server) | {
+        "PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": str(home), "COLUMNS": "100",
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }  # fmt: skip
+
+
 def main(wheel: str) -> int:
     """Run the hour; return 1 if a step was not as expected."""
     from binidx.tools.seaweed import s3_server
@@ -218,22 +249,20 @@ def main(wheel: str) -> int:
         folder.mkdir()
         prepare(folder)
         server.make_bucket("corpus")
-        venv.EnvBuilder(symlinks=True, with_pip=True).create(Path(text) / "venv")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "BINIDX"))}
-        environment |= server.environment | {
-            "PATH": f"{text}/venv/bin:{os.environ['PATH']}", "HOME": str(folder), "COLUMNS": "100",
-            "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }  # fmt: skip
-        user = Newcomer(folder, environment)
-        user.types(f"pip install --quiet {Path(wheel).resolve()}")
-        user.types("pip list --format freeze")
-        for chapter in (look_around, tokenize, to_s3, read, provenance, mistakes):
-            chapter(user)
+        surprises = list[str]()
+        for name, chapters in {"readme": [readme], "venv": CHAPTERS}.items():
+            venv.EnvBuilder(symlinks=True, with_pip=True).create(Path(text) / name)
+            user = Newcomer(folder, environment_of(f"{text}/{name}", folder, server.environment))
+            user.types(f"pip install --quiet {Path(wheel).resolve()}")
+            user.types("pip list --format freeze")
+            for chapter in chapters:
+                chapter(user)
+            surprises += user.surprises
         size = subprocess.run(["du", "-sm", f"{text}/venv"], capture_output=True, text=True, check=True).stdout.split()
     print(f"\n{user.num_steps} steps in {time.monotonic() - began:.0f} s, {size[0]} MB; installed on request:")
     print(*(f"    {line}" for line in user.installed), sep="\n")
-    print(*(f"!!! {each}" for each in user.surprises) if user.surprises else ["all as expected"], sep="\n")
-    return 1 if user.surprises else 0
+    print(*(f"!!! {each}" for each in surprises) if surprises else ["all as expected"], sep="\n")
+    return 1 if surprises else 0
 
 
 if __name__ == "__main__":

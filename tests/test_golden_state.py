@@ -228,6 +228,7 @@ def test_packed_files_are_written_as_the_same_bytes(local: Path) -> None:
     needed = contents("packed/en")
     shutil.rmtree("packed/en")
     golden.command("pack", "corpus/en", "packed/en", "--sep", "0", "--chunk-size", "66", "--name", "en")
+    Path("packed/en/en.packed.json").unlink()  # of a later version
     assert contents("packed/en") == needed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -71,3 +72,16 @@ def test_every_docstring_is_text_that_python_3_13_compiles() -> None:
 def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == binidx.__version__
+
+
+def test_a_traceback_ends_at_the_call_and_keeps_the_cause(tmp_path: Path) -> None:
+    call = f"import binidx\nbinidx.load_dataset('{tmp_path}/en', 16)"
+    for full in (False, True):
+        environment = {**os.environ, "BINIDX_TRACEBACK": "full" if full else ""}
+        done = subprocess.run(
+            [sys.executable, "-c", call], env=environment, capture_output=True, text=True, check=False
+        )
+        assert "FileNotFoundError: [Errno 2]" in done.stderr
+        assert done.stderr.splitlines()[-1] == f"binidx.errors.ObjectNotFoundError: {tmp_path}/en.idx: no such file"
+        assert (len(done.stderr.splitlines()) > 30) == full
+        assert full or len(done.stderr.splitlines()) <= 10

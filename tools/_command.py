@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import itertools
 import json
 import os
 import re
@@ -25,11 +27,11 @@ from binidx.errors import (
     ObjectNotFoundError,
     UnreachableError,
 )
-from binidx.format.bin_file import strip_bin_suffix
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Shard, Workers
-from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.settings import parse_bytes
+
+from ._display import fitted, print_note
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -44,6 +46,8 @@ def command(
     add_options: Callable[[argparse.ArgumentParser], None],
     body: Callable[[argparse.Namespace], int | None],
     after_interrupt: str = "interrupted",
+    *,
+    progress: bool = False,
 ) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
 
@@ -53,15 +57,17 @@ def command(
         doc: docstring of the command's module, which is its help.
         body: runs the command; returns the exit status, None for 0.
         after_interrupt: message after Ctrl-C.
+        progress: whether the command shows its progress, by a `Bar`.
     """
 
     def main(argv: Sequence[str]) -> int:
-        options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.formatwarning
+        options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.showwarning
         add_options(options)
-        add_output(options)
+        add_output(options, progress=progress)
         try:
+            check_flags(options, argv)
             arguments = options.parse_args(argv)
-            warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
+            warnings.showwarning = lambda message, *_: print_note(f"binidx {name}", str(message), "warning")
             with ended_by_signals():
                 return body(arguments) or 0
         except UsageError as error:
@@ -71,13 +77,13 @@ def command(
             message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
             if isinstance(error, ConfigError):
                 message = name_flags(message, flags_of(options, argv))
-            print(f"binidx {name}: {message}", file=sys.stderr)
+            print_note(f"binidx {name}", message, "error")
             return print_error(error, message, status, as_json)
         except KeyboardInterrupt as error:
             print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
             return print_error(error, after_interrupt, 130, as_json)
         finally:
-            warnings.formatwarning = as_before
+            warnings.showwarning = as_before
 
     return main
 
@@ -97,10 +103,13 @@ def print_error(error: BaseException, message: str, status: int, as_json: bool) 
     return status
 
 
-def add_output(options: argparse.ArgumentParser) -> None:
-    """Add `--json` to a command, or to each of its subcommands."""
+def add_output(options: argparse.ArgumentParser, *, progress: bool = False) -> None:
+    """Add `--json` and, if it shows progress, `--progress` to a command, or to each of its subcommands."""
     for each in subcommands(options).values() or [options]:
         each.add_argument("--json", action="store_true", help="print the result as JSON")
+        if progress:
+            how = "on stderr, as lines of JSON (a bar, or a line a minute if it is no terminal)"
+            each.add_argument("--progress", choices=["json"], help=how)
 
 
 def subcommands(options: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -121,6 +130,22 @@ def flags_of(options: argparse.ArgumentParser, typed: Sequence[str]) -> dict[str
     parsers = [options, *(each for name, each in subcommands(options).items() if name in typed)]
     actions = [action for each in parsers for action in each._actions]
     return {action.dest: (action.option_strings or [str(action.metavar)])[0] for action in reversed(actions)}
+
+
+def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Refuse an option that does not exist by its name, as argparse would first miss the one that it was meant for.
+
+    Args:
+        options: parser of the command.
+        argv: arguments of the command line.
+    """
+    chosen = next((each for name, each in subcommands(options).items() if name in argv[:1]), options)
+    known = [flag for action in chosen._actions for flag in action.option_strings]
+    typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", argv)]
+    for flag in typed:
+        if flag.startswith("--") and flag not in known:
+            near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1))
+            chosen.error(f"unrecognized arguments: {flag}{near}")
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:
@@ -150,7 +175,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        print_note(self.prog, f"error: {message}", "error")
         raise UsageError(message)
 
 
@@ -245,7 +270,7 @@ def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
         values: JSON values.
         text: the same for people.
     """
-    print(json.dumps(values) if arguments.json else text)
+    print(json.dumps(values) if arguments.json else fitted(text, sys.stdout))
 
 
 def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -290,24 +315,13 @@ def chosen_workers(arguments: argparse.Namespace) -> Workers | None:
     return None if place == Workers() else place
 
 
-DATASET_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
-"""Endings of the files of a dataset after its prefix, but for those that hold tokens."""
-
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
 
 
-def strip_end(text: str) -> str | None:
-    """Return the prefix of a dataset from the name of one of its files; None for other names."""
-    prefix = next((text.removesuffix(end) for end in DATASET_ENDS if text.endswith(end)), strip_bin_suffix(text))
-    return prefix if prefix != text else None
-
-
-def prefix(text: str) -> str:
-    """Parse an argument that names a dataset, not one of its files."""
-    if (files := strip_end(text)) is not None:
-        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of its files: {files}")
-    return text
+def target(text: str) -> str:
+    """Return the prefix to write that the user means; a folder stays one, and is an error where it is written."""
+    return text if text.endswith("/") else as_prefix(text)
 
 
 def num_bytes(text: str) -> int:

@@ -1,10 +1,15 @@
-"""Output of the commands: progress bars on stderr, tables that fit the terminal, numbers for people."""
+"""Output of the commands: progress on stderr, tables that fit the terminal, numbers for people."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,43 +21,135 @@ GAP = 2
 MOST_ROWS = 40
 
 
-class Bar:
-    """Progress watcher with a bar on stderr, if stderr is a terminal; messages are always printed."""
+EACH_SECONDS = 60.0
+"""Time between two lines of progress where no bar can be drawn."""
 
-    def __init__(self, command: str) -> None:
-        self._command = command
+
+class Bar:
+    """Progress watcher: a bar on stderr if that is a terminal, else a line a minute; messages are always printed.
+
+    Args:
+        command: name of the command.
+        form: "json" for lines of JSON: at the begin and the end of each stage, and each minute between; None otherwise.
+    """
+
+    def __init__(self, command: str, form: str | None = None) -> None:
+        self._command, self._form = command, form
         self._bar: tqdm[Any] = tqdm(disable=True)
+        self._what, self._unit, self._total, self._before, self._done = "", "bytes", 0, 0, 0
+        self._began, self._ended = time.monotonic(), threading.Event()
 
     def __enter__(self) -> Self:
+        if self._form or not sys.stderr.isatty():
+            threading.Thread(target=self._report, name="binidx-progress", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.close()
+        self._end_stage()
+        self._ended.set()
 
     def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
-        """Start a new bar, below the previous one.
+        """Start a new stage; the bar of the previous one vanishes.
 
         Args:
             what: name of the stage.
             total, done: units of the whole stage, and of the part that was done before.
             unit: name of the units, in the plural.
         """
-        self._bar.close()
+        self._end_stage()
+        self._what, self._unit, self._total, self._before, self._done = what, unit, total, done, done
+        self._began = time.monotonic()
+        if self._form:
+            self.print_progress()
+            return
         shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
+        label = shortened(re.sub(r"\S*/(?=\S)", "", what), max(12, columns(sys.stderr) - METER))
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
         self._bar = tqdm(
-            desc=what, total=total, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor, disable=None,
-            smoothing=0,
+            desc=label, total=total or None, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor,
+            disable=None, smoothing=0, leave=False,
         )  # fmt: skip
 
     def advance(self, count: int) -> None:
-        """Advance the bar."""
+        """Advance the stage."""
+        self._done += count
         self._bar.update(count)
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
         self._bar.close()
-        print(f"binidx {self._command}: {message}", file=sys.stderr)
+        print_note(f"binidx {self._command}", message)
+
+    def print_progress(self) -> None:
+        """Print a line on stderr: the units done and in total, the rate and the time that is left."""
+        seconds = time.monotonic() - self._began
+        rate = (self._done - self._before) / max(seconds, 1e-9)
+        left = (self._total - self._done) / rate if rate else None
+        if self._form:
+            values = {"command": self._command, "stage": self._what, "unit": self._unit, "done": self._done}
+            values |= {"total": self._total, "seconds": seconds, "per_second": rate, "seconds_left": left}
+            print(json.dumps({"progress": values}), file=sys.stderr, flush=True)
+            return
+        share = f" ({self._done / self._total:.0%})" if self._total else ""
+        counted = f"{self._amount(self._done)} of {self._amount(self._total)}{share}, {self._amount(rate)}/s"
+        rest = "" if left is None else f", {human_seconds(left)} left"
+        print(f"binidx {self._command}: {self._what}: {counted}{rest}", file=sys.stderr, flush=True)
+
+    def _amount(self, count: float) -> str:
+        return human_bytes(count) if self._unit == "bytes" else f"{count:,.0f} {self._unit}"
+
+    def _end_stage(self) -> None:
+        self._bar.close()
+        if self._form and self._what:
+            self.print_progress()
+        self._what = ""
+
+    def _report(self) -> None:
+        while not self._ended.wait(EACH_SECONDS):
+            if self._what:
+                self.print_progress()
+
+
+METER = 56
+"""Columns of a bar without its label."""
+
+
+def columns(stream: Any) -> int:
+    """Return the columns of a terminal; 80 of another stream, unless COLUMNS names more."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):
+        return shutil.get_terminal_size().columns
+
+
+def fitted(text: str, stream: Any) -> str:
+    """Return a text whose lines are wrapped between words if a terminal shows it; else the text."""
+    if not stream.isatty():
+        return text
+    width, lines = columns(stream), []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + GAP)
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False, expand_tabs=False,
+        ) if len(line) > width else [line]  # fmt: skip
+        lines += wrapped
+    return "\n".join(lines)
+
+
+COLOURS = {"error": "31", "warning": "33"}
+
+
+def print_note(subject: str, message: str, kind: str = "") -> None:
+    """Print a line on stderr; on a terminal it is wrapped, and the subject of an error or a warning has a colour.
+
+    Args:
+        kind: "error", "warning" or "".
+    """
+    text = fitted(f"{subject}: {message}", sys.stderr)
+    if kind and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        text = f"\033[{COLOURS[kind]}m{text[: len(subject)]}\033[0m{text[len(subject) :]}"
+    print(text, file=sys.stderr)
 
 
 def table(
@@ -70,8 +167,7 @@ def table(
         more = f"... and {len(rows) - most_rows:,} more; --json has all"
         return f"{table(head, rows[:most_rows], width, most_rows)}\n{more}"
     width = width or shutil.get_terminal_size().columns
-    columns = [*zip(head, *rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rest = sum(column + GAP for column in widths[1:])
     if widths[0] + rest <= width:
         return "\n".join(_line(row, widths) for row in (head, *rows))

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,15 @@ from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
+from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.run.load import load_dataset
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import Run
+from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.run.schedule import check_steps, split_sizes
+from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
 from ._command import add_json, chosen
@@ -37,12 +42,21 @@ def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> N
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
 
-def add_sizes(options: argparse.ArgumentParser) -> None:
-    """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
+def add_topology(options: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that replace the ranks and batch sizes of a saved run, or describe one epoch of a prefix."""
     group = options.add_argument_group("another run than RUN says")
+    group.add_argument(
+        "--sequence-length", type=int, metavar="S", help="RUN is a prefix: one epoch of it, S tokens a sample"
+    )
     group.add_argument("--world", dest="data_parallel_size", type=int, metavar="N", help="data parallel ranks")
     group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
     group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")
+    return group
+
+
+def add_sizes(options: argparse.ArgumentParser) -> None:
+    """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
+    group = add_topology(options)
     length = group.add_mutually_exclusive_group()
     length.add_argument("--train-iters", type=int, metavar="N", help="steps of training")
     length.add_argument("--train-samples", type=int, metavar="N", help="samples of training")
@@ -56,8 +70,7 @@ def load_sized(arguments: argparse.Namespace) -> Run:
     Raises:
         ConfigError: evaluations without a length, a length for a run in stages, or invalid numbers.
     """
-    batch = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
-    run = replace(Run.load(arguments.run, arguments.storage_options), **batch)
+    run = load_run(arguments)
     evaluation = _given(arguments, "eval_interval", "eval_iters")
     if arguments.train_iters is None and arguments.train_samples is None:
         if evaluation:
@@ -74,8 +87,17 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name, value in chosen(arguments, *names).items() if value is not None}
 
 
+def load_run(arguments: argparse.Namespace) -> Run:
+    """Return the run that the argument RUN names, with the ranks and batch sizes that `add_topology` gives."""
+    batch = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    if (length := getattr(arguments, "sequence_length", None)) is None:
+        return replace(Run.load(arguments.run, arguments.storage_options), **batch)
+    dataset = load_dataset(arguments.run, length, storage_options=arguments.storage_options)
+    return dataset.as_run(**{"micro_batch_size": 1, **batch})
+
+
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """Return the order of the run; with `in_ranges`, indices are not loaded but read by ranges as needed.
+    """Return the order of the run, without those before it; with `in_ranges`, ranges of indices are read as needed.
 
     Args:
         arguments: with those of `add_run`.
@@ -89,21 +111,60 @@ def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOr
     return RunOrder.of(run)
 
 
-def parse_steps(order: RunOrder, text: str | None) -> range:
-    """Parse `A:B`, `A:`, `:B` or nothing, as in a slice, into steps of the run."""
-    count = order.num_steps()
-    first, _, stop = (text or ":").partition(":")
-    if not stop and count is None:
-        raise ConfigError("steps: this run has no end, needs --steps A:B")
+def open_packed(arguments: argparse.Namespace) -> PackedRunOrder | None:
+    """Return the order of a run over packed files, with the ranks that `add_topology` gives; None for a GPT run."""
+    if getattr(arguments, "sequence_length", None) is not None:
+        return None
+    file = Location(arguments.run, arguments.storage_options)
+    if not is_packed_run(RUN_FILE.parse(read_run_file(file), arguments.run)):
+        return None
+    given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    order = load_packed_run(arguments.run, arguments.storage_options)
+    micro, ranks = (
+        given.get("micro_batch_size", order.micro_batch_size),
+        given.get("data_parallel_size", order.num_ranks),
+    )
+    size = given.get("global_batch_size", micro * ranks * order.accumulation)
+    if size % (micro * ranks):
+        raise ConfigError(f"global_batch_size: found {size}, needs a multiple of {micro * ranks}")
+    return replace(order, micro_batch_size=micro, num_ranks=ranks, accumulation=size // (micro * ranks))
+
+
+def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory:
+    """Return the history of the run, of whose indices ranges are read as needed, or which are loaded whole.
+
+    Args:
+        arguments: with those of `add_run`, and of `add_topology` if the command has them.
+        whole: whether to load indices.
+    """
+    return RunHistory.of(load_run(arguments), whole=whole)
+
+
+Steps = RunHistory | RunOrder | PackedRunOrder
+
+
+def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> range:
+    """Parse `A:B`, `A:`, `:B`, a single step or nothing, as in a slice, into steps of the run.
+
+    Args:
+        order: the run or history.
+        text: the value of the option.
+        argument: name of the option, for the message.
+    """
+    first, colon, stop = (text or ":").partition(":")
+    count = order.num_steps() if not stop and (colon or not text) else None
+    if not stop and colon and count is None:
+        raise ConfigError(f"{argument}: this run has no end, needs --{argument} A:B")
     try:
-        steps = range(int(first or 0), int(stop) if stop else count or 0)
+        start = int(first) if first else order.first_step
+        steps = range(start, (int(stop) if stop else count or 0) if colon else start + 1)
     except ValueError:
-        raise ConfigError(f"steps: found {text}, needs A:B") from None
-    require_steps(order, steps, "steps")
+        raise ConfigError(f"{argument}: found {text}, needs A:B") from None
+    require_steps(order, steps, argument)
     return steps
 
 
-def stop_step(order: RunOrder, before_step: int | None) -> int:
+def stop_step(order: Steps, before_step: int | None) -> int:
     """Return the first step that is not included: `before_step`, by default the end of the run."""
     count = order.num_steps()
     stop = count if before_step is None else before_step
@@ -113,22 +174,28 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
     return stop
 
 
-def require_steps(order: RunOrder, steps: range, argument: str) -> None:
+def require_steps(order: Steps, steps: range, argument: str) -> None:
     """Raise ConfigError about this argument unless the run has these steps.
 
     Args:
+        order: the run or history.
         steps: steps that must exist.
         argument: name of the argument, for the message.
     """
     try:
-        check_steps(steps, order.num_steps(), argument)
+        check_steps(steps, order.num_steps(), argument, order.first_step)
     except IndexError as error:
         raise ConfigError(str(error)) from None
 
 
-def step_at(order: RunOrder, consumed_samples: int) -> int:
-    """Return the step with which a checkpoint of `consumed_samples` resumes; ConfigError if none begins there."""
-    schedule = order.reading.schedule
+def step_at(history: RunHistory, consumed_samples: int) -> int:
+    """Return the step with which a checkpoint of `consumed_samples` resumes; ConfigError if none begins there.
+
+    In a history of several runs the number is Megatron's, of the samples of all datasets.
+    """
+    totals = [run.consumed_samples + run.earlier_samples for run in history.runs]
+    run = history.runs[max(bisect_right(totals, consumed_samples) - 1, 0)]
+    schedule, consumed_samples = run.schedule, consumed_samples - run.earlier_samples
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
         near = f"{schedule.samples_before(step):,} and {schedule.samples_before(step + 1):,}"
@@ -192,7 +259,9 @@ def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
 def _block(row: Mapping[str, Any]) -> str:
     where = f"before consumed_samples  position {row['position']:,}"
     if row["step"] is not None:
-        where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
+        where = (
+            f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}{'' if row['trained'] else '  not trained'}"
+        )
     lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
     width = shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
     for doc in row["docs"]:

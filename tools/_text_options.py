@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import replace
 from typing import Any
 
 from binidx.errors import ConfigError, redacted
@@ -59,7 +61,16 @@ def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     )
     if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
+    if spec.eod is None and arguments.append_eod:
+        ends = [(text, number) for text, number in spec.special_tokens if text in END_TOKENS]
+        if len(ends) == 1:
+            print(f"EOD: {ends[0][0]} ({ends[0][1]}), as no --eod is given", file=sys.stderr)
+            spec = replace(spec, eod=ends[0][1])
     return spec
+
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "<eod>", "<|eod|>")
+"""Special tokens that end a document wherever they exist: of GPT, Llama, DeepSeek, T5 and Gemma, and Megatron."""
 
 
 def add_filters(group: Any, drop: str) -> None:

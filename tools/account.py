@@ -5,6 +5,9 @@ first token of every document was read; it loads the indices and costs some micr
 Without it, cached indices are read by ranges. For a run in stages the output ends in the seams: the position where each
 source continues, and the proof that none of its samples was skipped or repeated.
 
+A run that names the one before it, or has phases, is counted over its whole history, and the output ends in Megatron's
+own counters. Without a file of the run, RUN is a prefix, with --sequence-length.
+
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
@@ -20,10 +23,12 @@ from dataclasses import asdict
 
 from binidx.order.blended_order import BlendedOrder
 from binidx.run.provenance.accounts import SourceAccount, account
+from binidx.run.provenance.history import RunHistory
 
 from ._command import command, print_result
 from ._display import table as columns
-from ._runs import add_run, open_run, step_at, stop_step
+from ._packed import account_packed
+from ._runs import add_run, add_topology, open_history, open_packed, step_at, stop_step
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 
@@ -37,29 +42,47 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--consumed-samples", type=int, metavar="C", help="count up to a checkpoint with C samples consumed"
     )
     options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
+    add_topology(options)
 
 
 def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
-    order = open_run(arguments, in_ranges=not arguments.repeats)
+    if (packed := open_packed(arguments)) is not None:
+        account_packed(packed, arguments)
+        return
+    history = open_history(arguments, whole=arguments.repeats)
     asked = arguments.consumed_samples
-    stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
-    accounts = account(order, stop, repeats=arguments.repeats)
-    text = table(accounts)
-    if isinstance(order.order, BlendedOrder) and order.order.proof:
-        text += f"\n{order.order.proof}"
+    stop = stop_step(history, arguments.before_step if asked is None else step_at(history, asked))
+    accounts = account(history, stop, repeats=arguments.repeats)
+    text = table(accounts) + counters(history, stop)
+    if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
+        text += f"\n{history.last.order.proof}"
     print_result([asdict(row) for row in accounts], text, arguments)
+
+
+def counters(history: RunHistory, stop_step: int) -> str:
+    """Return a line with Megatron's counters before a step; "" for one run that trains all that it reads."""
+    consumed = skipped = 0
+    for order, steps in history.orders(range(history.first_step, stop_step)):
+        schedule, run = order.reading.schedule, order.run
+        consumed = schedule.samples_before(steps.stop) + (run.earlier_samples if run else 0)
+        skipped += schedule.skipped_before(steps.stop)
+    if len(history.runs) == 1 and not skipped:
+        return ""
+    return f"\nconsumed_train_samples {consumed:,}, skipped_train_samples {skipped:,}"
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:
     """Return the rows as a table, with their sum, and how often documents were read."""
-    rows = []
-    for source in accounts:
-        values = (source.documents, source.tokens, source.samples_in_run, source.samples_read, source.tokens_read)
-        rows.append([source.source, *(f"{value:,}" for value in values), f"{source.epochs_read:.3f}"])
-    total = [sum(getattr(source, name) for source in accounts) for name in ("samples_read", "tokens_read")]
-    rows.append(["all", "", "", "", *(f"{value:,}" for value in total), ""])
-    lines = [columns(("source", *COLUMNS), rows, most_rows=len(rows))]
+    names = [*COLUMNS[:-1], *["tokens trained"] * any(each.samples_trained < each.samples_read for each in accounts)]
+    values = [[getattr(source, name.replace(" ", "_")) for name in names] for source in accounts]
+    rows = [
+        [source.source, *(f"{value:,}" for value in row), f"{source.epochs_read:.3f}"]
+        for source, row in zip(accounts, values, strict=True)
+    ]
+    sums = [f"{sum(column):,}" for column in zip(*values, strict=True)]
+    total = ["" if name in COLUMNS[:3] else text for name, text in zip(names, sums, strict=True)]
+    lines = [columns(("source", *names, COLUMNS[-1]), [*rows, ["all", *total, ""]], most_rows=len(rows) + 1)]
     for source in accounts:
         if source.seen:
             seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)

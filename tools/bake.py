@@ -43,7 +43,7 @@ def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     baked = plan_bake(order, parse_steps(order, arguments.steps))
-    with Bar("bake") as bar:
+    with Bar("bake", arguments.progress) as bar:
         options = chosen(arguments, "scratch", "storage_options")
         done = bake(order, arguments.to, baked, workers=workers(arguments), **options, watch=bar)
     count = baked.stop - baked.first
@@ -65,4 +65,4 @@ def describe(done: BakeProgress) -> str:
     return f"{done.written} written now, {done.missing} missing; {again}"
 
 
-main = command("bake", __doc__, add_options, bake_run, RESUMES)
+main = command("bake", __doc__, add_options, bake_run, RESUMES, progress=True)

@@ -136,7 +136,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
     began = time.monotonic()
-    with Bar("cache") as bar:
+    with Bar("cache", arguments.progress) as bar:
         bar.begin("warm", total, 0)
         done = warm(jobs, bar.advance)
     seconds = time.monotonic() - began
@@ -211,7 +211,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     train = run.build()[0]
     if train is None or isinstance(train, list):
         raise ConfigError(f"{arguments.run}: has no train split to take samples from")
-    steps = range(arguments.steps)
+    steps = range(run.first_step, run.first_step + arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
     for reader, ranges in sample_ranges(train, idxs):
@@ -330,4 +330,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES)
+main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES, progress=True)

@@ -38,16 +38,17 @@ from __future__ import annotations
 import argparse
 
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
+from binidx.format.bin_file import as_prefix
 from binidx.storage.open import COMPRESSED
 
-from ._command import DATASET, RESUMES, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, chosen_workers, command, print_result, target
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
-    options.add_argument("target", type=prefix, metavar="TARGET", help="prefix to copy it to")
+    options.add_argument("source", type=as_prefix, metavar="SOURCE", help=DATASET)
+    options.add_argument("target", type=target, metavar="TARGET", help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
     compress = "write a .bin.zst, at a level of 1 to 22 (3)"
     stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)
@@ -68,7 +69,7 @@ def convert(arguments: argparse.Namespace) -> None:
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
-    with Bar("convert") as bar:
+    with Bar("convert", arguments.progress) as bar:
         done = convert_dataset(**options, way=way, watch=bar, workers=chosen_workers(arguments))
     sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
     print_result(done.to_json(), describe(done) + sums, arguments)
@@ -112,4 +113,4 @@ def describe(done: ConvertResult) -> str:
     )
 
 
-main = command("convert", __doc__, add_options, convert, RESUMES)
+main = command("convert", __doc__, add_options, convert, RESUMES, progress=True)

@@ -1,4 +1,4 @@
-"""Cut a dataset by its documents, without tokenising again: its head, a sample, or a split into several.
+"""Cut a dataset by its documents, without tokenizing again: its head, a sample, or a split into several.
 
   head    the first N documents. From S3 to S3 and from disk to disk the tokens are moved without passing through here
   sample  a part of the documents
@@ -27,9 +27,10 @@ import argparse
 from collections.abc import Callable
 
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
+from binidx.format.bin_file import as_prefix
 from binidx.storage.writing.copy import ProgressWatcher
 
-from ._command import DATASET, add_writing, chosen, command, prefix, print_result, writing
+from ._command import DATASET, add_writing, chosen, command, print_result, target, writing
 from ._display import Bar, counts, human_seconds
 
 
@@ -41,10 +42,10 @@ def add_options(options: argparse.ArgumentParser) -> None:
         name: str, body: Callable[[argparse.Namespace, ProgressWatcher], CutResult], purpose: str
     ) -> argparse.ArgumentParser:
         options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        options.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
+        options.add_argument("source", type=as_prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
         options.add_argument(
-            "--to", required=True, dest="targets", nargs=many, type=prefix, metavar="PREFIX", help="to write to"
+            "--to", required=True, dest="targets", nargs=many, type=target, metavar="PREFIX", help="to write to"
         )
         add_writing(options)
         options.set_defaults(body=body)
@@ -63,7 +64,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def cut(arguments: argparse.Namespace) -> None:
     """Run the chosen subcommand, and print a summary."""
-    with Bar("cut") as bar:
+    with Bar("cut", arguments.progress) as bar:
         done = arguments.body(arguments, bar)
     print_result(done.to_json(), describe(done), arguments)
 
@@ -91,4 +92,4 @@ def describe(done: CutResult) -> str:
     return "\n".join(lines)
 
 
-main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written")
+main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written", progress=True)

@@ -23,11 +23,12 @@ from glob import has_magic
 from typing import Any
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import strip_end
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.read import FORMATS
 
-from ._command import add_json, chosen, command, num_bytes, print_result, strip_end
+from ._command import add_json, chosen, command, num_bytes, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -53,7 +54,7 @@ def estimate(arguments: argparse.Namespace) -> int:
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
-    with Bar("estimate") as bar:
+    with Bar("estimate", arguments.progress) as bar:
         estimated = estimate_tokens(
             tokenizer=tokenizer,
             filters=parse_filters(arguments),
@@ -101,4 +102,4 @@ def interval(count: Estimate) -> str:
     return f"{count.total:,.0f}; 95 %: {count.low:,.0f} to {count.high:,.0f} (± {count.error:.2%})"
 
 
-main = command("estimate", __doc__, add_options, estimate)
+main = command("estimate", __doc__, add_options, estimate, progress=True)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.format.idx import VERSION, DType
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
@@ -34,7 +35,7 @@ from binidx.storage.interfaces import LayeredReader
 from binidx.storage.open import suffix_of
 from binidx.storage.ranges import as_block_reader
 
-from ._command import DATASET, add_json, command, prefix, print_result
+from ._command import DATASET, add_json, command, print_result
 from ._display import human_bytes, table
 from ._runs import decoder
 
@@ -49,7 +50,7 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents, with:")

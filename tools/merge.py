@@ -32,16 +32,17 @@ from typing import Any
 from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
 from binidx.corpus.whole_dataset import CombinedCounts
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 
-from ._command import DATASET, add_writing, command, prefix, print_result, writing
+from ._command import DATASET, add_writing, command, print_result, target, writing
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("sources", nargs="+", type=as_prefix, metavar="PREFIX", help=DATASET)
     options.add_argument(
-        "--to", dest="target", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset"
+        "--to", dest="target", required=True, type=target, metavar="PREFIX", help="of the merged dataset"
     )
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     add_writing(options)
@@ -53,7 +54,7 @@ def merge(arguments: argparse.Namespace) -> None:
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     done: Any
-    with Bar("merge") as bar:
+    with Bar("merge", arguments.progress) as bar:
         if arguments.virtual:
             options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
             done = merge_virtually(arguments.sources, arguments.target, **options, watch=bar)
@@ -93,4 +94,4 @@ def describe(done: MergeResult) -> str:
     return "\n".join(lines)
 
 
-main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written")
+main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

@@ -20,16 +20,16 @@ example:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
-from binidx.run.run_file import RUN_FILE, is_packed_run, read_run_file
-from binidx.storage.location import Location
+from binidx.packed.packed_run import Nesting, PackedRunOrder
+from binidx.run.provenance.history import RunHistory
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts
-from ._runs import add_run, open_run, parse_steps
+from ._runs import add_run, add_topology, open_history, open_packed, parse_steps
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -43,11 +43,12 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     add_workers(options, "files")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
+    add_topology(options)
 
 
 def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
-    order: Any = open_order(arguments)
+    order: Any = open_packed(arguments) or open_history(arguments, whole=True)
     if arguments.check_nesting:
         check_nesting(order, arguments)
         return
@@ -56,24 +57,26 @@ def export_order(arguments: argparse.Namespace) -> None:
     from binidx.run.provenance.export import count_rows, export, plan_by_rank, plan_by_steps
 
     steps, place = parse_steps(order, arguments.steps), workers(arguments)
-    per_file = arguments.steps_per_file
-    parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
-    docs: Any = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-    share = place.select(parts)
-    rows = sum(count_rows(order, part) for part in share)
-    with Bar("order") as bar:
+    per_file, plans = arguments.steps_per_file, list[tuple[Any, Sequence[Any]]]()
+    for own, part in order.orders(steps) if isinstance(order, RunHistory) else [(order, steps)]:
+        files = plan_by_steps(part, per_file) if per_file else plan_by_rank(own.num_ranks, part)
+        plans.append((own, place.select(files)))
+    if len(plans) > 1 and not per_file:
+        raise ConfigError("steps_per_file: found none, the steps are those of several runs, needs a number; or --steps")
+    share = [part for _, parts in plans for part in parts]
+    rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
+    with Bar("order", arguments.progress) as bar:
         bar.begin("order", rows, 0, "rows")
-        options = {"workers": place, **chosen(arguments, "tokens", "storage_options")}
-        written = export(order, arguments.to, parts, docs=docs, **options, watch=bar.advance)
+        options = {"docs": docs_of(arguments), "workers": place, **chosen(arguments, "tokens", "storage_options")}
+        for own, parts in plans:
+            written += export(own, arguments.to, parts, **options, watch=bar.advance)
     text = f"{arguments.to}: {counts(files=len(share))}, {written:,} written now, {counts(rows=rows)}"
     print_result({"to": arguments.to, "files": len(share), "written": written, "rows": rows}, text, arguments)
 
 
-def open_order(arguments: argparse.Namespace) -> Any:
-    """Return the order of a GPT run or of a run over packed files, as the fields of RUN show."""
-    text = read_run_file(Location(arguments.run, arguments.storage_options))
-    packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
-    return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
+def docs_of(arguments: argparse.Namespace) -> Any:
+    """Return the columns of documents that the options ask for."""
+    return None if arguments.no_docs else "spans" if arguments.spans else "ends"
 
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
@@ -108,4 +111,4 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     print_result(sets, "\n".join(lines), arguments)
 
 
-main = command("order", __doc__, add_options, export_order, RESUMES)
+main = command("order", __doc__, add_options, export_order, RESUMES, progress=True)

@@ -19,18 +19,19 @@ from __future__ import annotations
 import argparse
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed, plan_packed_files
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, prefix, print_result, workers
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
     options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")
@@ -49,7 +50,7 @@ def pack(arguments: argparse.Namespace) -> None:
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     place, sizes = workers(arguments), (arguments.name, arguments.chunk_size)
     files = place.select(plan_packed_files(dataset, *sizes, add_separator=arguments.add_separator))
-    with Bar("pack") as bar:
+    with Bar("pack", arguments.progress) as bar:
         bar.begin("pack", sum(file.size for file in files), 0, "tokens")
         options = {"workers": place, **chosen(arguments, "add_separator", "overwrite", "storage_options")}
         names = indexed_to_packed(dataset, arguments.others[0], *sizes, arguments.sep, **options, watch=bar.advance)
@@ -63,7 +64,7 @@ def unpack(arguments: argparse.Namespace) -> None:
     if workers(arguments) != Workers():
         raise ConfigError("engine, workers, shard: --back runs in this process")
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
-    with Bar("pack") as bar:
+    with Bar("pack", arguments.progress) as bar:
         bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
         options = chosen(arguments, "overwrite", "storage_options")
         count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=bar.advance)
@@ -72,4 +73,11 @@ def unpack(arguments: argparse.Namespace) -> None:
     print_result(values, text, arguments)
 
 
-main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments), RESUMES)
+main = command(
+    "pack",
+    __doc__,
+    add_options,
+    lambda arguments: (unpack if arguments.back else pack)(arguments),
+    RESUMES,
+    progress=True,
+)

@@ -8,7 +8,8 @@ Tokens, samples, epochs and sizes are exact. Requests and bytes are expected val
 shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
 
 A start is planned as one with cached indices: its requests, of all ranks, and the bytes that each node fetches. Advice
-follows, a line each, with the figure that is its reason.
+follows, a line each, with the figure that is its reason. A run with phase transitions has a plan for each phase.
+Without a file of the run, RUN is a prefix, with --sequence-length.
 
 exit status: 0 done, 1 the data is bad, the ranks would ask a store for more than it publishes as its limit (at
 --tokens-per-second) or, with --strict, there is a warning, 2 the call is wrong
@@ -51,9 +52,18 @@ def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
     run = load_sized(arguments)
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
-    planned = plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
-    print_result(planned.to_json(), describe(planned), arguments)
-    return int(planned.exceeds_a_limit or (arguments.strict and bool(planned.cautions)))
+    plans = [plan_run(phase, nodes=nodes, tokens_per_second=arguments.tokens_per_second) for phase in run.phases]
+    values = [planned.to_json() for planned in plans]
+    text = "\n\n".join(f"{_phase(planned, len(plans))}{describe(planned)}" for planned in plans)
+    print_result(values[0] if len(plans) == 1 else values, text, arguments)
+    return int(any(planned.exceeds_a_limit or (arguments.strict and planned.cautions) for planned in plans))
+
+
+def _phase(planned: RunPlan, num_phases: int) -> str:
+    """Return a headline for the plan of a phase; "" for the only one."""
+    run = planned.inventory.run
+    stop = "the end" if run.stop_step is None else f"before step {run.stop_step:,}"
+    return f"phase from step {run.first_step:,} to {stop}\n\n" if num_phases > 1 else ""
 
 
 def describe(planned: RunPlan) -> str:

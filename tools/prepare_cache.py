@@ -14,8 +14,8 @@ Core finds nothing but files. A blend's index is kept where the run has a path_t
 There the versions of all remote objects of the run are pinned, too, for the prefixes of RUN: starts list and look up
 nothing, and data that moved since is an error. Call this command again to train on data that you replaced.
 
---read-plan also stores the places of the tokens of each sample there. Starts whose config has read_plan=True then read no
-index, but kilobytes: see binidx read-plan.
+--read-plan also stores the places of the tokens of each sample there. Starts whose config has read_plan=True then read
+no index, but kilobytes: see binidx read-plan.
 
 exit status: 0 all is there, 1 the data is bad or an index could not be kept, 2 the call is wrong
 
@@ -30,8 +30,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-from tqdm import tqdm
 
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -72,29 +70,32 @@ def prepare(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or available_cores()
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
-    if arguments.read_plan and (config.path_to_cache is None or given.stages is not None):
-        raise ConfigError("--read-plan: needs path_to_cache in RUN, and no stages; binidx read-plan plans other runs")
+    if arguments.read_plan and (config.path_to_cache is None or given.stages is not None or len(given.phases) > 1):
+        needs = "needs path_to_cache in RUN, and neither stages nor phases"
+        raise ConfigError(f"--read-plan: {needs}; binidx read-plan plans other runs")
     wanted = replace(given, config=config)
-    rows, pinned = build(wanted, pin=arguments.pin)
-    plans = write_plans(wanted, threads) if arguments.read_plan else []
+    with Bar("prepare-cache", arguments.progress) as bar:
+        rows, pinned = build(wanted, bar, pin=arguments.pin)
+        plans = write_plans(wanted, threads, bar) if arguments.read_plan else []
     text = "\n".join([describe(rows), *([f"pinned: {pinned}"] if pinned else []), *(f"plan: {uri}" for uri in plans)])
     values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned, "plans": plans}
     print_result(values, text, arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 
-def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
+def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
     """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
     outcomes: dict[str, Outcome] = {}
-    # disable=None: no bar unless it is a terminal.
-    with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
+    bar.begin("indices", num_indices(wanted), 0, "indices")
 
-        def record(outcome: Outcome) -> None:
-            outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
-            bar.update()
+    def record(outcome: Outcome) -> None:
+        outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
+        bar.advance(1)
 
-        datasets = [*indexed_datasets(wanted.build(on_outcome=record, pinned=False))]
-    names = [name_index(dataset) for dataset in datasets]
+    built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
+    # Phases have one validation set, and one index where they have as many samples.
+    named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
+    names, datasets = [*named], [*named.values()]
     rows = [
         describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
         for dataset, name in zip(datasets, names, strict=True)
@@ -102,13 +103,12 @@ def build(wanted: Run, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
     return rows, pin_run(wanted.config, datasets if pin else [])
 
 
-def write_plans(wanted: Run, threads: int) -> list[str]:
+def write_plans(wanted: Run, threads: int, bar: Bar) -> list[str]:
     """Write the read plan of each split of a built run; return the URIs."""
     built = zip(wanted.build(), wanted.sizes, strict=True)
     datasets = [(dataset, size) for dataset, size in built if isinstance(dataset, OrderedDataset)]
-    with Bar("prepare-cache") as bar:
-        bar.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
-        plans = [prepare_read_plan(dataset, size, Workers(count=threads), bar.advance) for dataset, size in datasets]
+    bar.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
+    plans = [prepare_read_plan(dataset, size, Workers(count=threads), bar.advance) for dataset, size in datasets]
     return [uri for uri in plans if uri is not None]
 
 
@@ -120,12 +120,13 @@ def is_there(outcome: Outcome) -> bool:
         return False
 
 
-def num_indices(wanted: Run) -> int | None:
-    """Return the number of indices to build; None for a staged blend, where the build itself determines it."""
+def num_indices(wanted: Run) -> int:
+    """Return the number of indices to build; 0 for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
-        return None
-    required = required_indices(wanted.config, wanted.sizes)
-    return len(required.indices) + (len(required.blends) if wanted.config.path_to_cache else 0)
+        return 0
+    required = [required_indices(phase.config, phase.sizes) for phase in wanted.phases]
+    blends = sum(len(each.blends) for each in required) if wanted.config.path_to_cache else 0
+    return sum(len(each.indices) for each in required) + blends
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
@@ -182,4 +183,4 @@ def _sum(rows: Sequence[dict[str, Any]]) -> str:
     return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"
 
 
-main = command("prepare-cache", __doc__, add_options, prepare, "interrupted; what is built stays")
+main = command("prepare-cache", __doc__, add_options, prepare, "interrupted; what is built stays", progress=True)

@@ -1,4 +1,4 @@
-"""Tokenise text from any store into .bin/.idx datasets in any store.
+"""Tokenize text from any store into .bin/.idx datasets in any store.
 
 Reads jsonl, jsonl.gz, jsonl.zst and parquet, from disks, s3://, gs:// and http://; names may be globs or folders.
 Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
@@ -14,6 +14,8 @@ these finishes, or --finish does.
 Every row is accounted for: rows in = documents out + rows dropped, by reason, or the exit status is 1. A row that is no
 document stops the job, unless --on-error skip or quarantine, which writes it to PREFIX.quarantine.jsonl.
 
+--dry-run prints three documents as they will be tokenized, and an estimate of tokens, bytes, parts and time.
+
 Options of Megatron's tool mean the same. --partitions is taken and not needed; documents always stay in their order, as
 with its --keep-sequential-samples.
 
@@ -26,20 +28,25 @@ example:
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from binidx.format.sidecars.dataset_manifest import Machine
 from binidx.jobs.parts import Shard
+from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.preprocess import JobStatus, Report, job_status, preprocess
 from binidx.prepare.text.read import FORMATS
+from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.storage.open import COMPRESSED
 
 from ._command import RESUMES, add_json, chosen, command, num_bytes, print_result, shard
 from ._display import Bar, counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
+from .estimate import describe as describe_estimate
 
 FINISH = (None, 1)
 """Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
@@ -86,7 +93,7 @@ def _add_tokens(group: Any) -> None:
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
     group.add_argument("--empty", choices=EMPTY, default="zero-seq", help=empty)
-    compared = "of texts that the reference tokenises too (0.0001)"
+    compared = "of texts that the reference tokenizes too (0.0001)"
     group.add_argument("--compare", dest="compared_share", type=float, default=1e-4, metavar="SHARE", help=compared)
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
     group.add_argument("--codec", metavar="NAME", help="codec of the tokens; also one of an installed package")
@@ -105,6 +112,9 @@ def _add_work(group: Any) -> None:
     group.add_argument(
         "--status", action="store_true", help="make nothing; print the progress of this job, here or elsewhere"
     )
+    group.add_argument(
+        "--dry-run", action="store_true", help="make nothing; print three tokenized documents and an estimate"
+    )
     group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
     group.add_argument("--log-interval", type=int, metavar="N", help="Megatron's; there is a bar on a terminal")
@@ -113,13 +123,16 @@ def _add_work(group: Any) -> None:
 
 
 def make(arguments: argparse.Namespace) -> int | None:
-    """Tokenise, or with --status print the progress of a job that runs elsewhere or has stopped."""
+    """Tokenize, or with --status print the progress of a job that runs elsewhere or has stopped."""
     job = parse_job(arguments)
     if arguments.status:
         status = job_status(job)
         print_result(status.to_json(), describe_status(status), arguments)
         return None
-    with Bar("preprocess") as bar:
+    if arguments.dry_run:
+        show_plan(job, arguments)
+        return None
+    with Bar("preprocess", arguments.progress) as bar:
         done = preprocess(
             job,
             shard=arguments.shard and Shard(*arguments.shard),
@@ -128,6 +141,25 @@ def make(arguments: argparse.Namespace) -> int | None:
         )
     print_result(done.to_json(), describe(done), arguments)
     return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
+
+
+def show_plan(job: Job, arguments: argparse.Namespace) -> None:
+    """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
+    shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
+    with Bar("preprocess", arguments.progress) as bar:
+        estimated = estimate_tokens(
+            job.inputs, job.tokenizer, keys=job.keys, append_eod=job.append_eod, filters=job.filters,
+            format=job.format, engine=job.engine, sample_bytes=8 << 20, source_options=job.source_options, watch=bar,
+        )  # fmt: skip
+    names, lines = {number: text for text, number in job.tokenizer.special_tokens}, []
+    for document in shown:
+        numbers = [*document.ids[:10], *document.ids[-1:]]
+        pieces = [json.dumps(names.get(number) or decode([number]), ensure_ascii=False)[1:-1] for number in numbers]
+        lines.append(f"{' '.join(document.text.split())[:70]}")
+        lines.append(f"  {counts(tokens=len(document.ids))}: {'|'.join(pieces[:-1])}| … |{''.join(pieces[-1:])}")
+    lines += ["", *(f"to {prefix}" for prefix in job.datasets.values()), describe_estimate(estimated)]
+    values = {"documents": [*map(asdict, shown)], "datasets": job.datasets, "estimate": asdict(estimated)}
+    print_result(values, "\n".join(lines), arguments)
 
 
 def parse_job(arguments: argparse.Namespace) -> Job:
@@ -221,4 +253,4 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
     return "\n" + columns(("machine", "parts", "documents", "tokens", "MB/s"), rows)
 
 
-main = command("preprocess", __doc__, add_options, make, RESUMES)
+main = command("preprocess", __doc__, add_options, make, RESUMES, progress=True)

@@ -37,7 +37,7 @@ def write_plan(arguments: argparse.Namespace) -> None:
     plan = plan_reads(order, parse_steps(order, arguments.steps))
     share = place.select(plan.parts())
     total = sum(map(len, share))
-    with Bar("read-plan") as bar:
+    with Bar("read-plan", arguments.progress) as bar:
         bar.begin("read-plan", total, 0, "samples")
         options = {"workers": place, **chosen(arguments, "storage_options")}
         written, missing = write_read_plan(order, arguments.to, plan, **options, watch=bar.advance)
@@ -46,4 +46,4 @@ def write_plan(arguments: argparse.Namespace) -> None:
     print_result(values, f"{arguments.to}: {text}", arguments)
 
 
-main = command("read-plan", __doc__, add_options, write_plan, RESUMES)
+main = command("read-plan", __doc__, add_options, write_plan, RESUMES, progress=True)

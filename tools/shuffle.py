@@ -34,6 +34,7 @@ from typing import Any
 
 from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
 from ._command import (
@@ -44,8 +45,8 @@ from ._command import (
     chosen_workers,
     command,
     num_bytes,
-    prefix,
     print_result,
+    target,
     writing,
 )
 from ._display import Bar, counts, human_bytes, human_seconds
@@ -73,23 +74,15 @@ def shuffle(arguments: argparse.Namespace) -> None:
     place = chosen_workers(arguments)
     if arguments.lines and place is not None:
         raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
-    with Bar("shuffle") as bar:
+    with Bar("shuffle", arguments.progress) as bar:
         if arguments.lines:
             del common["lineage"]
             done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
         else:
-            sources, target = [dataset(source) for source in arguments.sources], dataset(arguments.target)
-            done = shuffle_datasets(sources, target, **common, watch=bar, workers=place)
+            sources, to = [as_prefix(source) for source in arguments.sources], target(arguments.target)
+            done = shuffle_datasets(sources, to, **common, watch=bar, workers=place)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)
-
-
-def dataset(text: str) -> str:
-    """Return the prefix of a dataset; raise ConfigError for the name of one of its files."""
-    try:
-        return prefix(text)
-    except argparse.ArgumentTypeError as error:
-        raise ConfigError(str(error)) from None
 
 
 def describe(done: ShuffleResult) -> str:
@@ -110,4 +103,4 @@ def describe_lines(done: ShuffledLines) -> str:
     return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 
 
-main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written")
+main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)

@@ -25,15 +25,16 @@ from __future__ import annotations
 import argparse
 
 from binidx.corpus.verify import Verification, verify_dataset
+from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Workers
 
-from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result
+from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
@@ -44,7 +45,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
-    with Bar("verify") as bar:
+    with Bar("verify", arguments.progress) as bar:
         options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records")
         place = chosen_workers(arguments) or (Workers() if arguments.records else None)
         checked = verify_dataset(arguments.prefix, **options, watch=bar, workers=place)
@@ -84,4 +85,4 @@ def tokens_read(checked: Verification) -> str:
     return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
 
 
-main = command("verify", __doc__, add_options, verify)
+main = command("verify", __doc__, add_options, verify, progress=True)

@@ -5,8 +5,10 @@ as `binidx trace` prints it: its number in its source, and the source where the 
 and row it came from are shown where its source has lineage. Such a document may also be named by these, or by its
 id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
 
-Of a resumed run the samples before its consumed_samples are searched, too; their step, rank and slot (null in JSON) are
-in the run.json of the earlier part. A cyclic run must be searched part by part, with --no-earlier.
+A run that names the one before it, or has phases, is searched over its whole history; --count prints how often each
+document was read and trained, first and last. Of a resumed run that names none, the samples before its consumed_samples
+are searched, too; their step, rank and slot (null in JSON) are in the run.json of the earlier part. A cyclic run that
+names none must be searched part by part, with --no-earlier.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -14,25 +16,39 @@ example:
   binidx where run.json --document 123456 --source s3://corpus/en --before-step 41200
   binidx where run.json --document crawl-07.jsonl.zst:4711 --document id=6ba7b810
   binidx where run.json --documents drop.txt
+  binidx where run.json --document id=6ba7b810 --count --before-step 41200
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, fields
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.order.order_protocols import Numbers
+from binidx.run.provenance.history import DocumentReads, RunHistory, count_reads
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
-from ._command import command
+from ._command import command, print_result
 from ._display import counts
-from ._runs import MANY_DOCUMENTS, add_run, listed_documents, open_run, print_rows, read_list, stop_step
+from ._display import table as columns
+from ._packed import find_packed
+from ._runs import (
+    MANY_DOCUMENTS,
+    add_run,
+    add_topology,
+    listed_documents,
+    open_history,
+    open_packed,
+    print_rows,
+    read_list,
+    stop_step,
+)
 
 SEARCHES = 8
 """Lineage files read at the same time; each needs 6 MB, for a row group."""
@@ -48,39 +64,70 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
     )
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
+    options.add_argument("--count", action="store_true", help="a row for each document: how often, first and last step")
     options.add_argument(
         "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
     )
+    add_topology(options)
 
 
 def find(arguments: argparse.Namespace) -> None:
-    """Print the samples with parts of the documents, and the number of these samples."""
+    """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
+    if (packed := open_packed(arguments)) is not None:
+        find_packed(packed, arguments)
+        return
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
-    order = open_run(arguments, in_ranges=listed is None or len(listed) < MANY_DOCUMENTS)
-    stop = stop_step(order, arguments.before_step)
-    documents: Mapping[int, Sequence[int] | Numbers]
-    if listed is not None:
-        documents = listed_documents(order, listed)
-    else:
-        documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
-    rows, steps, past = 0, set[int](), 0
-    for source in sorted(documents):
+    history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
+    stop = stop_step(history, arguments.before_step)
+    rows, steps, past, missing = 0, set[int](), 0, list[ConfigError]()
+    table: dict[tuple[str, int], DocumentReads] = {}
+    parts = [*history.orders(range(history.first_step, stop))]
+    for number, (order, part) in enumerate(parts):
         try:
-            readings, contents = order.where(source, documents[source], stop, earlier=not arguments.no_earlier)
-        except IndexError as error:
-            raise ConfigError(str(error)) from error
-        rows += print_rows(build_rows(order, readings, contents), arguments.json)
-        past += int((readings.step < 0).sum())
-        steps |= set(readings.step[readings.step >= 0].tolist())
+            documents = (
+                find_documents(order, select_sources(order, arguments.source), arguments.document)
+                if listed is None
+                else listed_documents(order, listed)
+            )
+        except ConfigError as error:  # another run of the history may have the source
+            missing.append(error)
+            continue
+        earlier = number == 0 and not arguments.no_earlier
+        for source in sorted(documents):
+            try:
+                readings, contents = order.where(source, documents[source], part.stop, earlier=earlier)
+            except IndexError as error:
+                raise ConfigError(str(error)) from error
+            if arguments.count:
+                for found in count_reads(order, source, documents[source], readings, contents):
+                    key = found.source, found.document
+                    table[key] = table[key] + found if key in table else found
+                rows += len(readings.step)
+            else:
+                rows += print_rows(build_rows(order, readings, contents), arguments.json)
+            past += int((readings.step < 0).sum())
+            steps |= set(readings.step[readings.step >= 0].tolist())
+    if len(missing) == len(parts):
+        raise missing[0]
+    if arguments.count:
+        print_counts([*table.values()], arguments)
     print(
-        f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop)}{_earlier(order, arguments, past)}",
+        f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop - history.first_step)}"
+        f"{_earlier(history, arguments, past)}",
         file=sys.stderr,
     )
 
 
-def _earlier(order: RunOrder, arguments: argparse.Namespace, past: int) -> str:
-    """Return a clause about the samples before `consumed_samples`; "" if there are none."""
-    consumed = order.reading.schedule.consumed_samples
+def print_counts(reads: Sequence[DocumentReads], arguments: argparse.Namespace) -> None:
+    """Print a row for each document."""
+    rows = [["" if value is None else str(value) for value in asdict(each).values()] for each in reads]
+    names = [option.name.replace("_", " ") for option in fields(DocumentReads)]
+    print_result([asdict(each) for each in reads], columns(names, rows, most_rows=len(rows)), arguments)
+
+
+def _earlier(history: RunHistory, arguments: argparse.Namespace, past: int) -> str:
+    """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none."""
+    consumed = history.runs[0].consumed_samples
     if not consumed:
         return ""
     before = f"the {consumed:,} samples before consumed_samples"

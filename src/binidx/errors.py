@@ -25,11 +25,21 @@ drivers included, and has at most 10,000 characters, as the names and values tha
 
     https://user:password@host/en.jsonl                       https://host/en.jsonl
     https://bucket.host/en.jsonl?X-Amz-Signature=...&part=2   https://bucket.host/en.jsonl?part=2
+
+Tracebacks end at the public function that the user called, as its message says the rest; `BINIDX_TRACEBACK=full` keeps
+the frames below it.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 SECRETS = re.compile(
     r"x-(amz|goog|oss)-.*|.*(signature|token|secret|password|credential).*|.*api_?key|key|auth.*|policy|expires"
@@ -164,3 +174,33 @@ class ShortReadError(StorageError, EOFError):
 
 class CancelledReadError(StorageError):
     """A read was cancelled: the `Scope` (`storage.requests.cancellation`) in which it ran was cancelled."""
+
+
+def trim_traceback(error: BaseException) -> None:
+    """Remove the frames below this one from the traceback of a BinidxError, and from those of its causes.
+
+    Of the causes, the first that is no BinidxError remains: what a driver or the system raised.
+    """
+    if not isinstance(error, BinidxError) or os.environ.get("BINIDX_TRACEBACK") == "full":
+        return
+    cause = error.__cause__
+    while isinstance(cause, BinidxError):
+        cause = cause.__cause__
+    error.__traceback__, error.__cause__ = None, cause
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
+def trims_traceback(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a public function: of its errors, a traceback shows the user's frames, the call and the cause."""
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except BinidxError as error:
+            trim_traceback(error)
+            raise
+
+    return call

@@ -1,4 +1,4 @@
-"""Rows of README.md's table: each names its conditions, and the row of a bench that it shows."""
+"""Rows of the first table of the page of figures, and bars of the charts: conditions, and the row of a bench."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ MEGATRON = "Megatron Core"
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of README.md.
+    """A row of that table.
 
     Args:
         work: the work and its conditions.
         against: the peer.
         bench, row, setting: name of the bench, `work` of its row, and the peer's setting; None is its best.
+        short, peer: label of its bar in the chart, and the peer; no bar without a label.
     """
 
     work: str
@@ -22,6 +23,8 @@ class Claim:
     bench: str
     row: str
     setting: str | None = None
+    short: str = ""
+    peer: str = ""
 
 
 CLAIMS = (
@@ -30,18 +33,24 @@ CLAIMS = (
         f"{MEGATRON}'s S3 reader: best of 0 to 32 workers and 5 block sizes",
         "from_s3",
         "samples from S3, 30 ms away, documents shuffled",
+        short="shuffled samples from S3",
+        peer="Megatron's S3 reader",
     ),
     Claim(
         "the same, each sample in one piece",
         "the same",
         "from_s3",
         "samples from S3, 30 ms away, contiguous",
+        short="contiguous samples from S3",
+        peer="Megatron's S3 reader",
     ),
     Claim(
         "25,000 samples from S3, 30 ms away, documents shuffled globally; one process each",
         "fastest of MosaicML Streaming, LitData, OLMo-core, each in its own order",
         "peers_long",
         "first 25,000 samples, uint16, documents shuffled",
+        short="25,000 samples, shuffled globally",
+        peer="LitData in its own order",
     ),
     Claim(
         "the same, contiguous, samples shuffled globally",
@@ -54,12 +63,16 @@ CLAIMS = (
         f"{MEGATRON}, first start, data on a local disk",
         "cold_start",
         "1,000 prefixes in S3, 30 ms away, first start of all to first batch",
+        short="first start, 1,000 prefixes in S3",
+        peer="Megatron on a local disk",
     ),
     Claim(
         "1,000 prefixes in S3, start of a new machine: indices and bundle cached in the bucket",
         f"{MEGATRON}, data and caches on a local disk",
         "cold_start",
         "1,000 prefixes in S3, 30 ms away, start of a new machine to first batch",
+        short="start of a new machine, the same",
+        peer="Megatron on a local disk",
     ),
     Claim(
         "a step of 512 samples of 30 million documents in S3, on loopback, traced; indices in the bucket",
@@ -72,12 +85,16 @@ CLAIMS = (
         "fastest of Megatron-LM's tools with the same engine; default: its Hugging Face pool",
         "text_to_tokens",
         "text to tokens, gigatoken's engine",
+        short="text to tokens, same engine",
+        peer="Megatron's fastest tool",
     ),
     Claim(
         "merge of 4 datasets, 2.2 GB of real documents, wall; files in the page cache",
         MEGATRON,
         "merge",
         "merge of 2.2 GB of real documents, wall",
+        short="merge of 2.2 GB",
+        peer="Megatron",
     ),
     Claim(
         "merge of 20 million documents of one token: the index alone, CPU",
@@ -90,12 +107,16 @@ CLAIMS = (
         MEGATRON,
         "document_sample",
         "document and sample index, one core, 10,000,000 documents",
+        short="index of 10,000,000 documents",
+        peer="Megatron",
     ),
     Claim(
         "blend of 2,048 datasets, 300,000 samples, one core, a sample",
         MEGATRON,
         "blend",
         "blend of 2,048 datasets, random weights, 300,000 samples",
+        short="blend of 2,048 datasets",
+        peer="Megatron",
     ),
     Claim(
         "the same, 10,000,000 samples, tied weights",
@@ -108,11 +129,15 @@ CLAIMS = (
         MEGATRON,
         "item_time",
         "a sample of a stacked micro-batch of 8, against the same",
+        short="a sample from a local file",
+        peer="Megatron",
     ),
     Claim(
         "the same through 2 DataLoader workers, wall",
         MEGATRON,
         "item_time",
         "a sample of a micro-batch of 8, 2 DataLoader workers",
+        short="the same through 2 DataLoader workers",
+        peer="Megatron",
     ),
 )

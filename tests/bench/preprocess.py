@@ -12,7 +12,7 @@
 
 Processes are warm: what they import is no part of it, and gigatoken has met nearly all of the words: it takes half of
 what it does for new text, which is the hardest case for all around it. Parts have 64 MiB, as those of all text from 1
-to 32 GiB. The goals: 0.9 of the local run, which tokenises as fast as a core can; 300 MB, whatever the text's size.
+to 32 GiB. The goals: 0.9 of the local run, which tokenizes as fast as a core can; 300 MB, whatever the text's size.
 """
 
 from __future__ import annotations

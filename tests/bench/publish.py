@@ -1,7 +1,7 @@
-"""Merge measured records into the committed results, and write the figures of README.md and of the benchmarks page.
+"""Merge measured records into the committed results, and write the page of benchmarks and the charts of README.md.
 
-python -m tests.bench.publish bench-results/*.json     merge these, then write both pages
-python -m tests.bench.publish                          write both pages from the committed results
+python -m tests.bench.publish bench-results/*.json     merge these, then write the page and the charts
+python -m tests.bench.publish                          write both from the committed results
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.bench.chart import COLOURS, claims_chart, rates_chart
 from tests.bench.claims import CLAIMS, Claim
 from tests.bench.results import Record, Results, find_row, merge, read_committed
 from tests.bench.table import figure
 
 ROOT = Path(__file__).parents[2]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "explanation" / "benchmarks.md"
-BEGIN = "<!-- --8<-- [start:figures] written by `python -m tests.bench.publish` -->"
-END = "<!-- --8<-- [end:figures] -->"
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+BEGIN, END = "<!-- {} by `python -m tests.bench.publish` -->", "<!-- end of {} -->"
+CHARTS = {"claims": claims_chart, "rates": rates_chart}
 
 
 def main() -> None:
@@ -30,20 +31,34 @@ def main() -> None:
     parser.add_argument("records", nargs="*", type=Path, help="files of bench-results/")
     merge(json.loads(path.read_text()) for path in parser.parse_args().records)
     results = read_committed()
-    for path, text in ((README, claims_table(results)), (PAGE, all_tables(results))):
-        path.write_text(with_figures(path.read_text(), text))
+    PAGE.write_text(with_all(PAGE.read_text(), results))
+    for path, text in charts(results).items():
+        path.write_text(text)
 
 
-def with_figures(page: str, figures: str) -> str:
-    """Return the page with these figures between its markers."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+def with_all(page: str, results: Sequence[Results]) -> str:
+    """Return the page with its table of claims and all figures."""
+    return with_figures(with_figures(page, claims_table(results), "claims"), all_tables(results), "figures")
+
+
+def charts(results: Sequence[Results]) -> dict[Path, str]:
+    """Return each chart by its file."""
+    return {
+        PAGE.parent / f"{name}-{theme}.svg": draw(results, theme) for name, draw in CHARTS.items() for theme in COLOURS
+    }
+
+
+def with_figures(page: str, figures: str, name: str = "figures") -> str:
+    """Return the page with these figures between the markers of this name."""
+    begin, end = BEGIN.format(name), END.format(name)
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"page: markers not found, needed {BEGIN} and {END}")
-    return pattern.sub(lambda _: f"{BEGIN}\n{figures}\n{END}", page, count=1)
+        raise ValueError(f"page: markers not found, needed {begin} and {end}")
+    return pattern.sub(lambda _: f"{begin}\n{figures}\n{end}", page, count=1)
 
 
 def claims_table(results: Sequence[Results]) -> str:
-    """Return the table of README.md: a row a claim, a column a CPU."""
+    """Return the table of claims: a row a claim, a column a CPU."""
     cpus = [f"{each['machine']['cpu']}, {each['machine']['cores']} cores" for each in results]
     lines = [f"| work | against, at its best setting | {' | '.join(cpus)} |", f"|---|---|{'---|' * len(cpus)}"]
     for claim in CLAIMS:

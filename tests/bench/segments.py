@@ -41,7 +41,7 @@ from binidx.testing import MemoryObject
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours
 from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, interleaved_medians
-from tests.bench.text import tokenise, write_text
+from tests.bench.text import tokenize, write_text
 
 CONDITIONS = Conditions(cores=1, size="128 MiB of tokens of real text", cached="the files in the page cache")
 PLAIN_BYTES = 128 << 20
@@ -68,7 +68,7 @@ class Data:
 
 def rows(directory: Path) -> list[Row]:
     """Both dtypes."""
-    text, encoded = tokenise(directory)
+    text, encoded = tokenize(directory)
     return [row for dtype in (np.uint16, np.int32) for row in rows_of(directory, dtype, text, encoded)]
 
 

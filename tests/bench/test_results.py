@@ -15,12 +15,11 @@ from tests.bench.claims import CLAIMS, Claim
 from tests.bench.machine import describe_machine, slug
 from tests.bench.publish import (
     PAGE,
-    README,
-    all_tables,
     bench_section,
+    charts,
     claim_cell,
-    claims_table,
     machine_table,
+    with_all,
     with_figures,
 )
 from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
@@ -40,10 +39,10 @@ def record(rows: list[Row] = ROWS) -> dict[str, Any]:
     return record_of("a_bench", rows, MACHINE, {"numpy": "2"}, 1.5, (0.1, 0.9))
 
 
-@pytest.mark.parametrize(("path", "table"), [(README, claims_table), (PAGE, all_tables)], ids=["README", "page"])
-def test_pages_show_the_committed_results(path: Path, table: Any) -> None:
-    page = path.read_text()
-    assert page == with_figures(page, table(read_committed())), "run python -m tests.bench.publish"
+def test_the_page_and_the_charts_show_the_committed_results() -> None:
+    results, page = read_committed(), PAGE.read_text()
+    assert page == with_all(page, results), "run python -m tests.bench.publish"
+    assert {path: path.read_text() for path in charts(results)} == charts(results), "run python -m tests.bench.publish"
 
 
 def test_committed_rows_have_all_fields_and_one_meaning_each() -> None:

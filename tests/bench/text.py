@@ -33,7 +33,7 @@ def documents() -> tuple[str, list[str]]:
     return "Python's manual and docstrings", build_corpus()["en"]
 
 
-def tokenise(directory: Path) -> tuple[str, list[NDArray[Any]]]:
+def tokenize(directory: Path) -> tuple[str, list[NDArray[Any]]]:
     """What text it is, and the tokens of each of its documents, with an EOD at the end."""
     name, texts = documents()
     texts = list(joined(texts))

@@ -143,7 +143,7 @@ def ceiling(null: Used, pool: Used) -> float:
 
 
 def rate_of_a_worker(pool: Used) -> float:
-    """Tokens a CPU-second of a process that tokenises."""
+    """Tokens a CPU-second of a process that tokenizes."""
     return pool.tokens / (pool.cpu - pool.own_cpu)
 
 

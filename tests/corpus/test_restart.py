@@ -176,7 +176,7 @@ def test_packed_files_and_what_comes_back_are_compared(where: str, tmp_path: Pat
     fewer = head_dataset(source_of(tmp_path), tmp_path / "fewer", 59).shares[0].target
     assert contents(base) == needed
     written = indexed_to_packed(IndexedDataset(fewer), base, "t", 50, 0, overwrite=True)
-    assert [uri.rsplit("/", 1)[1] for uri in written] == sorted(contents(base))
+    assert ["t.packed.json", *(uri.rsplit("/", 1)[1] for uri in written)] == sorted(contents(base))
 
     files = PackedFiles(written, 1)
     back = f"{tmp_path}/back" if where == "disk" else f"{base}-back/d"

@@ -413,6 +413,19 @@ def test_the_ranks_of_one_replica_are_those_of_the_mesh(
     assert 'mesh["replicate", "shard"]._flatten("dp")' in logged[0]
 
 
+def test_the_loader_of_one_line_gives_each_rank_samples_of_its_own(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    how = {**BASE, "one_line": True, "info": True, "cwd": str(corpora["ours"])}
+    found = trained(outcome, {"all": how}, tmp_path, 2)
+    assert found[0]["read"] != found[1]["read"], found
+    assert sum(each["log"].count("loader: 2 ranks read samples of their own") for each in found) == 1
+    # Ranks of a mesh may have to read the same samples.
+    (tmp_path / "mesh").mkdir()
+    for each in trained(outcome, {"all": {**how, "mesh": [1, 2]}}, tmp_path / "mesh", 2):
+        assert "or every rank would read the same samples" in each["text"]
+
+
 @pytest.mark.parametrize(
     ("all_do", "third_does", "message"),
     [

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import random
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.traceable_runs import write_source
 
 import binidx
-from binidx.dataset.torch_bridge import LAUNCHERS, is_first_rank
+from binidx.dataset.torch_bridge import LAUNCHERS, choose_topology, is_first_rank
 from binidx.errors import ConfigError
 from binidx.loader import torch_loader
 
@@ -164,6 +168,34 @@ def test_the_ranks_that_megatron_gives_come_before_those_of_launchers(launched: 
     assert binidx.find_topology(parallel_state) == (1, 2)
     with pytest.raises(ConfigError, match=r"found 7, needs megatron\.core\.parallel_state or a DeviceMesh"):
         binidx.find_topology(7)
+
+
+def test_a_dataset_of_one_line_takes_the_ranks_of_megatron_once_it_has_some(
+    launched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(OPEN_MPI)
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.is_initialized = lambda: False
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
+    assert choose_topology() == (3, 8)
+    parallel_state.is_initialized = lambda: True
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
+    assert choose_topology() == (1, 2)
+
+
+def test_a_loader_of_one_line_is_refused_if_the_ranks_form_groups_after_it(
+    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(OPEN_MPI)
+    write_source(tmp_path / "en", random.Random(1), False)
+    loader = binidx.load_dataset(tmp_path / "en", 4).loader(1)
+    assert next(iter(loader))["tokens"].tolist() == loader[0]["tokens"].tolist()
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.is_initialized = lambda: True
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
+    with pytest.raises(ConfigError, match="was made for rank 3 of 8, before groups of ranks were made"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, SLURM, {"PMI_RANK": "1", "PMI_SIZE": "2"}])

@@ -93,6 +93,10 @@ def test_messages_of_the_page_are_raised(data: Path) -> None:
         (data / "x.bin").write_bytes(b"")
         binidx.IndexedDataset(f"{data}/x")
 
+    def missing_key() -> None:
+        shutil.copy(data / "en.idx", data / "news_text_document.idx")
+        binidx.IndexedDataset(f"{data}/news")
+
     def blend() -> None:
         train = binidx.load_dataset(en, 16)
         binidx.BlendedDataset([train.wrapped] * 2, [0.5, 0.5], 10_000, train.config)
@@ -119,7 +123,7 @@ def test_messages_of_the_page_are_raised(data: Path) -> None:
         overwrite,
         cancelled,
         lambda: binidx.load_dataset(f"{data}/none", 16),
-        lambda: binidx.IndexedDataset(f"{en}.bin"),
+        missing_key,
         lambda: binidx.open_object(f"{en}.bin").read([(0, 10**6)]),
     ]
     for call in calls:

@@ -40,7 +40,7 @@ def test_the_examples_in_python_of_every_page_are_run_by_a_test() -> None:
 
 @pytest.mark.parametrize("page", [read_page("index"), (ROOT / "README.md").read_text()], ids=["docs/index", "README"])
 def test_the_example_of_the_first_page_runs(page: str, tmp_path: Path) -> None:
-    for name in ("en", "code"):
+    for name in ("en", "code", "en_text_document"):
         builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
         builder.add_document(np.arange(50_000), [50_000])
         builder.finalize(f"{tmp_path}/{name}.idx")
@@ -85,7 +85,7 @@ def problem_of(arguments: list[str]) -> str | None:
     module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
     options = parser(name, module.__doc__)
     module.add_options(options)
-    add_output(options)
+    add_output(options, progress=True)
     options.register("type", json_object, str)  # no file is read
     try:
         options.parse_args([each for each in rest if each not in ("[...]", "…")])

@@ -348,12 +348,6 @@ def test_the_help_of_a_command_says_that_it_takes_one(command: str, capsys: pyte
     assert "a virtual merge" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_list_itself_is_no_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["verify", f"{tmp_path}/all.parts.json"])
-    assert f"needed the prefix of its files: {tmp_path}/all\n" in capsys.readouterr().err
-
-
 def test_it_exists(tmp_path: Path) -> None:
     merge_virtually(write_parts(tmp_path), tmp_path / "virtual")
     assert binidx.IndexedDataset.exists(tmp_path / "virtual")

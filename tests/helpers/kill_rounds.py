@@ -152,7 +152,7 @@ JOBS: dict[str, Job] = {
     "order": order,
     "pack": lambda at, out: indexed_to_packed(IndexedDataset(f"{at}/en"), out, "t", 500, 0),
     "pack --back": lambda at, out: packed_to_indexed(
-        PackedFiles(sorted(map(str, (at / "packed").iterdir())), 1), f"{out}/all", 0
+        PackedFiles(sorted(map(str, (at / "packed").glob("*.bin"))), 1), f"{out}/all", 0
     ),
     "index cache": lambda at, out: build([f"{at}/long"], out, 1, 50_000),
 }

@@ -15,6 +15,7 @@ does, and by its number what one does differently:
     loader      arguments of build_pretraining_data_loader; read a batch
     state       fields of a state, which is loaded into the loader before, and otherwise its own
     info        its log has lines of level INFO
+    one_line    its dataset is that of load_dataset, and the rank that of its loader()
     mesh        shape of a DeviceMesh of dimensions "dp" and "tp", for the topology of the loader
 """
 
@@ -58,6 +59,12 @@ def build(mine: dict[str, Any]) -> Any:
 
 def read(mine: dict[str, Any]) -> list[Any]:
     """The tokens of the first batch, or what the rank built."""
+    if "one_line" in mine:
+        if "mesh" in mine:
+            init_device_mesh("cpu", tuple(mine["mesh"]), mesh_dim_names=("dp", "tp"))
+        short = binidx.load_dataset([*zip(mine["prefixes"], mine["weights"], strict=True)], mine["sequence_length"])
+        batch: list[Any] = next(iter(short.loader(2)))["tokens"].tolist()
+        return batch
     train = build(mine)
     if "loader" not in mine:
         return [train is not None]

@@ -19,6 +19,10 @@ from binidx.corpus.convert import convert_dataset
 from binidx.loader import cache_fill
 from binidx.loader.cache_fill import ExtentPlaces, count_uses, open_filling, ranks_of_node, steps_ahead
 from binidx.loader.samplers import build_sampler
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.read_planning import plan_reads, write_read_plan
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 from binidx.storage.cache import block_files
 from binidx.storage.stats import report_line, usage, usage_since
 
@@ -72,6 +76,20 @@ def test_samples_are_the_local_ones_and_a_second_pass_moves_no_token(
         assert [each.path for each in proxy.log() if each.path.endswith(".bin")] == []
     never = loader_of(remote, tmp_path / "remote", cache_dir=str(tmp_path / "cache"), cache_fill="never")
     assert open_filling(never.dataset, never.batch_sampler) is None
+
+
+def test_files_that_a_read_plan_opens_late_are_filled(prefixes: tuple[str, str], tmp_path: Path) -> None:
+    run = loader_of(prefixes[1], tmp_path / "remote", cache_dir=str(tmp_path / "cache")).dataset
+    order = RunOrder.of_dataset(run, GlobalOrder(BatchSchedule(8, 8, 1), len(run), "single"))
+    write_read_plan(order, str(tmp_path / "plan"), plan_reads(order, range(order.num_steps() or 0)))
+    planned = binidx.PlannedDataset(str(tmp_path / "plan"), run.config)
+    loader = binidx.build_pretraining_data_loader(planned, 0, 8)
+    before = usage()
+    for number, found in enumerate(loader or ()):
+        wait_for_fillings()
+        if number % 32 == 0:
+            assert_same_sample({"tokens": found["tokens"][0]}, {"tokens": run[8 * number]["tokens"]})
+    assert usage_since(before)["filled extents"] == 3
 
 
 def test_a_cache_in_memory_is_filled_by_one_worker_for_all(

@@ -122,7 +122,7 @@ def test_a_hostile_file_is_named(content: bytes, message: str, tmp_path: Path) -
     first.write_bytes(GOOD)
     second.write_bytes(content)
     with pytest.raises(FormatError, match=message) as raised:
-        PackedFiles([str(first), str(second)], 2)
+        PackedFiles([str(first), str(second)], 2).read([0, 1], [0, 0])
     assert str(second) in str(raised.value)
 
 
@@ -134,4 +134,4 @@ def test_blocks_outside_and_files_missing_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 4 tokens, blocks of 5"):
         PackedFiles([str(path)], 5)
     with pytest.raises(ObjectNotFoundError):
-        PackedFiles([str(path), str(tmp_path / "b.bin")], 2)
+        PackedFiles([str(path), str(tmp_path / "b.bin")], 2).read([1], [0])

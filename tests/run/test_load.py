@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from servers.http_objects import Server
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.tools import main
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +115,30 @@ def test_the_tokens_of_a_tokenizer_are_found_by_its_name(folder: Path) -> None:
     by_name = binidx.load_dataset(f"{folder}/en", 16, tokenizer=folder / "tokenizer.json")
     assert f"tokenizer=binidx.describe_tokenizer('{folder}/tokenizer.json')," in by_name.as_code()
     assert_same_sample(by_name[3], built_by(by_name)[3])
-    with pytest.raises(ConfigError, match="has no eod, which eod_mask_loss"):
-        _ = binidx.load_dataset(f"{folder}/en", 16, eod_mask_loss=True)[0]
+
+
+def test_an_eod_that_an_option_needs_is_that_of_the_manifests(folder: Path, tmp_path: Path) -> None:
+    for name, eod in (("en", 5), ("code", 5), ("other", 6), ("none", None)):
+        write_source(tmp_path / name, random.Random(name), False)
+        manifest = {"binidx_manifest": 1, "job": {"tokenizer": {"eod": eod}}}
+        (tmp_path / f"{name}.manifest.json").write_text(json.dumps(manifest))
+    blend = [tmp_path / "en", tmp_path / "code"]
+    found = binidx.load_dataset(blend, 16, eod_mask_loss=True)
+    assert found.config.tokenizer == binidx.SpecialTokens(eod=5)
+    assert_same_sample(found[1], built_by(found)[1])
+    assert binidx.load_dataset(blend, 16, reset_attention_mask=True).config.tokenizer.eod is None  # no mask is made
+    for bad, problem in (
+        (
+            [*blend, tmp_path / "other"],
+            rf"eod_mask_loss: needs an EOD \(found 6, {tmp_path}/en has 5: {tmp_path}/other",
+        ),
+        ([*blend, tmp_path / "none"], "found no manifest with one"),
+        (f"{folder}/en", r"no manifest with one: .*; tokenizer=binidx.SpecialTokens\(eod=ID\) names it"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            binidx.load_dataset(bad, 16, eod_mask_loss=True)
+    with pytest.raises(ConfigError, match="needs an EOD, SimpleNamespace has none"):
+        binidx.load_dataset(blend, 16, eod_mask_loss=True, tokenizer=SimpleNamespace(eod=None, unique_identifiers={}))
 
 
 def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +155,21 @@ def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, m
     assert "RemoteObject(s3://" in repr(dataset.wrapped.dataset.bin_reader)
 
 
+def test_a_prefix_is_understood_as_it_is_typed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    wanted = binidx.load_dataset(folder / "en", 16)[3]
+    for typed in ("~/en", f"{folder}/en/", f"{folder}/en.bin", "~/en.idx"):
+        assert_same_sample(binidx.load_dataset(typed, 16)[3], wanted)
+        assert len(binidx.IndexedDataset(typed)) == len(binidx.IndexedDataset(folder / "en"))
+        assert main(["verify", typed]) == 0
+    prefix = f"{s3.fresh()}/en"
+    assert main(["convert", "~/en", f"{prefix}_text_document"]) == 0
+    assert_same_sample(binidx.load_dataset(f"S3{prefix[2:]}_text_document.bin", 16)[3], wanted)
+    for missing in (prefix, f"{prefix}_txt_document"):
+        with pytest.raises(ObjectNotFoundError, match=rf"did you mean {prefix}_text_document\?"):
+            binidx.load_dataset(missing, 16)
+
+
 def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     for wrong, needed in (
         ({"which": "validation"}, "which: found 'validation', needs 'train', 'valid' or 'test'"),
@@ -139,8 +179,6 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=needed):
             binidx.load_dataset(**{"blend": f"{folder}/en", "sequence_length": 16, **wrong})
-    with pytest.raises(ObjectNotFoundError, match=rf"a dataset is named without .bin and .idx: {folder}/en$"):
-        binidx.load_dataset(f"{folder}/en.bin", 16)
     dataset = binidx.load_dataset(f"{folder}/en", 16)
     for size in (0, "8"):
         with pytest.raises(ConfigError, match=f"^batch_size: found {size!r}, need"):
@@ -166,3 +204,24 @@ def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
     counts = f"{len(stored):,} sequences, {stored.index.num_tokens:,} tokens, int32"
     assert repr(stored) == f"IndexedDataset({folder}/en, {counts})"
     assert repr(stored.bin_reader) == f"LocalFile({folder}/en.bin, {stored.index.num_bytes:,} bytes)"
+
+
+def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: Path) -> None:
+    prefixes, file = {f"{folder}/en": 0.75, f"{folder}/code": 0.25}, f"{tmp_path}/run.json"
+    for blend in (f"{folder}/en", prefixes, [*prefixes]):
+        for kind in ("single", "cyclic"):
+            dataset = binidx.load_dataset(blend, 16)
+            topology = {"data_parallel_rank": 1, "data_parallel_size": 2, "dataloader_type": kind}
+            loader = dataset.loader(2, consumed_samples=8, **topology)
+            binidx.save_run(loader, file)
+            run = binidx.Run.load(file)
+            assert run.build()[0].unique_description_hash == dataset.wrapped.unique_description_hash  # type: ignore[union-attr]
+            assert run.samples_of_step(0, 1) == next(iter(loader.batch_sampler))
+    built = binidx.load_dataset(prefixes, 16).wrapped
+    binidx.save_run(built, file, micro_batch_size=4)
+    assert binidx.Run.load(file).micro_batch_size == 4
+    other = binidx.BlendedDataset(built.datasets, [0.5, 0.5], 40, built.config)
+    with pytest.raises(ConfigError, match="has other weights, samples or prefixes than its config"):
+        binidx.save_run(other, file)
+    with pytest.raises(ConfigError, match="found a list, a run reads the train split"):
+        binidx.save_run([1, 2], file)

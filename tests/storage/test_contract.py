@@ -59,8 +59,17 @@ def test_readers_of_every_store_keep_the_contract_bare_and_under_a_layer(
     check_range_reader(stacked(shelf.open, tmp_path / "layers", *filter(None, [layer])))
 
 
-@pytest.mark.parametrize("upper", ["", *LAYERS])
-@pytest.mark.parametrize("lower", LAYERS)
+VARIANTS = {"odd chunks", "no chunk kept", "small disk", "faults that never come"}
+"""Layers of a class that is there with other options: in the suite they are checked alone, in pairs in `make soak`."""
+
+PAIRS = [
+    pytest.param(lower, upper, marks=[pytest.mark.slow] if upper and VARIANTS & {lower, upper} else [])
+    for lower in LAYERS
+    for upper in ("", *LAYERS)
+]
+
+
+@pytest.mark.parametrize(("lower", "upper"), PAIRS)
 def test_every_layer_over_every_layer_keeps_the_contract(lower: str, upper: str, tmp_path: Path) -> None:
     check_range_reader(stacked(MarkedObject, tmp_path, lower, *filter(None, [upper])))
 

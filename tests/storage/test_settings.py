@@ -120,3 +120,20 @@ def test_a_cache_dir_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_no_table_of_settings_is_refused(ours: Any) -> None:
     with pytest.raises(ConfigError, match=r"storage_options\['binidx'\]: found .*, needs fast, "):
         ReadSettings.of({"binidx": ours})
+
+
+def test_a_variable_that_is_no_setting_is_named_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BINIDX_CACHE_DRI", "/nvme")
+    monkeypatch.setenv("BINIDX_OF_ANOTHER_TOOL", "1")
+    monkeypatch.setenv("BINIDX_MAX_GAP", "12345")
+    assert ReadSettings.of(None).cache_dir is None
+    assert [each.getMessage() for each in caplog.records] == [
+        "BINIDX_CACHE_DRI: is no setting, and ignored; did you mean BINIDX_CACHE_DIR?"
+    ]
+
+
+def test_a_value_that_is_none_gets_the_form() -> None:
+    with pytest.raises(ConfigError, match="cache_bytes: found 'lots', needs a number of bytes such as 2GB or 512MiB"):
+        ReadSettings.of({"binidx": {"cache_bytes": "lots"}})

@@ -1,10 +1,12 @@
-"""On a terminal a bar is drawn, and what was done stands on lines of its own; off it nothing is said until the end."""
+"""On a terminal a bar is drawn and vanishes; off it there is a line a minute, or JSON."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import numpy as np
 import pytest
 from helpers.conversion import build
 from helpers.lineage_data import build_with_lineage
+
+from binidx.tools._display import Bar, fitted
 
 MAIN = "import sys; from binidx.tools import main; sys.exit(main())"
 
@@ -29,12 +33,13 @@ CALLS = {
 }
 
 
-def on_terminal(call: list[str], folder: Path) -> list[str]:
-    """The lines that a terminal of 80 columns shows in the end."""
+def on_terminal(call: list[str], folder: Path, **environment: str) -> tuple[str, list[str]]:
+    """What a terminal of 80 columns is sent, and the lines that it shows in the end."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-c", MAIN, *call]
-    with subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    variables = {**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, **environment}
+    with subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=variables) as process:
         os.close(theirs)
         said = b""
         try:
@@ -42,30 +47,60 @@ def on_terminal(call: list[str], folder: Path) -> list[str]:
                 said += piece
         except OSError:  # Linux: the last one who had it open is gone
             pass
-        assert process.wait() == 0
+        process.wait()
     os.close(ours)
-    return [line.rpartition("\r")[2] for line in said.decode().replace("\r\n", "\n").split("\n")]
+    text = said.decode().replace("\r\n", "\n")
+    return text, [line.rpartition("\r")[2] for line in text.split("\n")]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_bar_on_a_terminal_and_nothing_off_it(name: str, tmp_path: Path) -> None:
+def test_a_bar_on_a_terminal_that_vanishes_and_nothing_off_it(name: str, tmp_path: Path) -> None:
     build(tmp_path / "en", 100)
-    lines = on_terminal(CALLS[name], tmp_path)
-    bars = [line for line in lines if "100%|" in line]
+    text, lines = on_terminal(CALLS[name], tmp_path)
+    bars = re.findall(r"[^\r\n]+%\|[^\r\n]*", text)
     assert bars
-    assert all(line.rstrip().endswith("]") and len(line) <= 80 for line in bars)
+    assert all(bar.rstrip().endswith("]") and len(bar.rpartition("\x1b[A")[2]) <= 80 for bar in bars), bars
     for path in tmp_path.glob("out*"):
         path.unlink()
     command = [sys.executable, "-c", MAIN, *CALLS[name]]
     quiet = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert quiet.stderr == ""
-    said = [line for line in lines if line and line not in bars]
-    assert len(said) == len(quiet.stdout.splitlines())
+    shown = " ".join(line.strip() for line in lines if line)
+    times = r"\d+\.\d+( [KMG]iB/s| s\b)"
+    assert re.sub(times, "", shown) == re.sub(times, "", " ".join(map(str.strip, quiet.stdout.splitlines())))
 
 
 def test_the_bar_of_a_lineage_counts_rows(tmp_path: Path) -> None:
     build_with_lineage(tmp_path / "en", 60, 1, np.uint8)
-    lines = on_terminal(["cut", "head", "en", "--to", "out", "-n", "30"], tmp_path)
-    (bar,) = (line for line in lines if "lineage" in line)
-    assert bar.startswith("lineage: 100%")
-    assert bar.rstrip().endswith(" rows/s]")
+    text, _ = on_terminal(["cut", "head", "en", "--to", "out", "-n", "30"], tmp_path)
+    assert re.search(r"lineage: .*rows/s\]", text)
+
+
+def test_a_long_line_is_wrapped_and_an_error_coloured_on_a_terminal(tmp_path: Path) -> None:
+    call = ["verify", f"{tmp_path}/{'a' * 60}"]
+    text, lines = on_terminal(call, tmp_path)
+    assert text.startswith("\x1b[31mbinidx verify\x1b[0m:")
+    assert lines[-2] == "  no such file"
+    assert "\x1b" not in on_terminal(call, tmp_path, NO_COLOR="1")[0]
+    assert fitted("a " * 60, sys.stdout) == "a " * 60
+
+
+def test_off_a_terminal_a_line_a_minute_and_json_at_both_ends_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("merge") as bar:
+        bar.begin("tokens", 4 << 20, 1 << 20)
+        bar.advance(1 << 20)
+        bar.print_progress()
+        bar.begin("lineage", 10, 0, "rows")
+        bar.print_progress()
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"binidx merge: tokens: 2.0 MiB of 4.0 MiB \(50%\), \S+ \w+/s, .* left", first)
+    assert second == "binidx merge: lineage: 0 rows of 10 rows (0%), 0 rows/s"
+    with Bar("merge", "json") as bar:
+        bar.begin("tokens", 8, 2)
+        bar.advance(6)
+    ends = [json.loads(line)["progress"] for line in capsys.readouterr().err.splitlines()]
+    assert [(each["stage"], each["done"], each["total"], each["unit"]) for each in ends] == [
+        ("tokens", 2, 8, "bytes"),
+        ("tokens", 8, 8, "bytes"),
+    ]
+    assert ends[1]["per_second"] > 0 == ends[1]["seconds_left"]

@@ -222,7 +222,7 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (module, _) in COMMANDS.items():
         command = parser(name, import_module(f"binidx.tools.{module}").__doc__)
         import_module(f"binidx.tools.{module}").add_options(command)
-        add_output(command)
+        add_output(command, progress=True)
         assert [line for line in command.format_help().splitlines() if len(line) > 80] == [], name
     assert max(map(len, usage().splitlines())) <= 80
 
@@ -259,3 +259,10 @@ def test_options_of_stores_come_from_a_file_or_the_environment_too(tmp_path: Pat
             error = capsys.readouterr().err
             assert f"error: argument --storage-options: {problem}" in error
             assert "5ec4e7" not in error
+
+
+def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    for call in (["merge", "a", "b", "--too", "c"], ["cut", "head", "a", "--too=c", "-n", "1"]):
+        with pytest.raises(SystemExit):
+            main(call)
+        assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err

@@ -147,7 +147,6 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
     [
         (["nowhere", "out"], "nowhere.bin: no such file"),
         (["en", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
-        (["en.idx", "out"], "argument SOURCE: found en.idx, needed the prefix of its files: en"),
         (["en"], "the following arguments are required: TARGET"),
         (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
         (["en", "out", "--target-options", "[1]"], "found a JSON list, needed an object"),
@@ -201,8 +200,8 @@ def test_a_terminal_sees_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
     assert loud.wait() == 0
     seen = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert re.search(r"copy .*b\.bin: 100%.*1\.17k/1\.17k.*B/s", seen)
-    assert re.search(r"verify .*b\.idx: 100%", seen)
+    assert re.search(r"copy b\.bin: .*/1\.17k.*B/s", seen)
+    assert re.search(r"verify b\.idx: .*B/s", seen)
 
 
 def test_a_missing_bucket_is_named(s3: Bucket, tmp_path: Path) -> None:

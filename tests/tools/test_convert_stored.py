@@ -172,7 +172,6 @@ def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys
         (["en", "out", "--compress", "0"], "found 0, needed a level from 1 to 22"),
         (["en", "out", "--compress", "--plain"], "not allowed with argument"),
         (["en", "out", "--compress", "--checksums"], "checksums: needed a plain .bin"),
-        (["en.bin.zst", "out"], "found en.bin.zst, needed the prefix of its files: en"),
     ],
 )
 def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path, monkeypatch, capsys) -> None:

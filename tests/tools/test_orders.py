@@ -274,7 +274,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
-    assert main(["trace", f"{tmp_path}/run.json", "--step", "0"]) == 2
+    assert main(["bake", f"{tmp_path}/run.json", f"{tmp_path}/baked"]) == 2
     assert "a run over packed files; binidx order takes it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
@@ -285,7 +285,7 @@ def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path)
     command = [Path(sys.executable).parent / "binidx", "pack"]
     prefix = str(run_file.parent / "en")
     subprocess.run([*command, prefix, f"{tmp_path}/packed", "--chunk-size", "100", "--sep", "0"], check=True)
-    files = sorted(map(str, (tmp_path / "packed").iterdir()))
+    files = sorted(map(str, (tmp_path / "packed").glob("*.bin")))
     assert len(files) == 19
     subprocess.run([*command, "--back", f"{tmp_path}/en2", *files, "--sep", "0"], check=True)
     assert Path(f"{tmp_path}/en2.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
@@ -346,3 +346,91 @@ def test_trace_and_where_say_which_file_a_document_came_from(
                 assert origin is None
     assert {row["source"] for row in found} == {str(prefix), str(run_file.parent / "code")}
     assert 'from s3://text/en.jsonl row 1,007, id "id-7"' in said
+
+
+@pytest.fixture(scope="module")
+def resumed(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fork of that run at step 5, on four ranks, with iterations to skip."""
+    run = replace(binidx.Run.load(str(run_file)), data_parallel_size=4, first_step=5, consumed_samples=40)
+    file = run_file.parent / "resumed.json"
+    replace(run, previous=str(run_file), iterations_to_skip=[7, 8]).save(str(file))
+    assert json.loads(file.read_text())["previous"] == "run.json"
+    return file
+
+
+def test_a_step_of_a_history_is_that_of_the_run_that_had_it(
+    run_file: Path, resumed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = rows(capsys, "trace", str(resumed), "--step", "3:8")
+    assert every[:16] == rows(capsys, "trace", str(run_file), "--step", "3:5")
+    assert [row["rank"] for row in every if row["step"] == 5] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {row["step"] for row in every if not row["trained"]} == {6, 7}
+    assert sorted(row["sample"] for row in every) == list(range(24, 64))
+    assert main(["trace", str(resumed), "--step", "6", "--rank", "3"]) == 0
+    assert capsys.readouterr().out.startswith("step 6  rank 3  slot 0  not trained  sample 54  ")
+    other = rows(capsys, "trace", str(run_file), "--step", "2", "--world", "1", "--micro-batch-size", "8")
+    assert [(row["rank"], row["slot"], row["sample"]) for row in other] == [(0, slot, 16 + slot) for slot in range(8)]
+    assert main(["trace", str(resumed), "--step", "40"]) == 2
+    assert "step: found 40, the run has 15 steps, counted from 0" in capsys.readouterr().err
+
+
+def test_one_command_counts_the_reads_of_a_document(resumed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(resumed.parent / "code")
+    asked = ["where", str(resumed), "--document", "7", "--document", "3", "--source", source, "--before-step", "12"]
+    found = rows(capsys, *asked)
+    (counted,) = rows(capsys, *asked, "--count")
+    for each in counted:
+        own = [row for row in found if any(doc["doc"] == each["document"] for doc in row["docs"])]
+        steps = [row["step"] for row in own]
+        assert (each["first_step"], each["last_step"]) == (min(steps, default=None), max(steps, default=None))
+        assert (each["samples_read"], each["samples_trained"]) == (len(own), sum(row["trained"] for row in own))
+    assert main([*asked, "--count"]) == 0
+    assert "first step" in capsys.readouterr().out
+
+
+def test_a_history_is_accounted_and_exported(resumed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["account", str(resumed), "--repeats"]) == 0
+    out = capsys.readouterr().out
+    assert "tokens trained" in out
+    assert out.endswith("consumed_train_samples 120, skipped_train_samples 16\n")
+    (found,) = rows(capsys, "account", str(resumed), "--consumed-samples", "64", "--repeats")
+    assert sum(row["samples_read"] for row in found) == 64
+    assert sum(row["samples_trained"] for row in found) == 48
+    assert main(["order", str(resumed), "--to", str(tmp_path)]) == 2
+    assert "--steps-per-file: found none" in capsys.readouterr().err
+    assert main(["order", str(resumed), "--to", str(tmp_path), "--steps-per-file", "4"]) == 0
+    files = sorted(tmp_path.iterdir())
+    assert [file.name[6:25] for file in files[:3]] == [
+        "000000000-000000004",
+        "000000004-000000005",
+        "000000005-000000008",
+    ]
+    tables = [parquet.read_table(file) for file in files]
+    assert sorted(sample for table in tables for sample in table["sample"].to_pylist()) == list(range(120))
+    assert tables[2]["trained"].to_pylist() == [True] * 8 + [False] * 16
+    assert "trained" not in tables[0].column_names
+
+
+def test_a_prefix_needs_no_file(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prefix, saved = str(run_file.parent / "en"), str(tmp_path / "saved.json")
+    sizes = ["--sequence-length", "24", "--world", "2", "--micro-batch-size", "2"]
+    binidx.load_dataset(prefix, 24).save_run(saved, data_parallel_size=2, micro_batch_size=2)
+    assert rows(capsys, "trace", prefix, "--step", "1", *sizes) == rows(capsys, "trace", saved, "--step", "1")
+    assert rows(capsys, "account", prefix, *sizes) == rows(capsys, "account", saved)
+    assert main(["plan", prefix, *sizes, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == len(binidx.Run.load(saved).build()[0]) // 4
+
+
+def test_a_run_that_follows_itself_is_an_error(
+    resumed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = replace(binidx.Run.load(str(resumed)), previous=f"{tmp_path}/b.json")
+    run.save(f"{tmp_path}/a.json")
+    replace(run, previous=f"{tmp_path}/a.json").save(f"{tmp_path}/b.json")
+    assert main(["trace", f"{tmp_path}/a.json", "--step", "6"]) == 2
+    assert "previous: " in (err := capsys.readouterr().err)
+    assert "needs a run from before step 5" in err
+    replace(run, first_step=6, previous=str(resumed)).save(f"{tmp_path}/late.json")
+    replace(run, first_step=5, previous=f"{tmp_path}/late.json").save(f"{tmp_path}/c.json")
+    assert main(["where", f"{tmp_path}/c.json", "--document", "1", "--source", "en"]) == 2
+    assert "late.json begins with step 6, needs a run from before step 5" in capsys.readouterr().err

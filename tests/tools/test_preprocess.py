@@ -14,6 +14,7 @@ import pytest
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.tools import main
 
 CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
@@ -126,3 +127,33 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     found = subprocess.run([Path(sys.executable).parent / example[0], *example[1:]], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
     assert files_of(tmp_path / "data" / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_a_dry_run_shows_three_documents_and_writes_nothing(tmp_path: Path, capsys: Any) -> None:
+    text = write_lines(tmp_path / "a.jsonl", [{"text": f"the sea {number}"} for number in range(10)])
+    assert main(["preprocess", text, "--to", f"{tmp_path}/out/en", *CALL, "--dry-run"]) == 0
+    out, _ = capsys.readouterr()
+    assert [line for line in out.splitlines() if line.startswith("the sea")] == [f"the sea {each}" for each in range(3)]
+    assert out.count(f"| … |{EOD}\n") == 3
+    assert f"to {tmp_path}/out/en_text_document\ntokens " in out
+    assert main(["preprocess", text, "--to", f"{tmp_path}/out/en", *CALL, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["documents"][0]["text"] == "the sea 0"
+    assert main(["preprocess", text, "--to", f"{tmp_path}/out/en", *CALL]) == 0
+    assert told["documents"][0]["ids"] == IndexedDataset(f"{tmp_path}/out/en_text_document")[0].tolist()
+    bad = write_lines(tmp_path / "bad.jsonl", [{"content": {"text": "a"}}])
+    assert main(["preprocess", bad, "--to", f"{tmp_path}/new/en", *CALL, "--dry-run"]) == 1
+    assert "--json-keys content.text reads the nested one" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_end_token_of_a_tokenizer_without_a_config_is_taken_if_there_is_one(tmp_path: Path, capsys: Any) -> None:
+    text = write_lines(tmp_path / "a.jsonl", [{"text": "the sea"}])
+    known = json.loads(Path(tokenizer_path()).read_text().replace(EOD, "<|endoftext|>"))
+    call = ["preprocess", text, "--to", f"{tmp_path}/en", "--tokenizer", f"{tmp_path}/tokenizer.json", "--append-eod"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    assert main([*call, "--workers", "1"]) == 0
+    assert "EOD: <|endoftext|> (" in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").write_text(Path(tokenizer_path()).read_text().replace(EOD, "<end>"))
+    assert main([*call, "--overwrite"]) == 2
+    assert "name the token with eod (--eod), such as one of its special tokens: <end>" in capsys.readouterr().err

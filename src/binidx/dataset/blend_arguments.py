@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.format.virtual import check_named
 from binidx.json_models import JsonFile
 from binidx.storage.location import Location
@@ -55,7 +56,7 @@ def parse_blend(name: str, given: Any) -> Blend:
         raise ConfigError(f"{name}: found no prefix; {FORMS}")
     if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
         raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
-    return [os.fspath(prefix) for prefix in prefixes], None if weights is None else [*weights]
+    return [as_prefix(os.fspath(prefix)) for prefix in prefixes], None if weights is None else [*weights]
 
 
 def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | None:

@@ -33,7 +33,7 @@ from binidx.dataset.planned import PlannedDataset, locate_plan
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
-from binidx.errors import ConfigError, ObjectNotFoundError, PeerError
+from binidx.errors import ConfigError, ObjectNotFoundError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
@@ -145,6 +145,7 @@ class BlendedMegatronDatasetBuilder:
         if lists and config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
+    @trims_traceback
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """Build the datasets.
 

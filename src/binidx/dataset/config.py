@@ -11,7 +11,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import accumulate, pairwise
 from numbers import Real
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted_text
 from binidx.order.order_options import parse_order
 
 Bookends = tuple[float, float]
@@ -125,7 +125,7 @@ def check_num_samples(name: str, num_samples: int) -> None:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class BlendedMegatronDatasetConfig:
     """Options of every kind of dataset.
 
@@ -224,6 +224,13 @@ class BlendedMegatronDatasetConfig:
         else:
             self._check_blend()
 
+    def __repr__(self) -> str:
+        """Return the fields that are not their defaults, without secrets."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.repr}
+        defaults = {each.name: repr(each.default) for each in fields(self)}
+        given = [f"{name}={value!r}" for name, value in shown.items() if repr(value) != defaults[name]]
+        return redacted_text(f"{type(self).__name__}({', '.join(given)})")
+
     def as_written(self, path: str | None) -> str | None:
         """Return a path as the file of a run has it: itself, unless the run has recorded a directory."""
         return (self.written_paths or {}).get(path or "", path)
@@ -294,7 +301,7 @@ class SpecialTokens:
         return OrderedDict([("class", "binidx.SpecialTokens"), ("eod", self.eod), ("pad", self.pad)])
 
 
-@dataclass
+@dataclass(repr=False)
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """Options of GPT datasets, besides those of every kind.
 

@@ -33,7 +33,7 @@ import traceback
 from collections.abc import Iterator
 
 from binidx.dataset.torch_bridge import GroupStore, group_store
-from binidx.errors import PeerError
+from binidx.errors import PeerError, trim_traceback
 from binidx.index.cache.build_lock import Checks
 
 POLL_SECONDS, HEARTBEAT_SECONDS = 1.0, 3.0
@@ -181,6 +181,7 @@ class Participant:
 
     def _report(self, error: BaseException) -> None:
         """Set the outcome to this error, unless there is an outcome already."""
+        trim_traceback(error)
         trace = "".join(traceback.format_exception(error)).rstrip()
         summary = "".join(traceback.format_exception_only(error)).partition("\n")[0]
         with contextlib.suppress(Exception):

@@ -66,6 +66,10 @@ class RequiredIndex:
         description = describe(self.identifiers(config))
         return IndexName(GPTDataset.name_files(self.prefix, description, self.split, config), description)
 
+    def description_hash(self, config: GPTDatasetConfig) -> str:
+        """Return the md5 of the text with which Megatron names the index."""
+        return digest(self.name(config).description)
+
     def parameters(self, config: GPTDatasetConfig) -> GPTParameters:
         """Return the options of the order."""
         return gpt_parameters(GPTDataset, self.num_samples, self.split, config)
@@ -79,7 +83,7 @@ class RequiredIndex:
 
     def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
         """Return the order, and the md5 of the text with which Megatron names the index."""
-        return self.order(config), digest(self.name(config).description)
+        return self.order(config), self.description_hash(config)
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,16 @@ class RequiredBlend:
             config: options of the run.
             lengths: number of samples of each member, for a blend without weights.
         """
-        if config.path_to_cache is None or (self.shares is None and lengths is None):
+        if config.path_to_cache is None or (md5 := self.description_hash(config, lengths)) is None:
             return None
-        md5 = digest(describe(self._identifiers(config, *self._measure(lengths or ()))))
         directory = Location(config.path_to_cache, config.storage_options)
         return IndexFiles(directory, f"{md5}-{BLEND}-{self.split.name}")
+
+    def description_hash(self, config: GPTDatasetConfig, lengths: Sequence[int] | None = None) -> str | None:
+        """Return the md5 of the text with which Megatron names the index; None if it depends on lengths not given."""
+        if self.shares is None and lengths is None:
+            return None
+        return digest(describe(self._identifiers(config, *self._measure(lengths or ()))))
 
     def _identifiers(
         self, config: GPTDatasetConfig, shares: Sequence[float], size: int | None

@@ -141,6 +141,36 @@ def find_topology(given: Any = None) -> Topology:
     return topology
 
 
+def choose_topology(mesh: Any = None) -> Topology | None:
+    """Return the rank and number of the ranks that read samples of their own, where the user names none.
+
+    Args:
+        mesh: a `DeviceMesh` of one dimension. None: the data-parallel ranks of Megatron's `parallel_state` if it is
+            initialized, else all ranks.
+
+    Returns:
+        None if there are process groups of some ranks only, as those of a `DeviceMesh` of several dimensions: then the
+        ranks of one group may have to read the same samples.
+    """
+    if mesh is not None:
+        return find_topology(mesh)
+    megatron: Any = sys.modules.get("megatron.core.parallel_state")
+    if megatron is not None and megatron.is_initialized():
+        return find_topology(megatron)
+    topology = find_topology()
+    return None if is_distributed() and _has_subgroups(topology.size) else topology
+
+
+def _has_subgroups(num_ranks: int) -> bool:
+    from torch.distributed import distributed_c10d
+
+    try:
+        # torch has no public function for it.
+        return any(len(ranks) < num_ranks for ranks in distributed_c10d._world.pg_group_ranks.values())
+    except AttributeError:
+        return True
+
+
 def _find_launchers() -> list[dict[str, str]]:
     """Return the variables of each launcher that set some for this process, the innermost launcher first."""
     launchers = []

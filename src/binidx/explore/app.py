@@ -178,6 +178,7 @@ class Pages:
         kind, step, order = request.path_params["kind"], request.path_params["step"], self.explored.order
         if order is None or kind not in ("csv", "json", "parquet"):
             raise HTTPException(404)
+        order = self.explored.order_at(step)
         reads, rank = views.read_step(order, step, request.query_params)
         name = f"step-{step}{'' if rank is None else f'-rank-{rank}'}.{kind}"
         if kind == "parquet":

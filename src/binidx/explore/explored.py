@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,10 @@ from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
+from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import Accounts, account
+from binidx.run.provenance.contents import SampleContents
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import Run
@@ -39,6 +42,7 @@ class Explored:
         tokenizer: tokenizer that the user named; None: those of the manifests.
         losses: loss curve; None: none was given.
         other: order of another run, to compare; None: none was given.
+        history: the runs that led to this one, and itself; None: a dataset alone.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Explored:
     tokenizer: str | None = None
     losses: LossCurve | None = None
     other: RunOrder | None = None
+    history: RunHistory | None = None
 
     @classmethod
     def open(
@@ -80,18 +85,46 @@ class Explored:
             identity = json.dumps(dataset.identity, sort_keys=True)
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
-        order = RunOrder.open(Run.load(name, options))
+        history = RunHistory.of(Run.load(name, options))
+        order = history.last
         curve = LossCurve.read(Location.of(losses, options), order) if losses else None
         other = RunOrder.open(Run.load(compare, options)) if compare else None
-        return cls(name, order.sources, order.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve, other)
+        stop = order.num_steps() or order.first_step
+        marks = [part.fingerprint for part, _ in history.orders(range(history.first_step, stop))]
+        digest = hashlib.blake2b("".join(marks).encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
+        return cls(name, order.sources, digest, order, options, tokenizer, curve, other, history)
 
     @property
     def steps(self) -> range:
-        """Steps of the run; of one without end those of its first epoch, of a dataset none."""
+        """Steps of the run, after those of the runs before it; of a run without end those of an epoch."""
         if self.order is None:
             return range(0)
-        count = self.order.num_steps()
-        return range(self.order.reading.schedule.step_of(len(self.order.order)) if count is None else count)
+        count, schedule = self.order.num_steps(), self.order.reading.schedule
+        return range(self.order.first_step, schedule.step_of(len(self.order.order)) if count is None else count)
+
+    def order_at(self, step: int) -> RunOrder:
+        """Return the order of the run of the history that has a step; IndexError if none has it."""
+        assert self.history is not None
+        order, _ = next(self.history.orders(range(step, step + 1)))
+        return order
+
+    def reads_of(
+        self, name: str, source: int, documents: Sequence[int], stop_step: int
+    ) -> Iterator[tuple[RunOrder, SampleReads, SampleContents]]:
+        """Yield the reads of documents by each run of the history, as `binidx where` finds them.
+
+        Args:
+            name: prefix of the source.
+            source: its number, which tells apart sources of one name.
+            documents: numbers of documents.
+            stop_step: first step that is not searched.
+        """
+        assert self.history is not None
+        for number, (order, part) in enumerate(self.history.orders(range(self.history.first_step, stop_step))):
+            if name in (names := order.prefixes):
+                own = source if names[source : source + 1] == [name] else names.index(name)
+                earlier = number == 0 and order.reading.dataloader_type == "single"
+                yield order, *order.where(own, documents, part.stop, earlier=earlier)
 
     def prefix(self, source: int) -> Location:
         """Return the location of a source."""
@@ -130,5 +163,5 @@ def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline
 
 @functools.lru_cache(maxsize=4)
 def _account(explored: Explored, repeats: bool) -> Accounts:
-    assert explored.order is not None
-    return account(explored.order, explored.steps.stop, repeats=repeats)
+    assert explored.history is not None
+    return account(explored.history, explored.steps.stop, repeats=repeats)

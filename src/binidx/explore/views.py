@@ -59,7 +59,7 @@ def show_run(explored: Explored, query: Query) -> Values:
     """Return the values of the page of a run: its course over some steps, and the account of its sources."""
     order, whole = _run_of(explored), explored.steps
     steps = parse_range(query.get("steps"), whole)
-    check_steps(steps, order.num_steps())
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
     timeline = explored.timeline(steps, BINS)
     accounts, first = explored.accounts(), timeline.before + timeline.counts.sum(axis=0)
     colours = _colours(timeline.counts.sum(axis=0).tolist())
@@ -71,6 +71,7 @@ def show_run(explored: Explored, query: Query) -> Values:
             "steps": range(*bounds[place : place + 2]),
             "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
             "loss": losses[place],
+            "skipped": sum(bounds[place] <= step < bounds[place + 1] for step in order.reading.schedule.skipped_steps),
         }
         for place in range(len(bounds) - 1)
     ]
@@ -100,7 +101,7 @@ def show_run(explored: Explored, query: Query) -> Values:
 
 def show_step(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the page of a step: its samples and their documents."""
-    order = _run_of(explored)
+    order = _run_of(explored, step)
     reads, rank = read_step(order, step, query)
     first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
     known = explored.losses.of_samples(order, step, reads) if explored.losses else None
@@ -141,7 +142,7 @@ def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, in
 
 def show_seen(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the table of documents of a step that were read before; one pass over the indices."""
-    order, rows = _run_of(explored), list[tuple[int, int, int, int]]()
+    order, seen = _run_of(explored, step), dict[tuple[int, int], tuple[int, int]]()
     reads, rank = read_step(order, step, query)
     contents = trace_contents(order.order, reads.sample)
     owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
@@ -149,17 +150,17 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
     read_now = np.unique(pieces, axis=1)
     for source in np.unique(owner).tolist():
         documents = read_now[1, read_now[0] == source]
-        past, found = order.where(source, documents.tolist(), step, earlier=order.reading.dataloader_type == "single")
-        read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
-        # A sample may hold two pieces of a document, and pieces without a token.
-        pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
-        document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
-        numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
-        if len(numbers):
-            last = np.maximum.reduceat(past.step[read], firsts)
-            columns = zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True)
-            rows += [(source, number, count, step) for number, count, step in columns]
-    rows.sort(key=lambda row: (-row[2], -row[3]))
+        for _, past, found in explored.reads_of(order.prefixes[source], source, documents.tolist(), step):
+            read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
+            # A sample may hold two pieces of a document, and pieces without a token.
+            pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
+            document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
+            numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
+            last = np.maximum.reduceat(past.step[read], firsts) if len(numbers) else numbers
+            for number, count, latest in zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True):
+                before, _ = seen.get((source, number), (0, -1))
+                seen[source, number] = before + count, latest
+    rows = sorted(((*key, *value) for key, value in seen.items()), key=lambda row: (-row[2], -row[3]))
     shown = {"step": step, "rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows)}
     return {**shown, "documents": read_now.shape[1]}
 
@@ -177,7 +178,7 @@ def show_comparison(explored: Explored, query: Query) -> Values:
 
 def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
     """Return the values of the text of a sample: the pieces of its documents, in order."""
-    order = _run_of(explored)
+    order = _run_of(explored, step)
     reads, _ = read_step(order, step, {"rank": str(rank)})
     if slot >= len(reads.slot):
         raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
@@ -271,13 +272,14 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
 
 def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
-    order = _run_of(explored)
-    earlier = order.reading.dataloader_type == "single"
-    reads, contents = order.where(source, [document], explored.steps.stop, earlier=earlier)
+    _run_of(explored)
     rows = []
-    for row in build_rows(order, reads, contents, lineage=False):
-        parts = [doc for doc in row["docs"] if doc["doc"] == document]
-        rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
+    for order, reads, contents in explored.reads_of(
+        explored.sources[source].name, source, [document], explored.steps.stop
+    ):
+        for row in build_rows(order, reads, contents, lineage=False):
+            parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
+            rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
     first = parse_number(query, "from", 0)
     return {
         "number": source,
@@ -384,10 +386,11 @@ def parse_range(text: str | None, whole: range) -> range:
     return steps
 
 
-def _run_of(explored: Explored) -> RunOrder:
+def _run_of(explored: Explored, step: int | None = None) -> RunOrder:
+    """Return the order of a step of the run's history, by default of the run itself."""
     if explored.order is None:
         raise NotFoundError(f"{explored.name}: is a dataset alone, which has no steps; name the file of a run")
-    return explored.order
+    return explored.order if step is None else explored.order_at(step)
 
 
 def _dataset_of(explored: Explored, source: int) -> IndexedDataset:

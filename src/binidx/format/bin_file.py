@@ -16,6 +16,7 @@ object appears, then its checksums. The caller makes sure that no `.idx` exists 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,12 +27,13 @@ import numpy as np
 from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.requests.remote_object import list_page, object_exists
 from binidx.storage.writing.publish import create_object, delete_object
 
 Report = Callable[[str, str], None]
@@ -108,12 +110,26 @@ def _bin_suffixes() -> Iterator[str]:
 
 
 def did_you_mean(prefix: Location) -> str:
-    """Return advice for a prefix without an `.idx`: the local datasets whose names begin with it; else nothing."""
-    path = prefix.local_path
-    if not path or os.path.exists(f"{path}.idx"):
+    """Return advice for a prefix without an `.idx`: datasets of its folder with a name that begins with it or is like
+    it; else nothing."""
+    if prefix.local_path and os.path.exists(f"{prefix.local_path}.idx"):
         return ""
-    near = sorted(glob.glob(f"{glob.escape(path)}*.idx"))[:3]
-    return f"; did you mean {' or '.join(idx.removesuffix('.idx') for idx in near)}?" if near else ""
+    near = _list_datasets(prefix)
+    if not near and (folder := prefix.uri[: len(prefix.uri) - len(prefix.name)]):
+        names = [uri.removeprefix(folder) for uri in _list_datasets(Location(folder, prefix.options))]
+        near = [folder + name for name in difflib.get_close_matches(prefix.name, names)]
+    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
+
+
+def _list_datasets(start: Location) -> list[str]:
+    """Return the prefixes of `.idx` files whose names begin so, in order; of a store those of one page of its list."""
+    files: Iterable[str] = ()
+    if start.local_path is not None:
+        files = glob.iglob(f"{glob.escape(start.local_path)}*.idx")
+    else:
+        with contextlib.suppress(StorageError):
+            files = list_page(start)
+    return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
 
 
 def superseded_objects(location: Location) -> list[Location]:
@@ -132,6 +148,29 @@ def superseded_objects(location: Location) -> list[Location]:
 def strip_bin_suffix(uri: str) -> str:
     """Return the prefix of a `.bin`, compressed or not; an object of any other name is its own prefix."""
     return uri.removesuffix(suffix_of(codec_of(uri))).removesuffix(".bin")
+
+
+FILE_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
+"""Ends of the names of a dataset's files after its prefix, but for those that hold tokens."""
+
+
+def strip_end(text: str) -> str | None:
+    """Return the prefix of a dataset from the name of one of its files; None for other names."""
+    prefix = next((text.removesuffix(end) for end in FILE_ENDS if text.endswith(end)), strip_bin_suffix(text))
+    return prefix if prefix != text else None
+
+
+def as_prefix(text: str) -> str:
+    """Return the prefix that a user means: without a slash at its end, and without the ending of a dataset's file.
+
+    A name to which `.idx` can be appended on this machine stays as it is.
+    """
+    bare = text.rstrip("/")
+    prefix = strip_end(bare) or bare
+    if prefix == text or prefix.endswith((":", "/")) or not prefix:
+        return text
+    path = Location(text).local_path
+    return text if path is not None and os.path.exists(f"{path}.idx") else prefix
 
 
 class BinWriter:

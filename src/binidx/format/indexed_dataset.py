@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted
-from binidx.format.bin_file import did_you_mean, find_bin
+from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted, trims_traceback
+from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
 from binidx.format.idx import DType, SequenceIndex, little_endian
 from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
@@ -93,6 +93,7 @@ class IndexedDataset:
 
     _pickled: ClassVar[Sequence[str]] = ("path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened")
 
+    @trims_traceback
     def __init__(
         self,
         path_prefix: str | os.PathLike[str],
@@ -103,7 +104,7 @@ class IndexedDataset:
         checked: CheckedIndex | None = None,
         listed: ListedPair | None = None,
     ) -> None:
-        self.path_prefix = os.fspath(path_prefix)
+        self.path_prefix = as_prefix(os.fspath(path_prefix))
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
@@ -122,10 +123,7 @@ class IndexedDataset:
             try:
                 pair = open_pair(prefix, self.multimodal, self.mmap, listed=listed)
             except ObjectNotFoundError as error:
-                advice = did_you_mean(prefix)
-                if prefix.uri.endswith((".bin", ".idx")):
-                    advice = f"; a dataset is named without .bin and .idx: {prefix.uri[:-4]}"
-                raise ObjectNotFoundError(f"{error}{advice}") from error
+                raise ObjectNotFoundError(f"{error}{did_you_mean(prefix)}") from error
             index, opened, marks = pair.index, pair.identities, pair.marks
             made: dict[str, Any] = {"bin_reader": pair.bin_reader, "_digest_seal": pair.digest_seal}
         else:

@@ -121,10 +121,8 @@ class CudaCopies(Copies):
 
     def __init__(self, device: torch.device, ahead: int) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._slots: deque[tuple[dict[tuple[Any, ...], Any], Any]] = deque(
-            ({}, torch.cuda.Event())
-            for _ in range(ahead + 1)  # type: ignore[no-untyped-call]
-        )
+        events = [torch.cuda.Event() for _ in range(ahead + 1)]  # type: ignore[no-untyped-call]
+        self._slots: deque[tuple[dict[tuple[Any, ...], Any], Any]] = deque(({}, event) for event in events)
 
     def begin(self, value: Any, finish: Callable[[Any], Any]) -> Callable[[], Any]:
         pinned, copied = self._slots[0]

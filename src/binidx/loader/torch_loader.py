@@ -1,24 +1,12 @@
 """PyTorch DataLoader over a dataset: resumable by consumed samples, with read-ahead and random access to steps.
 
-The state of a loader is one integer, a fingerprint of the order in which it counts, and the samples there are:
-
-    {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3", "total_samples": 9765625}
-
-The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
-documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
-requested for the run, as long as these come in the same order; errors name it. Two more keys are compared where both
-sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
-data describes them: `IndexedDataset.token_digests`.
-
 Besides this module only `device_batches` imports torch here.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
 import logging
 import os
 import time
@@ -29,24 +17,23 @@ from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.dataset.rank_comparison import compare_with_ranks
-from binidx.dataset.torch_bridge import count_known_processes, find_topology, missing_torch
-from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
+from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
     DatasetView,
     ShownLoader,
     batch_reader,
     digest_tokens,
-    find_megatron_samples,
     get_sequence_length,
     get_split,
     get_stored_order,
-    identify_order,
     is_full_validation,
     is_pure,
     reads_remotely,
 )
 from binidx.loader.device_batches import DeviceBatches
+from binidx.loader.loader_state import State, check_state, describe_walk, fingerprint
 from binidx.loader.losses import LossRecorder
 from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
 from binidx.loader.samplers import (
@@ -66,7 +53,6 @@ except ModuleNotFoundError as error:
     raise missing_torch() from error
 
 logger = logging.getLogger(__name__)
-State = dict[str, Any]
 INSTEAD = {
     "batch_size": "micro_batch_size=",
     "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
@@ -222,6 +208,9 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
     Source: ours.
     """
 
+    assumes_all_ranks = False
+    """True if the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
+
     def __init__(
         self,
         dataset: Any,
@@ -346,6 +335,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
             tokens = []
         return {**state, "tokens": tokens} if any(tokens) else state
 
+    @trims_traceback
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, from the next iteration on.
 
@@ -356,39 +346,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
             ConfigError: not a state, one of another order or of other tokens, or one beyond the last sample.
             PeerError: another rank loads another state.
         """
-        try:
-            consumed, theirs, order = state["consumed_samples"], state["fingerprint"], state.get("order")
-            tokens = [dict(digests) for digests in state.get("tokens", ())]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            way = "a number of samples, such as Megatron's consumed_train_samples, is the argument consumed_samples"
-            raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave; {way}") from error
-        consumed = check_consumed_samples(consumed, None)
-        ours = fingerprint(self.dataset, self._sampler)
-        if theirs != ours:
-            size = f" of {state['total_samples']} samples" if "total_samples" in state else ""
-            version = find_megatron_samples(self.dataset)
-            option = f"megatron_samples ({version!r} here; states of before this option need '0.16.1'), "
-            raise ConfigError(
-                f"resume: state is for fingerprint {theirs}{size}, this loader is {ours} of "
-                f"{self._sampler.total_samples} samples; check {option if version else ''}data, split, weights, seed "
-                "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
-                f"part of its order. To continue all the same, set consumed_samples={consumed}"
-            )
-        stored = get_stored_order(self.dataset)
-        if stored is not None and order is None:
-            logger.warning("resume: the state does not name the run whose order it counts: check %r", self.dataset)
-        elif stored != order:
-            raise ConfigError(
-                f"resume: state is for the order {order}, {self.dataset!r} stores the order {stored}; open the bake of "
-                f"that run. To continue all the same, set consumed_samples={consumed}"
-            )
-        for number, (was, now) in enumerate(zip(tokens, digest_tokens(self.dataset) if tokens else (), strict=False)):
-            if changed := [kind for kind in was.keys() & now.keys() if was[kind] != now[kind]]:
-                raise ConfigError(
-                    f"resume: dataset {number} of this loader has other tokens than the state's ({', '.join(changed)} "
-                    f"digest); bring the data back. To continue all the same, set consumed_samples={consumed}"
-                )
-        self.consumed_samples = consumed
+        self.consumed_samples = check_state(state, self.dataset, self._sampler)
         self._compare_with_ranks()
 
     def _compare_with_ranks(self) -> None:
@@ -397,12 +355,18 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         Compares once for each position at which an iteration is to begin.
         """
         sampler = self._sampler
+        rank = sampler.data_parallel_rank, sampler.data_parallel_size
+        if self.assumes_all_ranks and choose_topology() != rank:
+            way = "make it after them, with mesh= or data_parallel_rank and data_parallel_size"
+            raise ConfigError(
+                f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made; {way}"
+            )
         if sampler.data_parallel_size == 1:
             _warn_of_group(count_known_processes())  # the group may be younger than the loader
         elif not self._is_compared:
             split = get_split(self.dataset)
             self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"
-            fields: dict[str, Any] = {"consumed_samples": self._consumed_samples, "walk": _walk(sampler)}
+            fields: dict[str, Any] = {"consumed_samples": self._consumed_samples, "walk": describe_walk(sampler)}
             fields |= {"samples_per_step": sampler.samples_per_step, "order": get_stored_order(self.dataset)}
             subject, name = f"loader of {sampler.total_samples} samples", f"{self._name}/{self._num_positions}"
             claim = sampler.data_parallel_rank, sampler.data_parallel_size
@@ -457,6 +421,7 @@ class Batches(Iterator[Any]):
         self._before, self._last = usage(), time.perf_counter()
         self._close: Callable[[], object] | None = None
 
+    @trims_traceback
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:
@@ -478,17 +443,3 @@ def _log_usage(before: dict[str, float], pid: int) -> None:
     """Log the usage since `before`, in the process that counted."""
     if os.getpid() == pid:
         log_report(usage_since(before))
-
-
-def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:
-    """Return the digest of the order in which all ranks together are served, 16 hex digits."""
-    text = json.dumps([identify_order(dataset), _walk(sampler)], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _walk(sampler: PretrainingSampler) -> Any:
-    """Return the values that a sampler's order depends on; that of a cyclic sampler depends on the topology, too."""
-    if not isinstance(sampler, MegatronPretrainingRandomSampler):
-        return "single"
-    topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
-    return ["cyclic", *topology, sampler.data_sharding, sampler.surplus_batches]

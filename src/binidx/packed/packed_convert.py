@@ -41,6 +41,7 @@ from binidx.packed.packed_files import (
     format_packed_header,
     packed_file_name,
 )
+from binidx.packed.packed_origins import PackedOrigin
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -107,7 +108,7 @@ def indexed_to_packed(
     Args:
         chunk_size: number of tokens of a file.
         sep_token: token that fills the rest of the last file.
-        add_separator: add `sep_token` after each document as well; data tokenised with --append-eod already has it.
+        add_separator: add `sep_token` after each document as well; data tokenized with --append-eod already has it.
         overwrite: replace existing files, and remove those of this prefix that follow the last one.
         workers: workers that write the files, each a file at a time, and this call's share of the files.
         watch: called with the number of tokens of each finished file.
@@ -128,6 +129,7 @@ def indexed_to_packed(
         if not overwrite:
             raise ObjectExistsError(_refusal(extra))
         delete_object(extra)
+    PackedOrigin(dataset.location.absolute, chunk_size, add_separator).write(target, prefix)
     return [(Location.of(outdir) / file.name).uri for file in files]
 
 

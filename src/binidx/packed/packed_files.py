@@ -16,7 +16,7 @@ Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,14 +96,15 @@ class PackedFiles:
     """Blocks of a set of packed files, at any URI.
 
     Args:
-        uris: the files, in the order of their numbers. All are opened and their headers checked at construction.
+        uris: the files, in the order of their numbers. The first is opened at construction, and another one when a
+            block of it is first read; all must have the same header.
         block_size: number of tokens of a block; S + 1 to train on S tokens, since labels are the tokens shifted by one.
         storage_options: options of the store.
 
     Raises:
         ConfigError: no files, or blocks of less than one token or more tokens than a file.
-        FormatError: an invalid header, files that differ in dtype or chunk size, or a file not as long as its header
-            says.
+        FormatError: an invalid header, or a file not as long as its header says; at a read, also a file that differs
+            from the first one in dtype or chunk size.
 
     Example:
         files = binidx.PackedFiles(["s3://corpus/train_0000000000.bin"], 2049)
@@ -118,13 +119,8 @@ class PackedFiles:
         if not uris or block_size < 1:
             raise ConfigError(f"packed set: {len(uris)} files in blocks of {block_size}, needs 1 and 1 at least")
         self.uris, self.block_size, self.storage_options = list(uris), block_size, storage_options
-        with OPENS.executor(OPENED_AT_ONCE) as threads:
-            opened = list(threads.map(self._open, self.uris))
-        self.readers: list[RangeReader] = [reader for reader, _ in opened]
-        self.header = opened[0][1]
-        for uri, (_, header) in zip(self.uris, opened, strict=True):
-            if header != self.header:
-                raise FormatError(f"{uri}: {header}, the first file of the set has {self.header}")
+        reader, self.header = self._open(self.uris[0])
+        self._opened = {0: reader}
         self.num_blocks = self.header.chunk_size // block_size
         if not self.num_blocks:
             raise ConfigError(f"{uris[0]}: has {self.header.chunk_size} tokens, blocks of {block_size} need more")
@@ -140,6 +136,23 @@ class PackedFiles:
         if reader.size != header.file_bytes:
             raise FormatError(f"{uri}: {reader.size} bytes, its header needs {header.file_bytes}")
         return reader, header
+
+    @property
+    def readers(self) -> Sequence[RangeReader]:
+        """The readers of all files, which are opened by now."""
+        return self._readers(range(len(self.uris)))
+
+    def _readers(self, files: Iterable[int]) -> list[RangeReader]:
+        """Return the readers of these files, all opened at once."""
+        files = [*files]
+        missing = [file for file in dict.fromkeys(files) if file not in self._opened]
+        with OPENS.executor(OPENED_AT_ONCE) as threads:
+            opened = [*threads.map(lambda file: self._open(self.uris[file]), missing)] if missing else []
+        for file, (reader, header) in zip(missing, opened, strict=True):
+            if header != self.header:
+                raise FormatError(f"{self.uris[file]}: {header}, the first file of the set has {self.header}")
+            self._opened[file] = reader
+        return [self._opened[file] for file in files]
 
     def _locate(self, block: int) -> Range:
         """Return the byte range of a block within its file."""
@@ -161,7 +174,8 @@ class PackedFiles:
         rows: dict[int, list[int]] = {}
         for row, file in enumerate(files):
             rows.setdefault(file, []).append(row)
-        wanted = [(self.readers[file], [self._locate(blocks[i]) for i in here]) for file, here in rows.items()]
+        ranges = [[self._locate(blocks[row]) for row in here] for here in rows.values()]
+        wanted = [*zip(self._readers(rows), ranges, strict=True)]
         out = np.empty((len(files), self.block_size), self.header.dtype)
         for here, views in zip(rows.values(), read_many(wanted), strict=True):
             for row, view in zip(here, views, strict=True):

@@ -15,10 +15,12 @@ Gemstones; verified against them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -174,8 +176,12 @@ class PackedRun:
         rank, num_ranks: this rank, and the number of ranks.
         num_workers: number of workers of each rank's DataLoader; 0 and 1 are the same.
         micro_batch_size: number of blocks that a worker yields at a time.
+        schedules: weights that change with the micro-batches of the rank, one for each set. Workers get a copy of the
+            first weights, and keep it: only without workers do they change.
+        max_epochs: number of passes over each set after which its weight is 0; None: without end.
 
-    Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` per block.
+    Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` per block; and
+    `DataScheduler` of the UMD fork.
     """
 
     sets: Sequence[PackedSet]
@@ -185,7 +191,8 @@ class PackedRun:
     num_ranks: int
     num_workers: int
     micro_batch_size: int
-    _drawn: list[Rows] = field(default_factory=lambda: [np.empty(0, np.int64)], init=False, repr=False, compare=False)
+    schedules: Sequence[WeightSchedule] | None = None
+    max_epochs: Sequence[int | None] | None = None
 
     def __post_init__(self) -> None:
         if not self.sets or (self.weights is not None and len(self.weights) != len(self.sets)):
@@ -254,41 +261,225 @@ class PackedRun:
         left = np.array([order.pass_blocks for order in self.orders[0]])
         if len(left) == 1:
             return int(left[0])
-        total = int(left.sum()) + 1
-        drawn = self._draws(total)
-        ends = [np.flatnonzero(drawn == number) for number in range(len(left))]
-        return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
+        return self._draws.first_beyond(left)
 
     def _worker_blocks(self, worker: int, positions: Rows) -> Rows:
         """Return the rows (set, file, block, pass) at ascending positions of one worker."""
-        rows = np.empty((len(positions), 4), np.int64)
-        drawn = self._draws(int(positions[-1]) + 1)
-        rows[:, 0] = drawn[positions]
+        rows, start = np.empty((len(positions), 4), np.int64), int(positions[0])
+        drawn, numbers = self._draws.read(start, int(positions[-1]) + 1)
+        rows[:, 0], numbers = drawn[positions - start], numbers[positions - start]
         for number, order in enumerate(self.orders[worker]):
-            where = np.flatnonzero(drawn == number)
-            here = rows[:, 0] == number
-            if here.any():
-                numbers = np.searchsorted(where, positions[here])
-                first = int(numbers[0])
-                rows[here, 1:] = order.blocks(first, int(numbers[-1]) + 1)[numbers - first]
+            if (here := rows[:, 0] == number).any():
+                first = int(numbers[here][0])
+                rows[here, 1:] = order.blocks(first, int(numbers[here][-1]) + 1)[numbers[here] - first]
         return rows
 
-    def _draws(self, count: int) -> Rows:
-        """Return the set of each of the first `count` blocks of a worker."""
-        if len(self.sets) == 1:
-            return np.zeros(count, np.int64)
-        drawn = self._drawn[0]
-        if len(drawn) < count:
-            weights = self.weights or [1 / len(self.sets)] * len(self.sets)
-            sums = np.cumsum(np.asarray(weights, np.float64))
-            values = _python_random(self.seed, max(count, 2 * len(drawn))) * sums[-1]
-            drawn = self._drawn[0] = np.minimum(np.searchsorted(sums, values, side="right"), len(weights) - 1)
-        return drawn[:count]
+    def count_sets(self, num_blocks: int) -> Rows:
+        """Return how many of the first blocks of the rank are of each set.
+
+        Args:
+            num_blocks: number of blocks from the first one on.
+        """
+        turns, rest = divmod(num_blocks, self.micro_batch_size * self._count)
+        in_turn = (
+            min(max(rest - worker * self.micro_batch_size, 0), self.micro_batch_size) for worker in range(self._count)
+        )
+        ends = [turns * self.micro_batch_size + more for more in in_turn]
+        if (
+            self.length is not None
+            and num_blocks > self._worker_length // self.micro_batch_size * self.micro_batch_size * self._count
+        ):
+            worker, position = self._place(np.arange(num_blocks))
+            ends = [int(position[worker == number].max(initial=-1)) + 1 for number in range(self._count)]
+        return sum((self._draws.count(end) for end in ends), np.zeros(len(self.sets), np.int64))
+
+    @cached_property
+    def _draws(self) -> SetDraws:
+        weights = tuple(self.weights or [1 / len(self.sets)] * len(self.sets))
+        if self.schedules is None and self.max_epochs is None:
+            return _draws_of(self.seed, weights)
+        schedules = tuple(self.schedules or [WeightSchedule("const", (weight,)) for weight in weights])
+        passes = zip(self.max_epochs or [None] * len(self.sets), self.orders[0], strict=True)
+        limits = tuple(None if most is None else most * order.pass_blocks for most, order in passes)
+        return SetDraws(self.seed, weights, schedules, limits, 0 if self.num_workers else self.micro_batch_size)
 
 
-def _python_random(seed: int, count: int) -> NDArray[np.float64]:
-    """Return `count` values of `random.Random(seed).random()`, by NumPy's legacy generator, seeded with an array."""
-    *key, position = random.Random(seed).getstate()[1]
-    rng = np.random.RandomState()
-    rng.set_state(("MT19937", np.array(key, np.uint32), position, 0, 0.0))
-    return rng.random_sample(count)
+SCHEDULES = {"const": 1, "step": 3, "linear": 3, "cosine": 3}
+"""Kind of schedule -> how many numbers it has."""
+
+
+@dataclass(frozen=True)
+class WeightSchedule:
+    """Weight of a set at each micro-batch of a rank.
+
+        const w            w
+        step w n g         w * g ** (batch // n)
+        linear w e n       from w to e over n micro-batches, then e
+        cosine w e n       from w to e over n micro-batches, by half a cosine, again and again
+
+    Args:
+        kind: one of these.
+        numbers: its numbers.
+
+    Raises:
+        ConfigError: another kind, or other numbers.
+
+    Source: the UMD fork of lit-gpt, `data_scheduler_utils.py`.
+    """
+
+    kind: str
+    numbers: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        wrong = len(self.numbers) != SCHEDULES.get(self.kind)
+        if (
+            wrong
+            or min(self.numbers) < 0
+            or (self.kind != "const" and self.numbers[1 if self.kind == "step" else 2] < 1)
+        ):
+            needed = "const W, step W N G, linear W E N or cosine W E N, with numbers of 0 or more, and N of 1 or more"
+            raise ConfigError(f"scheduler: found {[self.kind, *self.numbers]}, needs {needed}")
+
+    def weight(self, batch: int) -> float:
+        """Return the weight at a micro-batch, in Python's arithmetic, whose roundings decide draws."""
+        first, *rest = self.numbers
+        if self.kind == "step":
+            return first * float(rest[1] ** (batch // rest[0]))
+        if self.kind == "linear":
+            return first + (rest[0] - first) * (min(batch, rest[1]) / rest[1])
+        if self.kind == "cosine":
+            return rest[0] + (first - rest[0]) * (1 + math.cos(math.pi * (batch % rest[1]) / rest[1])) / 2
+        return first
+
+
+DRAWN_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class SetDraws:
+    """The set of each block of a worker, drawn with replacement, by position.
+
+    The generator's state and the counts of each set are kept for every DRAWN_AT_ONCE draws: the first look at position
+    6,000,000 draws all before it, and the next one at any position draws at most so many. 2.5 KB for each.
+
+    Args:
+        seed: seed of the draws.
+        weights: weight of each set.
+        schedules: weights that change, instead of these.
+        limits: number of blocks of each set after which its weight is 0: the draw that selects it then is repeated.
+        hold: number of blocks that are drawn with the same weights; 0: all.
+
+    Source: CPython, `random.choices`, one draw a call.
+    """
+
+    seed: int
+    weights: tuple[float, ...]
+    schedules: tuple[WeightSchedule, ...] | None = None
+    limits: tuple[int | None, ...] = ()
+    hold: int = 0
+    # Caches: states and counts, and the last stretch read. Two threads would store equal values.
+    _known: list[tuple[list[Any], list[Rows]]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[tuple[int, Rows, Rows]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def read(self, first: int, stop: int) -> tuple[Rows, Rows]:
+        """Return the sets at positions first to stop, and how many blocks before each are of its set."""
+        stretches = range(first // DRAWN_AT_ONCE, -(-max(stop, first + 1) // DRAWN_AT_ONCE))
+        parts = [self._stretch(number) for number in stretches]
+        start = stretches.start * DRAWN_AT_ONCE
+        drawn, numbers = (np.concatenate(column)[first - start : stop - start] for column in zip(*parts, strict=True))
+        if (drawn < 0).any():
+            raise IndexError(f"packed run: all weights are 0 at block {first + int(np.argmax(drawn < 0))} of a worker")
+        return drawn, numbers
+
+    def count(self, stop: int) -> Rows:
+        """Return how many of the first `stop` blocks are of each set."""
+        number, rest = divmod(stop, DRAWN_AT_ONCE)
+        counts = self._counts_before(number)
+        return counts + _count(self._stretch(number)[0][:rest], len(counts)) if rest else counts
+
+    def first_beyond(self, limits: Rows) -> int:
+        """Return the first position whose set has been drawn as often as its limit before."""
+        number = 0
+        while (self._counts_before(number + 1) <= limits).all():
+            number += 1
+        drawn, numbers = self._stretch(number)
+        return int(np.flatnonzero(numbers >= limits[drawn])[0]) + number * DRAWN_AT_ONCE
+
+    def _stretch(self, number: int) -> tuple[Rows, Rows]:
+        """Return the sets of a stretch of draws, and how many draws before each are of its set."""
+        for known, *columns in [*self._last]:
+            if known == number:
+                return columns[0], columns[1]
+        counts, (states, _) = self._counts_before(number), self._known[0]
+        drawn, _ = self._draw(number, states[number], counts)
+        numbers = np.empty_like(drawn)
+        for each in range(len(counts)):
+            here = drawn == each
+            numbers[here] = counts[each] + np.arange(np.count_nonzero(here))
+        self._last[:] = [(number, drawn, numbers)]
+        return drawn, numbers
+
+    def _counts_before(self, number: int) -> Rows:
+        """Return the counts of each set before a stretch; draw all stretches before it that are not known."""
+        if not self._known:
+            *key, position = random.Random(self.seed).getstate()[1]
+            state = ("MT19937", np.array(key, np.uint32), position, 0, 0.0), (False,) * len(self.weights)
+            self._known.append(([state], [np.zeros(len(self.weights), np.int64)]))
+        states, counts = self._known[0]
+        if number >= len(counts):
+            states, counts = [*states], [*counts]
+            while number >= len(counts):
+                drawn, after = self._draw(len(counts) - 1, states[-1], counts[-1])
+                states.append(after)
+                counts.append(counts[-1] + _count(drawn, len(self.weights)))
+            self._known[0] = states, counts
+        return counts[number]
+
+    def _draw(self, number: int, state: Any, counts: Rows) -> tuple[Rows, Any]:
+        """Return the sets of a stretch, -1 where all weights are 0, and the state after it.
+
+        NumPy's legacy generator draws what `random.Random(seed).random()` does.
+        """
+        rng, (drawing, exhausted) = np.random.RandomState(), state
+        rng.set_state(drawing)
+        if self.schedules is None:
+            sums = np.cumsum(np.asarray(self.weights, np.float64))
+            values = rng.random_sample(DRAWN_AT_ONCE) * sums[-1]
+            drawn = np.minimum(np.searchsorted(sums, values, side="right"), len(self.weights) - 1)
+            return drawn, (rng.get_state(), exhausted)
+        weights, left, parts = self._weights(number * DRAWN_AT_ONCE), DRAWN_AT_ONCE, list[Rows]()
+        while left:
+            before, counts = rng.get_state(), sum((_count(part, len(counts)) for part in parts[-1:]), counts)
+            sums = np.cumsum(weights[-left:] * ~np.array(exhausted), axis=1)
+            part = (sums[:, :-1] <= (rng.random_sample(left) * sums[:, -1])[:, None]).sum(axis=1)
+            part[sums[:, -1] <= 0] = -1
+            ends = [(left, -1)]
+            for each, limit in enumerate(self.limits):
+                hits = np.flatnonzero(part == each)
+                if limit is not None and len(hits) > limit - counts[each]:
+                    ends.append((int(hits[limit - counts[each]]), each))
+            end, each = min(ends)
+            if each >= 0:  # its draw finds the set exhausted, and is repeated
+                exhausted = tuple(gone or of == each for of, gone in enumerate(exhausted))
+                rng.set_state(before)
+                rng.random_sample(end + 1)
+            parts.append(part[:end])
+            left -= end
+        return np.concatenate(parts), (rng.get_state(), exhausted)
+
+    def _weights(self, first: int) -> NDArray[np.float64]:
+        """Return the weights of the blocks from position `first` on, as if no set were exhausted."""
+        batches = np.arange(first, first + DRAWN_AT_ONCE) // (self.hold or math.inf)
+        own, inverse = np.unique(batches.astype(np.int64), return_inverse=True)
+        table = [[schedule.weight(batch) for schedule in self.schedules or ()] for batch in own.tolist()]
+        return np.array(table, np.float64)[inverse]
+
+
+def _count(drawn: Rows, num_sets: int) -> Rows:
+    return np.bincount(drawn[drawn >= 0], minlength=num_sets)
+
+
+@lru_cache(maxsize=4)
+def _draws_of(seed: int, weights: tuple[float, ...]) -> SetDraws:
+    """Return the draws of a seed; ranks that draw the same share them."""
+    return SetDraws(seed, weights)

@@ -38,18 +38,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.lazy_values import cached_property
 from binidx.packed.packed_files import PackedFiles, read_blocks
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 
 Numbers = NDArray[np.int64]
+
+STRETCH = 1 << 20
+"""Number of blocks of a rank that are looked at together: 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class PackedRunOrder:
         accumulation: number of micro-batches of a rank in one step.
         mixed_by_rank: whether each rank adds its number to the seed of the draws, too, as in lit-gpt, not in TinyLlama.
         files: packed files of each set, needed for tokens.
+        schedules, max_epochs: weights that change, and passes after which they are 0, of each set, as in `PackedRun`.
 
     Raises:
         ConfigError: sets, names and weights that do not fit each other, or too few files.
@@ -97,7 +101,10 @@ class PackedRunOrder:
     accumulation: int = 1
     mixed_by_rank: bool = False
     files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
+    schedules: Sequence[WeightSchedule] | None = None
+    max_epochs: Sequence[int | None] | None = None
     _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
+    first_step: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
@@ -129,7 +136,8 @@ class PackedRunOrder:
             sets = [replace(packed_set, seed=packed_set.seed + rank) for packed_set in self.sets]
             seed = self.seed + rank if self.mixed_by_rank else self.seed
             topology = rank, self.num_ranks, self.num_workers
-            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, self.micro_batch_size)
+            mixing = self.micro_batch_size, self.schedules, self.max_epochs
+            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, *mixing)
         return self._runs[rank]
 
     def num_steps(self) -> int | None:
@@ -152,6 +160,18 @@ class PackedRunOrder:
             Number of blocks, which are the rows of `table`.
         """
         return len(steps) * self.blocks_per_step * self.num_ranks
+
+    def largest(self, steps: range) -> Mapping[str, int]:
+        """Return bounds of the ranks, slots and epochs of some steps.
+
+        Args:
+            steps: the steps.
+
+        Returns:
+            Column -> a number that none of its values exceeds.
+        """
+        epochs = max(steps.stop * self.blocks_per_step // order.pass_blocks for order in self.run_of(0).orders[0])
+        return {"rank": self.num_ranks - 1, "slot": self.blocks_per_step - 1, "epoch": epochs}
 
     def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
         """Return the position and the block of each row of some steps, sorted by step, rank and slot.
@@ -195,6 +215,49 @@ class PackedRunOrder:
         table = packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
         return table if docs else table.drop(["file", "block"])
 
+    def where(self, blocks: Mapping[int, Numbers], stop_step: int) -> tuple[SampleReads, Numbers]:
+        """Return all reads, in the steps before `stop_step`, of some blocks.
+
+        The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
+
+        Args:
+            blocks: number of a set -> its blocks, (file, block) of each, shape (n, 2).
+            stop_step: first step that is not searched.
+
+        Returns:
+            As `rows`, in the order of the steps.
+        """
+        shards, workers = self.num_ranks * max(1, self.num_workers), max(1, self.num_workers)
+        files = [wanted[:, 0] for wanted in blocks.values()] or [np.empty(0, np.int64)]
+        codes = {
+            number: wanted[:, 0] * self.sets[number].num_blocks + wanted[:, 1] for number, wanted in blocks.items()
+        }
+        parts = [self.rows(range(0))]
+        for rank in np.unique(np.concatenate(files) % shards // workers).tolist():
+            for first in range(0, stop_step, step := max(1, STRETCH // self.blocks_per_step)):
+                readings, rows = self.rows(range(first, min(first + step, stop_step)), rank)
+                here = np.zeros(len(rows), np.bool_)
+                for number, code in codes.items():
+                    here |= (rows[:, 0] == number) & np.isin(readings.sample, code)
+                parts.append((SampleReads(*(column[here] for column in readings)), rows[here]))
+        readings = SampleReads(*(np.concatenate(columns) for columns in zip(*(part[0] for part in parts), strict=True)))
+        order = np.argsort(readings.position, kind="stable")
+        return SampleReads(*(column[order] for column in readings)), np.concatenate([part[1] for part in parts])[order]
+
+    def count_blocks(self, stop_step: int) -> Numbers:
+        """Return how many blocks of each set all ranks read in the steps before `stop_step`.
+
+        Args:
+            stop_step: first step that is not counted.
+
+        Returns:
+            Shape (number of sets,).
+        """
+        if not self.mixed_by_rank or len(self.sets) == 1:
+            return self.run_of(0).count_sets(stop_step * self.blocks_per_step) * self.num_ranks
+        counts = [self.run_of(rank).count_sets(stop_step * self.blocks_per_step) for rank in range(self.num_ranks)]
+        return sum(counts, np.zeros(len(self.sets), np.int64))
+
     def read(self, blocks: Numbers) -> NDArray[Any]:
         """Return the tokens of some blocks.
 
@@ -216,6 +279,8 @@ class PackedRunOrder:
         """Digest of everything the order depends on, 32 hex digits."""
         depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}
         depends |= {name: getattr(self, name) for name in ("micro_batch_size", "accumulation", "mixed_by_rank")}
+        if self.schedules or self.max_epochs:
+            depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
         depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
@@ -245,6 +310,8 @@ class DescribedSet:
     name: str
     files: str | list[str]
     weight: float = 1.0
+    scheduler: list[str | float | int] | None = None
+    max_epoch: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -261,12 +328,15 @@ class PackedDescription:
     micro_batch_size: Positive = 1
     accumulation: Positive = 1
     shuffle: bool = True
+    shuffle_filenames: bool | None = None
 
     def __post_init__(self) -> None:
         if self.fork not in FORKS:
             raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
         if not self.sets:
             raise ConfigError("sets: found none, needs at least one")
+        if self.fork != "umd" and any(each.scheduler or each.max_epoch for each in self.sets):
+            raise ConfigError(f"scheduler, max_epoch: found in a run of {self.fork}, only umd has them")
         weights = [packed_set.weight for packed_set in self.sets]
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
@@ -275,6 +345,7 @@ class PackedDescription:
 PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
 
 
+@trims_traceback
 def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
     """Return the order of the run that a file describes, with its packed files opened and checked.
 
@@ -306,16 +377,23 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
     for packed_set in described.sets:
         listed = packed_set.files
         uris = _read_names(Location(listed, options)) if isinstance(listed, str) else listed
-        uris = order_files(uris, seed) if fork.shuffles_files else uris
+        shuffled = fork.shuffles_files if described.shuffle_filenames is None else described.shuffle_filenames
+        uris = order_files(uris, seed) if shuffled else uris
         uris = [Location(uri).absolute for uri in uris]  # workers of a job may have another working directory
         files.append(PackedFiles(uris, described.block_size, storage_options=options))
     total = sum(packed_set.weight for packed_set in described.sets)
     weights = [packed_set.weight / total for packed_set in described.sets]
+    schedules = max_epochs = None
+    if any(each.scheduler or each.max_epoch for each in described.sets):
+        given = [each.scheduler or ["const", each.weight] for each in described.sets]
+        schedules = [WeightSchedule(str(kind), tuple(numbers)) for kind, *numbers in given]  # type: ignore[arg-type]
+        max_epochs = [each.max_epoch for each in described.sets]
     rules = described.n_chunks, seed, described.shuffle, fork.at_end
     sets = [PackedSet(len(packed.uris), packed.num_blocks, *rules) for packed in files]
     names = [packed_set.name for packed_set in described.sets]
     topology = described.num_ranks, described.num_workers, described.micro_batch_size, described.accumulation
-    return PackedRunOrder(sets, names, weights, seed, *topology, fork.mixed_by_rank, files)
+    mixing = fork.mixed_by_rank, files, schedules, max_epochs
+    return PackedRunOrder(sets, names, weights, seed, *topology, *mixing)
 
 
 def _read_names(file: Location) -> list[str]:

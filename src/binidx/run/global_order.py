@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,15 +68,27 @@ class GlobalOrder:
 
     @property
     def end(self) -> int | None:
-        """The position at which the loaders end; None if they are cyclic and start over."""
+        """The position at which the run ends; None if its loaders are cyclic and start over."""
         if self.dataloader_type == "cyclic":
-            return None
+            return self.schedule.end
         left = max(self.num_samples - self._consumed, 0)
-        return self._consumed + left // self.schedule.block * self.schedule.block
+        end = self._consumed + left // self.schedule.block * self.schedule.block
+        return end if self.schedule.end is None else min(end, self.schedule.end)
 
     def num_steps(self) -> int | None:
-        """Return the number of whole steps until the loaders end; None if they are cyclic and start over."""
+        """Return the first step after the run: the number of its steps, unless it begins with a later one than step 0;
+        None if its loaders are cyclic and start over.
+        """
         return None if self.end is None else self.schedule.step_of(self.end)
+
+    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
+        """Return whether the samples that a step reads are trained; iterations to skip only read them."""
+        return ~np.isin(steps, self.schedule.skipped_steps)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The values on which the order of the reads depends."""
+        return {name: getattr(self, name) for name in vars(self)} | {"schedule": self.schedule.identity}
 
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
         """Return the reads of consecutive whole steps, of one rank or all.
@@ -88,7 +100,7 @@ class GlobalOrder:
         Raises:
             IndexError: the run has no such step, or does not fill it.
         """
-        check_steps(steps, self.num_steps())
+        check_steps(steps, self.num_steps(), first_step=self.schedule.first_step)
         runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
         parts = [self._rows(part, size, rank) for part, size in runs]
         return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True)))

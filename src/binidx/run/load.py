@@ -6,25 +6,34 @@ import logging
 import operator
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.gpt_rows import needs_eod
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
-from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, split_range
+from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, find_token, split_range
+from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
-from binidx.dataset.torch_bridge import is_first_rank
-from binidx.errors import ConfigError, redacted_text
+from binidx.dataset.required_indices import required_indices
+from binidx.dataset.torch_bridge import choose_topology, is_first_rank
+from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
+from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.run.run_file import Run
+from binidx.storage.location import Location
+from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -36,6 +45,7 @@ SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_
 """Fields of a config that `as_code` prints also where they have their defaults."""
 
 
+@trims_traceback
 def load_dataset(
     blend: Any,
     sequence_length: int,
@@ -60,7 +70,8 @@ def load_dataset(
         random_seed: seed of the order; Megatron-LM's default.
         tokenizer: URI of a tokenizer (as `describe_tokenizer(URI)`), `SpecialTokens`, or any object that a config
             accepts. Only its EOD and its pad are used. None: neither is known, which is right unless the data contains
-            pads, or `eod_mask_loss`, `reset_position_ids` or `reset_attention_mask` is set, which need an EOD.
+            pads. Where `eod_mask_loss`, `reset_position_ids` or `reset_attention_mask` needs an EOD and none is given,
+            it is that of the datasets' manifests.
         options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`. With `read_plan`,
             the first start writes a read plan into `path_to_cache` while it trains, and later ones read no index.
 
@@ -68,7 +79,7 @@ def load_dataset(
         A dataset; `loader(batch_size=8)` makes its loader, and `as_code()` returns the config and builder in full.
 
     Raises:
-        ConfigError: an unknown or contradicting option, or a split without a share.
+        ConfigError: an unknown or contradicting option, a split without a share, or no EOD where one is needed.
         ObjectNotFoundError: a file is missing.
 
     Example:
@@ -93,7 +104,34 @@ def load_dataset(
     config = GPTDatasetConfig(random_seed, sequence_length, parsed, split=shares, tokenizer=tokenizer, **options)
     if config.split_matrix is None or config.split_matrix[Split[which].value] is None:
         raise ConfigError(f"split: {config.split!r} has no {which}; give one such as split='99,1,0'")
+    if needs_eod(config) and find_token(config.tokenizer, "eod") is None:
+        config.tokenizer = replace(config.tokenizer, eod=find_eod(config))
     return LoadedDataset(config, Split[which], num_samples, given)
+
+
+def find_eod(config: GPTDatasetConfig) -> int:
+    """Return the EOD that the manifests of a blend name.
+
+    Raises:
+        ConfigError: the tokenizer is the user's own, a dataset has no manifest with an EOD, or they differ.
+    """
+    flags = ", ".join(name for name in MASK_FLAGS if getattr(config, name))
+    way = "tokenizer=binidx.SpecialTokens(eod=ID) names it"
+    if not isinstance(config.tokenizer, SpecialTokens | TokenizerSpec):
+        raise ConfigError(f"{flags}: needs an EOD, {type(config.tokenizer).__name__} has none; {way}")
+    prefixes, _ = config.blend or ([], None)
+    manifests = OPENS.map(lambda prefix: read_manifest(Location(prefix + MANIFEST, config.storage_options)), prefixes)
+    eods = {
+        prefix: ((manifest or {}).get("job") or {}).get("tokenizer", {}).get("eod")
+        for prefix, manifest in zip(prefixes, manifests, strict=True)
+    }
+    prefix, eod = next(iter(eods.items()))
+    if other := next((other for other, found in eods.items() if found != eod or found is None), None):
+        found = "no manifest with one" if eods[other] is None else f"{eods[other]}, {prefix} has {eod}"
+        raise ConfigError(f"{flags}: needs an EOD (found {found}: {other}); {way}")
+    assert eod is not None
+    logger.info("%s: the EOD is %d, as the manifest of %s has it", flags, eod, redacted(prefix))
+    return int(eod)
 
 
 class LoadedDataset(DatasetView):
@@ -134,24 +172,43 @@ class LoadedDataset(DatasetView):
         tokens: NDArray[np.int32] = wrapped.read_tokens(idxs)
         return tokens
 
-    def loader(self, batch_size: int, *, consumed_samples: int = 0, **options: Any) -> PretrainingLoader:
+    @trims_traceback
+    def loader(
+        self, batch_size: int, *, consumed_samples: int = 0, mesh: Any = None, **options: Any
+    ) -> PretrainingLoader:
         """Return a loader of the batches of this rank; see `build_pretraining_data_loader`.
 
         Args:
             batch_size: samples of a batch of this rank.
             consumed_samples: samples served before, over all ranks.
-            options: further arguments of `build_pretraining_data_loader`, such as `data_parallel_rank` and
-                `data_parallel_size`, which several processes need, and `num_workers`.
+            mesh: `DeviceMesh` of one dimension, of the ranks that read samples of their own, as mesh["dp"]. None: the
+                data-parallel ranks of Megatron's `parallel_state` if it is initialized, else all processes of the
+                group; which, is logged.
+            options: further arguments of `build_pretraining_data_loader`, such as `num_workers`; `data_parallel_rank`
+                and `data_parallel_size` replace `mesh`.
 
         Returns:
             A DataLoader with a state.
+
+        Raises:
+            ConfigError: ranks form groups, as those of a mesh of several dimensions, and neither `mesh` nor a rank is
+                given.
         """
         from binidx.loader.torch_loader import build_pretraining_data_loader
 
         if not isinstance(batch_size, SupportsIndex) or operator.index(batch_size) < 1:
             raise ConfigError(f"batch_size: found {batch_size!r}, need a whole number of at least 1")
+        names = ("data_parallel_rank", "data_parallel_size")
+        if given := [name for name in names if options.get(name) is not None]:
+            if mesh is not None:
+                raise ConfigError(f"mesh, {', '.join(given)}: found both, need one of them")
+        elif topology := choose_topology(mesh):
+            options |= zip(names, topology, strict=True)
+            if topology.size > 1 and not topology.rank:
+                logger.info("loader: %d ranks read samples of their own; mesh= names others", topology.size)
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
+        loader.assumes_all_ranks = not given and mesh is None
         return loader
 
     def show(self, idx: int, tokenizer: str | None = None) -> ShownSample:
@@ -169,6 +226,31 @@ class LoadedDataset(DatasetView):
 
         own = self._tokenizer if isinstance(self._tokenizer, str) else None
         return show_sample(self.wrapped, idx, tokenizer or own)
+
+    def as_run(self, **options: Any) -> Run:
+        """Return the run that reads this dataset, which the commands take.
+
+        Args:
+            options: further arguments of `Run`, such as `micro_batch_size` (1 by default) and `data_parallel_size`.
+
+        Returns:
+            The run; it needs the train split.
+
+        Raises:
+            ConfigError: another split, or an invalid option.
+        """
+        if self.split is not Split.train:
+            raise ConfigError(f"which: found {self.split.name}, a run reads train")
+        return Run(self.config, self.sizes, **{"micro_batch_size": 1, **options})
+
+    def save_run(self, uri: str, **options: Any) -> None:
+        """Write the run that reads this dataset to a file, as `as_run(...).save(uri)`.
+
+        Args:
+            uri: path or URI of the file.
+            options: as for `as_run`; `storage_options` are those of the config.
+        """
+        self.as_run(**options).save(uri, self.config.storage_options)
 
     def as_code(self) -> str:
         """Return the Python code that builds the same dataset, with Megatron's names.
@@ -192,7 +274,8 @@ class LoadedDataset(DatasetView):
             name: repr(value) for name, (value, field) in values.items() if name in SHOWN or value != field.default
         }
         if isinstance(self._tokenizer, str):
-            named["tokenizer"] = f"binidx.describe_tokenizer({self._tokenizer!r})"
+            eod = f", eod={self.config.tokenizer.eod}" if needs_eod(self.config) else ""
+            named["tokenizer"] = f"binidx.describe_tokenizer({self._tokenizer!r}{eod})"
         else:
             own = isinstance(self.config.tokenizer, SpecialTokens)
             named["tokenizer"] = f"binidx.{self.config.tokenizer!r}" if own else "tokenizer"
@@ -211,6 +294,56 @@ def _write_plan(dataset: Any, num_samples: int | None) -> None:
         logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
     except Exception as error:
         logger.warning("read_plan: not written: %s", redacted_text(str(error)))
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """A DataLoader with one of our samplers."""
+
+    dataset: Any
+    batch_sampler: Any
+
+
+def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """Write the file of the run that reads a dataset, or that a loader reads.
+
+    Args:
+        source: a GPT dataset or a blend of them, from `load_dataset` or a builder, or a loader of one.
+        uri: path or URI of the file.
+        storage_options: options of its store.
+        options: further arguments of `Run`, such as `global_batch_size`; of a dataset also `micro_batch_size` (1) and
+            `data_parallel_size`, which a loader has.
+
+    Raises:
+        ConfigError: another kind of dataset, another split than train, or one that its config does not describe.
+
+    Example:
+        >>> binidx.save_run(loader, "run.json", global_batch_size=1024)  # doctest: +SKIP
+    """
+    if isinstance(source, Loader):
+        sampler, names = source.batch_sampler, ("micro_batch_size", "data_parallel_size", "consumed_samples")
+        if not isinstance(sampler, MegatronPretrainingSampler | MegatronPretrainingRandomSampler):
+            raise ConfigError(f"loader: found a {type(sampler).__name__}, a run needs a sampler of binidx")
+        options = {name: getattr(sampler, name) for name in names} | options
+        if isinstance(sampler, MegatronPretrainingRandomSampler):
+            options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
+        source = source.dataset
+    dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
+    blended = isinstance(dataset, BlendedDataset)
+    parts: Sequence[Any] = dataset.datasets if blended else [dataset]
+    if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
+        raise ConfigError(f"dataset: found a {type(dataset).__name__}, a run reads the train split of GPT datasets")
+    # The size of a blend is the requested one, rounded up for each member.
+    size = dataset.size if blended else dataset.num_samples
+    requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
+    for request in requests:
+        required = required_indices(dataset.config, [request, 0, 0])
+        every: list[Any] = [*required.blends, *required.indices]
+        name = next((index.description_hash(dataset.config) for index in every if index.split is Split.train), "")
+        if name in (None, dataset.unique_description_hash):
+            Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)
+            return
+    raise ConfigError("dataset: has other weights, samples or prefixes than its config, from which a run builds it")
 
 
 def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:

@@ -29,7 +29,7 @@ class NeededIndices:
     def of(cls, runs: Sequence[Run]) -> NeededIndices:
         """Return the indices of runs: by name, or all of a run's prefixes for stages, orders and unweighted blends."""
         names, texts = set[str](), set[str]()
-        for run in runs:
+        for run in [phase for whole in runs for phase in whole.phases]:
             config = run.config
             required = required_indices(config, run.sizes)
             blends = [blend.files(config) for blend in required.blends]

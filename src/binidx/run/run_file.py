@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig, find_token
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
-from binidx.errors import ConfigError, StorageError
+from binidx.errors import ConfigError, StorageError, trims_traceback
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
@@ -34,39 +33,11 @@ from binidx.lazy_values import cached_property
 from binidx.loader.samplers import DataloaderType
 from binidx.order.order_options import format_order
 from binidx.run.global_order import GlobalOrder
-from binidx.run.schedule import BatchSchedule, Rampup
+from binidx.run.saved_tokenizer import SavedTokenizer
+from binidx.run.schedule import BatchSchedule, Rampup, divide_phases, parse_thresholds
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.writing.publish import create_object
-
-
-@dataclass(frozen=True)
-class SavedTokenizer:
-    """The part of a tokenizer that samples and the names of index caches depend on.
-
-    Attributes:
-        unique_identifiers: identity of the tokenizer in the names of index caches.
-        eod, pad, eos: ids of special tokens; None if the tokenizer has none.
-        special_tokens_dict: ids of its special tokens, by name.
-    """
-
-    unique_identifiers: Mapping[str, Any]
-    eod: int | None = None
-    pad: int | None = None
-    eos: int | None = None
-    special_tokens_dict: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        # Megatron hashes the text of an OrderedDict, so the order in the file is part of the identity.
-        object.__setattr__(self, "unique_identifiers", OrderedDict(self.unique_identifiers))
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> SavedTokenizer:
-        """Return the saved part of a tokenizer, without the tokens that it does not have."""
-        if not hasattr(tokenizer, "unique_identifiers"):
-            raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
-        values: dict[str, Any] = {option.name: find_token(tokenizer, option.name) for option in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -82,6 +53,15 @@ class Run:
         consumed_samples: number of samples served before, over all ranks.
         global_batch_size: number of samples of a step; by default one micro-batch of each rank.
         rampup_batch_size, decrease_batch_size_if_needed: growth of the step, as in `BatchSchedule`.
+        step_batch_size_schedule: sizes of the steps instead of one: Megatron's text "0:768 250B:1536", whose thresholds
+            count tokens, or pairs (samples, size).
+        iterations_to_skip: iterations, counted from 1, whose samples are read and not trained.
+        phase_transition_iterations: iterations after which the datasets are built anew, as `phases` describes.
+        first_step: number of iterations before this run: its own steps are `first_step` and those after it.
+        stop_step: number of iterations after which the run ends; None: where its samples end.
+        earlier_samples: samples that were consumed from earlier datasets; `step_batch_size_schedule` counts them, too.
+        previous: path or URI of the file of the run before `first_step`: this one resumes it there, or forks from it,
+            with another topology, other data or another schedule. A relative path in a file begins in its folder.
         stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
         directory: absolute path from which relative prefixes and a relative path_to_cache are opened, by default the
             current directory. None, as in files of earlier versions: the directory that is current at each opening. A
@@ -107,6 +87,13 @@ class Run:
     global_batch_size: int | None = None
     rampup_batch_size: Rampup | None = None
     decrease_batch_size_if_needed: bool = False
+    step_batch_size_schedule: str | Sequence[Sequence[int]] | None = None
+    iterations_to_skip: Sequence[int] = ()
+    phase_transition_iterations: Sequence[int] = ()
+    first_step: int = 0
+    stop_step: int | None = None
+    earlier_samples: int = 0
+    previous: str | None = None
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
     other_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -126,9 +113,13 @@ class Run:
         self._builder()  # checks the sizes
         if self.stages is not None and self.sizes[0] != 0:
             raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
+        if self.step_batch_size_schedule is not None and self.global_batch_size is not None:
+            raise ConfigError("step_batch_size_schedule: found global_batch_size, too; needs one of them")
+        self._check_iterations()
         self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
+    @trims_traceback
     def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
         """Return the run of a file at any URI.
 
@@ -151,9 +142,11 @@ class Run:
             run = parse_run(text, storage_options)
         except ConfigError as error:
             raise ConfigError(f"{uri}: {error}") from error
-        check_named(run.paths, file)
-        return run
+        check_named([*run.paths, *filter(None, [run.previous])], file)
+        inside = run.previous is not None and "://" not in run.previous and not os.path.isabs(run.previous)
+        return replace(run, previous=f"{_folder(file)}{run.previous}") if inside else run
 
+    @trims_traceback
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically.
 
@@ -165,11 +158,13 @@ class Run:
             ConfigError: the tokenizer has no `unique_identifiers`.
             StorageError: the store refuses a request.
         """
-        with create_object(Location.of(uri, storage_options)) as out:
-            out.write(format_run(self))
+        file = Location.of(uri, storage_options)
+        with create_object(file) as out:
+            previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
+            out.write(format_run(replace(self, previous=previous)))
 
     def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True) -> Built:
-        """Return the datasets of train, valid and test, as the builder returns them; built once.
+        """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
@@ -181,6 +176,8 @@ class Run:
         Raises:
             ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
         """
+        if self.phase_transition_iterations:
+            return self._phase.build(on_outcome=on_outcome, pinned=pinned)
         if "_built" not in vars(self):
             built = self._builder(pinned).build(on_outcome=on_outcome)
             if self.stages is not None:
@@ -194,6 +191,7 @@ class Run:
     @property
     def schedule(self) -> BatchSchedule:
         """The sizes of the run's steps."""
+        steps, skipped = self.step_batch_size_schedule, sorted({*self.iterations_to_skip})
         return BatchSchedule(
             self.global_batch_size or self.micro_batch_size * self.data_parallel_size,
             self.micro_batch_size,
@@ -201,11 +199,43 @@ class Run:
             self.rampup_batch_size and (*self.rampup_batch_size,),
             self.decrease_batch_size_if_needed,
             self.consumed_samples,
+            None if steps is None else parse_thresholds(steps, self.config.sequence_length),
+            self.earlier_samples,
+            self.first_step,
+            tuple(number - 1 for number in skipped if number > self.first_step),
+            self.stop_step,
         )
+
+    @property
+    def phases(self) -> list[Run]:
+        """The run of each phase: the run itself, unless `phase_transition_iterations` divide it.
+
+        The train split of a phase is a dataset of its own, read from its first sample: as many samples as lie between
+        the two transitions, in iterations of `global_batch_size`; the last phase has the rest of `sizes[0]`.
+
+        Source: Megatron-LM (main), `get_train_valid_test_num_samples` and `build_train_valid_test_data_loaders`.
+        """
+        if not self.phase_transition_iterations:
+            return [self]
+        parts = divide_phases(self.schedule, self.phase_transition_iterations, self.sizes[0] or 0)
+        return [
+            replace(
+                self,
+                sizes=[part.num_samples, *self.sizes[1:]],
+                phase_transition_iterations=(),
+                first_step=part.first_step,
+                stop_step=part.stop_step,
+                consumed_samples=part.position,
+                earlier_samples=part.total - part.position,
+            )
+            for part in parts
+        ]
 
     @cached_property
     def reading_order(self) -> GlobalOrder:
-        """The global order of the train split's samples; step 0 is the first after `consumed_samples`."""
+        """The global order of the train split's samples; step `first_step` is the first after `consumed_samples`."""
+        if self.phase_transition_iterations:
+            return self._phase.reading_order
         train = self.build()[0]
         if train is None:
             raise ConfigError("run: has no train split to take samples from")
@@ -215,7 +245,7 @@ class Run:
         """Return the samples of the train split that a rank reads at a step.
 
         Args:
-            step: 0 is the first step after `consumed_samples`.
+            step: `first_step`, by default 0, is the first step after `consumed_samples`.
             rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
@@ -227,7 +257,7 @@ class Run:
         """Yield the samples of consecutive steps, up to the end of the run; a cyclic run has no end.
 
         Args:
-            steps: steps, counted from the run's `consumed_samples`.
+            steps: steps; `first_step` is the first after the run's `consumed_samples`.
             rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
@@ -244,6 +274,20 @@ class Run:
         blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in self.stages or ())]
         prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
         return [*filter(None, [config.path_to_cache]), *(order.paths if order else ()), *prefixes]
+
+    @cached_property
+    def _phase(self) -> Run:
+        return self.phases[0]
+
+    def _check_iterations(self) -> None:
+        """Raise ConfigError unless the numbers of iterations are possible."""
+        for name in ("iterations_to_skip", "phase_transition_iterations"):
+            if min(getattr(self, name), default=1) < 1:
+                raise ConfigError(f"{name}: found {getattr(self, name)}, needs iterations, counted from 1")
+        if self.first_step < 0 or (self.stop_step is not None and self.stop_step < self.first_step):
+            raise ConfigError(f"first_step, stop_step: found {self.first_step}, {self.stop_step}, need them in order")
+        if self.phase_transition_iterations and (self.stages is not None or self.sizes[0] is None):
+            raise ConfigError("phase_transition_iterations: needs the number of train samples in sizes, and no stages")
 
     def _open_relative_paths(self) -> None:
         """Replace relative paths by those below `directory`, and keep them as `written_paths` of the config."""
@@ -269,6 +313,11 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(self)}  # and not what was built
+
+
+def _folder(file: Location) -> str:
+    """Return the URI of the folder of a file, with a slash at its end."""
+    return file.absolute.removesuffix(file.absolute.rpartition("/")[2])
 
 
 def read_run_file(file: Location) -> bytes:
@@ -297,11 +346,15 @@ def format_run(run: Run) -> bytes:
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
     described = {option.name: getattr(run, option.name) for option in fields(run) if option.name not in UNSAVED}
+    steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
+    if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
+        config["steps"] = steps
     described |= {**run.other_fields, "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
-    if run.directory is None:
-        del described["directory"]
+    for name in ("directory", "previous"):
+        if described[name] is None:
+            del described[name]
     return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
 
 
@@ -320,7 +373,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     if is_packed_run(values):
         raise ConfigError("a run over packed files; binidx order takes it, and binidx.load_packed_run")
     RUN_FILE.convert(values, "")
-    config = values["config"]
+    config, steps = values["config"], values["config"].get("steps") or {}
     blends = {"blend": _pair(config.get("blend"))}
     if config.get("blend_per_split") is not None:
         blends["blend_per_split"] = [_pair(blend) for blend in config["blend_per_split"]]
@@ -330,10 +383,11 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": _pair(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    known = {option.name for option in fields(Run)} - {*UNSAVED}
+    known = {option.name for option in fields(Run)} - {*UNSAVED, *STEPS}
     others = {name: value for name, value in values.items() if name not in known}
     return Run(
-        **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made}, other_fields=others
+        **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
+        other_fields=others,
     )
 
 
@@ -368,12 +422,25 @@ def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> ty
         for option in fields(kind)
         if option.init and option.name not in left_out
     ]
-    return make_dataclass(kind.__name__, described, kw_only=True)
+    added = [(name, types[name] | None, None) for name in types.keys() - {option.name for option in fields(kind)}]
+    return make_dataclass(kind.__name__, [*described, *added], kw_only=True)
 
 
 UNSAVED = ("storage_options", "written_paths", "read_plan", "megatron_samples", "other_fields")
 """Fields that the file lacks: secrets, paths of this process and how it starts, an option without effect on GPT
 samples, and the fields of a newer version, which stand in the file by themselves."""
+
+STEPS = {
+    option.name: option.default
+    for option in fields(Run)
+    if option.name
+    in (
+        *("step_batch_size_schedule", "iterations_to_skip", "phase_transition_iterations"),
+        *("first_step", "stop_step", "earlier_samples"),
+    )
+}
+"""Fields with their defaults that stand in `config.steps` of the file, and only if they are set: there an earlier
+version refuses them, while it ignores an unknown field of the run."""
 
 WITHOUT_EFFECT = (
     *("num_dataset_builder_threads", "mmap_bin_files", "fast_cache_load", "defer_npy_index_mmap"),
@@ -396,8 +463,13 @@ def tolerates_in_run(path: str, similar: str) -> bool:
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
-        UNSAVED,
-        config=_model_of_file(GPTDatasetConfig, UNSAVED, tokenizer=SavedTokenizer, trust_cache=str | None),
+        (*UNSAVED, *STEPS),
+        config=_model_of_file(
+            *(GPTDatasetConfig, UNSAVED),
+            tokenizer=SavedTokenizer,
+            trust_cache=str | None,
+            steps=_model_of_file(Run, [option.name for option in fields(Run) if option.name not in STEPS]),
+        ),
         dataloader_type=str,
     ),
     error=ConfigError,

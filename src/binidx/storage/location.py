@@ -20,7 +20,7 @@ import xxhash
 from binidx.errors import redacted
 from binidx.lazy_values import cached_property
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.registry import join_uri, local_path, open_store, place_of
+from binidx.storage.stores.registry import expand_uri, join_uri, local_path, open_store, place_of
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 """Variables that name the server of a bucket."""
@@ -31,8 +31,8 @@ class Location:
     """Object, prefix or folder in a store. Two are equal if URI and options are.
 
     Args:
-        uri: path, file:// or any URI that fsspec opens, as the user wrote it: names in caches and manifests are made
-            of this very text.
+        uri: path, file:// or any URI that fsspec opens, as the user wrote it but for `~` and capitals of the scheme:
+            names in caches and manifests are made of this very text.
         options: fsspec's own, and `ReadSettings` under the key "binidx".
 
     Pickles as its arguments. Source: ours.
@@ -40,6 +40,9 @@ class Location:
 
     uri: str
     options: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", expand_uri(self.uri))
 
     @classmethod
     def of(cls, where: Where, storage_options: Mapping[str, Any] | None = None) -> Location:

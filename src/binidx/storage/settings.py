@@ -8,7 +8,9 @@ The key `binidx` of `storage_options` is removed before fsspec gets them; it tak
 
 from __future__ import annotations
 
+import difflib
 import functools
+import logging
 import math
 import os
 import sys
@@ -17,6 +19,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from binidx.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 OURS = "binidx"
 """Key of `storage_options` with the settings of this library."""
@@ -39,6 +43,15 @@ FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0"
 
 def parse_flag(text: str) -> bool:
     return FLAGS[text.lower()]
+
+
+FORMS: dict[Any, str] = {
+    parse_bytes: "a number of bytes such as 2GB or 512MiB",
+    parse_flag: "1 or 0",
+    float: "a number of seconds such as 60",
+    int: "a whole number",
+}
+"""Parser of a setting -> the values that it takes, for errors."""
 
 
 def parse_places(text: str) -> dict[str, None]:
@@ -152,6 +165,10 @@ class ReadSettings:
 @functools.lru_cache(64)
 def _environment_settings(texts: tuple[tuple[str, bytes], ...]) -> ReadSettings:
     """Return the settings given by environment variables (BINIDX_*); cached, since every opened object needs them."""
+    for given in os.environ:
+        near = difflib.get_close_matches(given, KNOWN, 1, 0.85) if given.startswith("BINIDX_") else []
+        if near and given not in KNOWN:
+            logger.warning("%s: is no setting, and ignored; did you mean %s?", given, near[0])
     return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in texts})
 
 
@@ -186,13 +203,17 @@ def _parsed(subject: str, name: str, value: Any) -> Any:
     try:
         return RULES[name][0](os.fspath(value))
     except (KeyError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{subject}: found {value!r}, which is no value for it") from error
+        form = FORMS.get(RULES[name][0], "another value")
+        raise ConfigError(f"{subject}: found {value!r}, needs {form}") from error
 
 
 RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
     setting.name: setting.metadata["rule"] for setting in fields(ReadSettings)
 }
 """Setting -> parser of its text, and the minimum of a number."""
+
+KNOWN = {f"BINIDX_{name.upper()}" for name in (*RULES, "traceback")}
+"""Variables of the environment that this library reads, but for those of the commands' options."""
 
 VARIABLES = [(name, f"BINIDX_{name.upper()}".encode()) for name in RULES]
 """Settings and their variables in bytes, as `os.environb` has them: text would take ten times as long."""

@@ -14,8 +14,9 @@ given = arguments()
 
 
 def batches():
-    ours = {"cache_dir": f"{given['directory']}/cache", "cache_fill": given["fill"]}
-    options = None if given.get("fill", "never") == "never" else {"binidx": ours}
+    fill = given.get("fill", "never")
+    ours = {"cache_dir": f"{given['directory']}/cache", "cache_fill": fill}
+    options = None if fill == "never" else {"binidx": ours}
     config = binidx.GPTDatasetConfig(**run_config(given), storage_options=options)
     builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], lambda: True, config)
     loader = binidx.build_pretraining_data_loader(builder.build()[0], 0, given["batch"])

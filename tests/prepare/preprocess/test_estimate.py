@@ -143,7 +143,7 @@ def test_against_what_preprocess_makes(corpus: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["jsonl.gz", "jsonl.zst", "parquet"])
-def test_other_formats_and_units_of_which_only_a_share_is_tokenised(
+def test_other_formats_and_units_of_which_only_a_share_is_tokenized(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(6):

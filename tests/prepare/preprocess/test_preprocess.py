@@ -223,6 +223,10 @@ def test_a_job_that_failed_before_it_made_a_part_is_in_nobodys_way(tmp_path: Pat
     inputs = corpus(tmp_path / "in")
     with pytest.raises(FormatError, match="missing key: 'body' is not among"):
         run(job_of(inputs, tmp_path / "en", keys=("body",)))
+    assert not (tmp_path / "en-parts").exists()
+    (tmp_path / "array.json").write_text('[{"text": "a"}]')
+    with pytest.raises(FormatError, match=r"one JSON array needs a line for each row: jq -c"):
+        run(job_of([str(tmp_path / "array.json")], tmp_path / "array"))
     run(job_of(inputs, tmp_path / "en"))
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
     assert not (tmp_path / "en-parts").exists()

@@ -165,6 +165,19 @@ def test_keys_have_the_same_documents(tmp_path: Path) -> None:
     assert [each.kind for each in found.problems] == ["missing key"]
 
 
+def test_a_dotted_key_is_a_nested_one_unless_there_is_a_key_of_this_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": {"b": "nested", "id": 7}}\n{"a": {"b": "nested"}, "a.b": "literal"}\n')
+    found = read_file(path, ["a.b"], id_key="a.id")
+    assert found.documents == [[["nested"]], [["literal"]]]
+    path.write_bytes(path.read_bytes() + b'{"a": "b"}\n{"a": {"c": "d"}}\n')
+    found = read_file(path, ["a.b"])
+    assert found.documents == [[["nested"]], [["literal"]]]
+    assert [each.detail for each in found.problems] == ["'a.b' is not among 'a'"] * 2
+    hints = [each.detail.partition("; ")[2] for key in ("b", "a") for each in read_file(path, [key]).problems[:1]]
+    assert hints == ["--json-keys a.b reads the nested one", "--json-keys a.b reads one in it"]
+
+
 def test_ids_are_strings_as_they_are_and_other_values_as_json(tmp_path: Path) -> None:
     values: list[Any] = ["a\n", "", 7, -7, 10**30, 0.5, True, False, None, {"a": [1]}, [], "\ud800"]
     path = tmp_path / "a.jsonl"

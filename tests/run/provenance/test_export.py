@@ -15,6 +15,8 @@ from helpers.traceable_runs import random_run
 from binidx.errors import ObjectExistsError
 from binidx.jobs.parts import Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.packed.packed_order import AtEnd, PackedSet
+from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
 from binidx.run.provenance.run_order import RunOrder
@@ -144,3 +146,15 @@ def test_an_empty_stretch_is_an_empty_file(tmp_path: Path) -> None:
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(0)))
     assert parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet").num_rows == 0
     assert np.dtype(order.token_dtype) == np.int32
+
+
+def test_columns_are_as_wide_as_the_file_needs(tmp_path: Path) -> None:
+    sets = [PackedSet(2, 3, 1, 5, at_end=AtEnd.repeat)]
+    order = PackedRunOrder(sets, ["web"], num_ranks=1, micro_batch_size=3)
+    for steps, kind in ((range(4), "int16"), (range(65_536, 65_540), "int32"), (range(65_532, 65_538), "int32")):
+        export(order, f"{tmp_path}/{steps.start}", plan_by_steps(steps, 100), docs=True)
+        (file,) = Path(f"{tmp_path}/{steps.start}").iterdir()
+        table = parquet.read_table(file)
+        assert {str(table.schema.field(name).type) for name in ("rank", "slot")} == {"int16"}
+        assert str(table.schema.field("epoch").type) == kind
+        assert table["epoch"].to_pylist() == [step // 2 for step in steps for _ in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -208,6 +209,7 @@ except OSError as error:
     lines = ended.stdout.splitlines()
     assert len(lines) == 4
     assert all(line.startswith(f"StorageError {tmp_path}/x") and "File too large" in line for line in lines)
+    assert all(re.search(r"\(found [\d,]+ bytes free, need [\d,]+ or more\); make room", line) for line in lines)
     assert everything(str(tmp_path)) == []
 
 

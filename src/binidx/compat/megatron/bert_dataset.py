@@ -9,7 +9,7 @@ from binidx.dataset.assemble import bert_sentences
 from binidx.dataset.megatron import bert
 
 
-@dataclass
+@dataclass(repr=False)
 class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, bert_sentences.BERTMaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 

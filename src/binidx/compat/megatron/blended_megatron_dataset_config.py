@@ -10,7 +10,7 @@ from binidx.dataset.config import convert_split_vector_to_split_matrix as conver
 from binidx.dataset.config import parse_and_normalize_split as parse_and_normalize_split
 
 
-@dataclass
+@dataclass(repr=False)
 class BlendedMegatronDatasetConfig(config.BlendedMegatronDatasetConfig):
     """binidx's config; `install` supplies the options that scripts for Megatron cannot set."""
 

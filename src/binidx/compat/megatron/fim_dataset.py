@@ -13,7 +13,7 @@ from binidx.dataset.megatron import gpt_variants
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(repr=False)
 class GPTFIMDatasetConfig(GPTDatasetConfig, fill_in_middle.GPTFIMDatasetConfig):
     """binidx's config with Megatron's defaults."""
 

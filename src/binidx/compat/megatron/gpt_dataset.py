@@ -31,7 +31,7 @@ from binidx.order.source_order import SourceOrder
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
 
-@dataclass
+@dataclass(repr=False)
 class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
     """binidx's config with Megatron's defaults: each sample has an attention mask unless the script disables it, and
     three flags must be given.

@@ -13,7 +13,7 @@ from binidx.dataset.megatron.megatron_dataset import open_tokens, with_context
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 
 
-@dataclass
+@dataclass(repr=False)
 class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, options.MaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 

@@ -9,7 +9,7 @@ from binidx.dataset.assemble import text_and_images
 from binidx.dataset.megatron import multimodal
 
 
-@dataclass
+@dataclass(repr=False)
 class MultimodalDatasetConfig(GPTDatasetConfig, text_and_images.MultimodalDatasetConfig):
     """binidx's config with Megatron's defaults."""
 

@@ -9,7 +9,7 @@ from binidx.dataset.assemble import t5_sentences
 from binidx.dataset.megatron import t5
 
 
-@dataclass
+@dataclass(repr=False)
 class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, t5_sentences.T5MaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 

@@ -23,7 +23,7 @@ SPECIALS = 3
 """Number of special tokens in a sample, `[cls] A [sep] B [sep]`."""
 
 
-@dataclass
+@dataclass(repr=False)
 class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     """Config of BERT samples: `MaskedWordPieceDatasetConfig` and one more option.
 

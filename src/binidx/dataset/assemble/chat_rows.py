@@ -83,7 +83,7 @@ def append_eod(tokens: Ids, targets: Ids, eod: int) -> Tokenized:
     return np.append(tokens, eod), np.append(targets, eod)
 
 
-@dataclass
+@dataclass(repr=False)
 class SFTDatasetConfig(GPTDatasetConfig):
     """Config of chat samples with one more option; a plain `GPTDatasetConfig` is enough without it.
 

@@ -40,7 +40,7 @@ class TokenizerWrapper(Protocol):
     _tokenizer: Any
 
 
-@dataclass
+@dataclass(repr=False)
 class GPTFIMDatasetConfig(GPTDatasetConfig):
     """Config of fill-in-the-middle samples: `GPTDatasetConfig` and options of the cuts.
 

@@ -262,7 +262,7 @@ def concatenate_tokens(sentences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *sentences]).astype(np.int64, copy=False)
 
 
-@dataclass
+@dataclass(repr=False)
 class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     """Config of masked samples: `BlendedMegatronDatasetConfig` and options of the masking, all required.
 

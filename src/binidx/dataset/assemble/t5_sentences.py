@@ -23,7 +23,7 @@ SPECIALS = 2
 """Number of tokens that Megatron Core reserves for a bos and an eos."""
 
 
-@dataclass
+@dataclass(repr=False)
 class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     """Config of T5 samples: `MaskedWordPieceDatasetConfig` and one more option.
 

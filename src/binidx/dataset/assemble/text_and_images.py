@@ -40,7 +40,7 @@ def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-@dataclass
+@dataclass(repr=False)
 class MultimodalDatasetConfig(GPTDatasetConfig):
     """Config of multimodal samples: `GPTDatasetConfig` and options of the images.
 

@@ -32,7 +32,7 @@ class RowCounts:
         num_documents: rows stored as documents.
         num_empty: stored documents without a token in any key; `Job.empty` decides how they are stored.
         dropped: dropped rows by reason: the kind of a problem, a filter, "blank line".
-        text_bytes: UTF-8 bytes of all tokenised texts, those dropped for their tokens included.
+        text_bytes: UTF-8 bytes of all tokenized texts, those dropped for their tokens included.
         stored_bytes: bytes read from the store, before decompression.
     """
 
@@ -82,6 +82,7 @@ class ManifestTokenizer(TypedDict, total=False):
 
     uri: str
     digest: str
+    eod: int | None
 
 
 class ManifestJob(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """Estimate the tokens of a corpus, and the cost of the job that makes them, from a stratified sample.
 
-    find inputs ─► units ─► draw ─► read, tokenise, count ─► totals with intervals ─► cost
+    find inputs ─► units ─► draw ─► read, tokenize, count ─► totals with intervals ─► cost
 
 Units are slices so small that a sample of them covers the whole corpus:
 
@@ -32,14 +32,17 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import Options
+from binidx.errors import FormatError
 from binidx.format.idx import DType
-from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
+from binidx.prepare.preprocess.job import Job, check_eod, choose_part_bytes
+from binidx.prepare.preprocess.tokenize_part import find_remedy
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import REQUEST_BYTES, read_slice
@@ -166,7 +169,7 @@ class Cost:
     """Approximate cost of the whole job.
 
     Attributes:
-        cpu_hours: hours of cores like those of this machine, to read the text and tokenise it.
+        cpu_hours: hours of cores like those of this machine, to read the text and tokenize it.
         cores: number of cores of this machine.
         bytes_in, bytes_out: stored bytes read, and plain bytes written.
         reads, writes: requests, if text and tokens are in a store.
@@ -210,19 +213,19 @@ LEAST_UNITS = 32
 """Least number of sampled units, whatever their size: fewer would show little of their variance."""
 
 BATCH_BYTES = 64 << 10
-"""Bytes of a batch of text in a unit that is too large to be tokenised whole; only some batches are tokenised."""
+"""Bytes of a batch of text in a unit that is too large to be tokenized whole; only some batches are tokenized."""
 
 IN_FLIGHT = 8
 
 
 @dataclass(frozen=True)
 class CorpusEstimate:
-    """Estimated contents of a corpus, and the cost of the job that tokenises it.
+    """Estimated contents of a corpus, and the cost of the job that tokenizes it.
 
     Attributes:
         tokens, documents, text_bytes: totals of the corpus.
         stored_bytes, sampled_bytes: stored bytes of the inputs, and of the sampled units.
-        sampled_texts: bytes of text that were tokenised.
+        sampled_texts: bytes of text that were tokenized.
         problems: rows of the sample that are not documents.
         engine: name of the tokenizer engine.
     """
@@ -260,7 +263,7 @@ def estimate_tokens(
 
     Args:
         inputs, keys, append_eod, filters, format, engine: as in `prepare.preprocess.job.Job`.
-        sample_bytes: approximate bytes of text to tokenise. Half the interval is about 1 % of the total at 64 MiB, and
+        sample_bytes: approximate bytes of text to tokenize. Half the interval is about 1 % of the total at 64 MiB, and
             half as wide with four times as many bytes.
         seed: seed of the sample.
 
@@ -284,7 +287,7 @@ def estimate_tokens(
 
     watch.begin("sample", int(sizes.sum()), 0)
     numbers, rows = sample.units.tolist(), list[tuple[float, ...]]()
-    # Units that are tokenised whole are small: several are read at once, as each costs a round trip.
+    # Units that are tokenized whole are small: several are read at once, as each costs a round trip.
     with contextlib.closing(
         map_in_flight(lambda number: list(read(number, 1 << 20)), numbers, IN_FLIGHT)
         if share == 1
@@ -294,26 +297,68 @@ def estimate_tokens(
             rows.append(counter.count(unit, number))
             watch.advance(units[number].num_bytes)
     reading = time.process_time() - began_cpu - counter.seconds
-    tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
+    tokens, variances, documents, text, tokenized, problems = np.array(rows, np.float64).reshape(-1, 6).T
 
     def total(counts: Floats, spread: Floats) -> Estimate:
         return estimate_total(sample, sizes, counts, spread, total_bytes)
 
     totals = total(tokens, variances), total(documents, 0 * sizes), total(text, 0 * sizes)
-    seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenised.sum(), 1)
+    seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenized.sum(), 1)
     item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
     bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
     cost = estimate_cost(files, seconds_per_byte * totals[2].total, bytes_out, source_options)
-    sums = total_bytes, int(sizes.sum()), int(tokenised.sum()), int(problems.sum())
+    sums = total_bytes, int(sizes.sum()), int(tokenized.sum()), int(problems.sum())
     return CorpusEstimate(len(files), *totals, *sums, chosen_engine.name, cost, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A document's text and the ids that are stored for it."""
+
+    text: str
+    ids: list[int]
+
+
+def first_documents(job: Job, count: int) -> list[TokenizedText]:
+    """Return the first documents of a job, tokenized, of its first key.
+
+    Args:
+        count: most documents; those of the first batch of the first input.
+
+    Raises:
+        FormatError: a row before them is not a document, and `on_error` is `raise`.
+    """
+    inputs = find_inputs(job.inputs, format=job.format, storage_options=job.source_options)
+    engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
+    options: dict[str, Any] = {
+        "filters": job.filters,
+        "batch_bytes": BATCH_BYTES,
+        "storage_options": job.source_options,
+    }
+    for unit in plan_units(inputs)[:1]:
+        for batch, *_ in read_slice(unit, job.keys, **options):
+            if batch.problems and job.on_error == "raise":
+                raise FormatError(f"{batch.problems[0]}; {find_remedy(batch.problems[0])}")
+            stop = min(count, batch.num_documents)
+            bounds = batch.documents[: stop + 1].tolist()
+            offsets = batch.offsets[: bounds[-1] + 1]
+            ids, ends = engine.encode(batch.texts[: offsets[-1]], offsets)
+            eod = [] if job.eod is None else [job.eod]
+            return [
+                TokenizedText(
+                    "".join(map(batch.text, range(first, last))), [*ids[ends[first] : ends[last]].tolist(), *eod]
+                )
+                for first, last in pairwise(bounds)
+            ]
+    return []
 
 
 @dataclass
 class _UnitCounter:
-    """Counter of the contents of units, which tokenises a share of their batches.
+    """Counter of the contents of units, which tokenizes a share of their batches.
 
     Attributes:
-        seconds: CPU time spent on tokenising so far.
+        seconds: CPU time spent on tokenizing so far.
     """
 
     engine: Engine
@@ -323,7 +368,7 @@ class _UnitCounter:
     seconds: float = 0.0
 
     def count(self, read: Iterable[tuple[Batch, ...]], number: int) -> tuple[float, ...]:
-        """Return a unit's estimated tokens and their variance, its documents, text bytes, tokenised bytes, problems."""
+        """Return a unit's estimated tokens and their variance, its documents, text bytes, tokenized bytes, problems."""
         rng, drawn, lowest, spare = np.random.default_rng([self.seed % 2**64, number]), list[Any](), 2.0, None
         num_batches = documents = text_bytes = problems = 0
         for batches in read:
@@ -339,11 +384,11 @@ class _UnitCounter:
         if not drawn and spare is not None:  # at least one, and not always the first: beginnings differ from the rest
             drawn = [(spare[0], self._count_tokens(spare[1]))]
         sizes, tokens = np.array(drawn, np.float64).reshape(-1, 2).T
-        tokenised = sizes.sum()
-        spread = np.var(tokens - tokens.sum() / max(tokenised, 1) * sizes, ddof=1) if len(drawn) > 1 else 0.0
+        tokenized = sizes.sum()
+        spread = np.var(tokens - tokens.sum() / max(tokenized, 1) * sizes, ddof=1) if len(drawn) > 1 else 0.0
         variance = num_batches * (num_batches / max(len(drawn), 1) - 1) * spread
-        total = tokens.sum() * (text_bytes / tokenised if tokenised else 1)
-        return total, variance, documents, text_bytes, tokenised, problems
+        total = tokens.sum() * (text_bytes / tokenized if tokenized else 1)
+        return total, variance, documents, text_bytes, tokenized, problems
 
     def _count_tokens(self, batches: Sequence[Batch]) -> int:
         """Return the number of tokens that a dataset would store for the batches of all keys."""

@@ -48,7 +48,7 @@ OPTIONS = ("source_options", "target_options")
 
 @dataclass(frozen=True)
 class Job:
-    """Text to tokenise, and all options that decide the tokens. It can be pickled and converted to JSON.
+    """Text to tokenize, and all options that decide the tokens. It can be pickled and converted to JSON.
 
     Args:
         inputs: URIs of jsonl(.gz, .zst) and Parquet, also globs and folders, in the order of the dataset.
@@ -171,7 +171,11 @@ class Job:
 def check_eod(tokenizer: TokenizerSpec, append_eod: bool) -> None:
     """Raise ConfigError if an EOD is to be added and the tokenizer has none."""
     if append_eod and tokenizer.eod is None:
-        raise ConfigError(f"{tokenizer.uri}: append_eod needs an EOD; name the token with eod (--eod)")
+        special = ", ".join(text for text, _ in tokenizer.special_tokens[:6])
+        raise ConfigError(
+            f"{tokenizer.uri}: append_eod needs an EOD; name the token with eod (--eod)"
+            + (f", such as one of its special tokens: {special}" if special else "")
+        )
 
 
 FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)

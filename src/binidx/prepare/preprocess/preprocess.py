@@ -1,4 +1,4 @@
-"""Tokenise text into datasets, with restarts; report the status of a job.
+"""Tokenize text into datasets, with restarts; report the status of a job.
 
     find inputs ─► plan ─► finished? ─► claim the output ─► make the missing parts ─► finish
 
@@ -17,7 +17,15 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
+from binidx.errors import (
+    BinidxError,
+    ConfigError,
+    FormatError,
+    ObjectChangedError,
+    ObjectExistsError,
+    redacted,
+    trims_traceback,
+)
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.parts import Shard, Workers
@@ -78,6 +86,7 @@ class Report:
         return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
 
+@trims_traceback
 def preprocess(
     job: Job,
     *,
@@ -88,7 +97,7 @@ def preprocess(
     overwrite: bool = False,
     watch: ProgressWatcher | None = None,
 ) -> Report:
-    """Tokenise the text of a job into its datasets, or continue the job.
+    """Tokenize the text of a job into its datasets, or continue the job.
 
     Args:
         job: inputs, output, tokenizer and options.
@@ -136,9 +145,14 @@ def preprocess(
         watch.begin("tokenize", sum(sizes.values()), done_bytes)
         uris = [job.output, *(file.uri for file in inputs)]
         remote = any(Location(uri).local_path is None for uri in uris)
-        for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
-            records[task.part.name] = record
-            watch.advance(sizes[record.name])
+        try:
+            for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
+                records[task.part.name] = record
+                watch.advance(sizes[record.name])
+        except FormatError:  # of the first rows: there is nothing to resume
+            if shard is None and not read_records(job, parts):
+                remove_parts(JobFiles(job), parts)
+            raise
     num_made = len(records) - num_earlier
     if shard is not None:
         records |= read_records(job, [part for part in parts if part.name not in records])
@@ -184,7 +198,7 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: Progre
 
 
 def unique_parts(parts: Sequence[Part]) -> list[Part]:
-    """Return each part once: an input that is named twice is tokenised once, and stored twice."""
+    """Return each part once: an input that is named twice is tokenized once, and stored twice."""
     return list({part.name: part for part in parts}.values())
 
 

@@ -262,7 +262,7 @@ class PartTokenizer:
         self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first, seed=part.number)
 
     def run(self, number: int) -> None:
-        """Tokenise all documents of one slice."""
+        """Tokenize all documents of one slice."""
         job, before = self._job, self.engine.seen
         for batches in read_slice(
             self._part.slices[number],
@@ -331,10 +331,19 @@ class PartTokenizer:
     def _drop_problems(self, problems: Iterable[Problem], number: int) -> None:
         for problem in problems:
             if self._job.on_error == "raise":
-                raise errors.FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
+                raise errors.FormatError(f"{problem}; {find_remedy(problem)}")
             self.counts[number].drop({problem.kind: 1})
             if self._job.on_error == "quarantine":
                 self._writer.add_problem(problem, number)
+
+
+def find_remedy(problem: Problem) -> str:
+    """Return what to do about a row that is no document."""
+    if not problem.byte and problem.line.lstrip().startswith(b"["):
+        return "a file that is one JSON array needs a line for each row: jq -c '.[]' FILE"
+    if problem.kind in ("missing key", "not text") and "--json-keys" not in problem.detail:
+        return "--json-keys names the text; --on-error skip or quarantine leaves such rows out"
+    return "--on-error skip or quarantine leaves such rows out"
 
 
 class _Worker(threading.local):

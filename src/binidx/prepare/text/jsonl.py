@@ -7,6 +7,7 @@ r"""Lines of JSON as batches of documents: parsed by msgspec, and by Python's js
                                              number of more digits than Python reads, nesting too deep
     bytes that are not UTF-8                 Problem "not utf-8", wherever in the line
     [1], "a", 7                              Problem "not an object"
+    {"a": {"b": "c"}}, key a.b               the document "c", unless there is a key of this very name
     no such key                              Problem "missing key"
     {"text": null}                           Problem "null"
     {"text": 7}, {"text": ["a", null]}       Problem "not text"
@@ -151,7 +152,8 @@ class LineReader:
     def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:
         """Return a batch for each key and a column for each field; `num_bytes` are the stored bytes of the lines."""
         starts, stops = _line_bounds(lines)
-        documents, errors = _parse_lines(lines.data, starts, stops, self._request.keys)
+        dotted = [name for name in (*self._request.keys, *self._request.fields) if "." in name]
+        documents, errors = _parse_lines(lines.data, starts, stops, self._request.keys, dotted)
         if lines.too_long:
             detail = f"{lines.too_long} bytes, the limit is {self._request.max_line_bytes}"
             starts, stops, errors = np.zeros(1, np.int64), np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
@@ -179,7 +181,13 @@ class LineReader:
         return Problem(error.kind, piece.uri, row, position, where, error.detail, bytes(line))
 
 
-def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64], keys: Sequence[str]) -> Parsed:
+def _parse_lines(
+    data: memoryview,
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    keys: Sequence[str],
+    dotted: Sequence[str],
+) -> Parsed:
     """Return the JSON objects of the lines that are documents, and the error of each other line by its number."""
     view = np.frombuffer(data, np.uint8)
     # decode_lines accepts any white space between values. Lines that all begin with { and end with } hold one value
@@ -187,6 +195,8 @@ def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.
     if len(starts) and (view[starts] == ord("{")).all() and (view[stops - 1] == ord("}")).all():
         with suppress(KeyError, *REFUSED):
             rows = DECODER.decode_lines(data[starts[0] :])
+            for row in rows if dotted else ():
+                _add_nested(row, dotted)
             for key in keys:
                 msgspec.convert([row[key] for row in rows], TEXTS)
             if len(rows) == len(starts):
@@ -195,12 +205,24 @@ def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.
     for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         try:
             row = parse_line(bytes(data[start:stop]))
+            _add_nested(row, dotted)
             for key in keys:
                 check_texts(row, key)
             documents.append(row)
         except NotADocument as error:
             errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
     return documents, errors
+
+
+def _add_nested(row: dict[str, Any], dotted: Sequence[str]) -> None:
+    """Add the value of a nested object under its dotted name, unless the row has that very name."""
+    for name in dotted:
+        if name not in row:
+            value: Any = row
+            for step in name.split("."):
+                value = value.get(step, row) if isinstance(value, dict) else row
+            if value is not row:
+                row[name] = value
 
 
 def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -253,7 +275,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def check_texts(row: dict[str, Any], key: str) -> None:
     """Raise NotADocument unless the value at a key is a text or a list of texts."""
     if key not in row:
-        raise NotADocument("missing key", f"{key!r} is not among {', '.join(map(repr, list(row)[:8])) or 'no keys'}")
+        found = ", ".join(map(repr, list(row)[:8])) or "no keys"
+        nested = [f"{name}.{key}" for name, value in row.items() if isinstance(value, dict) and key in value]
+        hint = "".join(f"; --json-keys {name} reads the nested one" for name in nested[:1])
+        raise NotADocument("missing key", f"{key!r} is not among {found}{hint}")
     value = row[key]
     if value is None:
         raise NotADocument("null", f"{key!r} is null")
@@ -261,7 +286,9 @@ def check_texts(row: dict[str, Any], key: str) -> None:
     for text in texts:
         if not isinstance(text, str):
             kind = f"a list with {_describe_type(text)}" if isinstance(value, list) else _describe_type(text)
-            raise NotADocument("not text", f"{key!r} is {kind}, needed a string or a list of strings")
+            inner = [name for name, each in text.items() if isinstance(each, str)] if isinstance(text, dict) else []
+            hint = "".join(f"; --json-keys {key}.{name} reads one in it" for name in inner[:1])
+            raise NotADocument("not text", f"{key!r} is {kind}, needed a string or a list of strings{hint}")
     try:
         for text in texts:
             text.encode()

@@ -7,7 +7,7 @@ The stored bytes of a slice of lines are read ahead of the parser, and only from
 
 local       1 MiB at a time, in the caller's thread: the kernel reads ahead
 remote      2 MiB a request, 4 in flight: at 30 ms to the first byte and 100 MB/s a connection that is 165 MB/s, more
-            than one of the two workers of a core tokenises; 9 MiB of memory
+            than one of the two workers of a core tokenizes; 9 MiB of memory
 
 Compressed bytes become plain pieces of bounded size:
 

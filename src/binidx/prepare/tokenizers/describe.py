@@ -19,7 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
+from binidx.errors import (
+    AccessError,
+    ConfigError,
+    FormatError,
+    MissingDriverError,
+    ObjectNotFoundError,
+    trims_traceback,
+)
 from binidx.json_models import JsonFile
 from binidx.prepare.tokenizers.engine import missing_package
 from binidx.prepare.tokenizers.spec import (
@@ -42,6 +49,7 @@ from binidx.storage.stores.registry import split_query
 CONFIG_FILE = "tokenizer_config.json"
 
 
+@trims_traceback
 def describe_tokenizer(
     uri: str,
     *,

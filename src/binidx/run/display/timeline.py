@@ -107,7 +107,7 @@ def build_timeline(order: RunOrder, steps: range, num_bins: int = 200) -> Timeli
     Raises:
         IndexError: the run has no such step.
     """
-    check_steps(steps, order.num_steps())
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
     names = list(dict.fromkeys(order.prefixes))
     group = np.array([names.index(name) for name in order.prefixes])
     num_bins = max(min(num_bins, len(steps)), 1)

@@ -87,7 +87,8 @@ class RunPlan:
     @property
     def num_steps(self) -> int | None:
         """Number of remaining whole steps; None if the run is cyclic."""
-        return self.order.num_steps() if self.order else 0
+        stop = self.order.num_steps() if self.order else self.inventory.run.first_step
+        return None if stop is None else stop - self.inventory.run.first_step
 
     def _repr_html_(self) -> str:
         head = ("source", "documents", "tokens", "epochs", "repeated documents")
@@ -284,7 +285,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     order = None
     if inventory.num_samples >= run.schedule.block:
         order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
-    steps = order.num_steps() if order else 0
+    steps = order.num_steps() if order else run.first_step
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     summaries = inventory.summaries.values()
     remote = [summary for summary in summaries if summary.location.local_path is None and not summary.num_parts]
@@ -387,13 +388,22 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
         return
     stages, size, steps = run.schedule.stages, run.schedule.global_batch_size, order.num_steps()
     if len(stages) > 1:
+        first, last = stages[0].batch_size, stages[-1].batch_size
         yield (
-            f"the batch grows from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
+            f"the batch {'grows' if first < last else 'changes'} from {first:,} to {last:,} samples in {len(stages):,} "
             f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
         )
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
-        if steps and left > 0:
+        blocked_by = run.schedule.blocked_by
+        if blocked_by and run.schedule.end == run.schedule.samples_before(steps) and steps != run.stop_step:
+            yield (
+                f"step {steps:,} needs a batch of {blocked_by:,}, no multiple of {run.schedule.block:,}, a micro-batch "
+                f"of each rank: Megatron stops there, and {left:,} samples are not read"
+            )
+        elif steps == run.stop_step:
+            yield f"the run ends before step {steps:,} (stop_step); {left:,} samples are not read"
+        elif steps and left > 0:
             those = "sample fills" if left == 1 else f"{left:,} samples fill"
             yield f"the last {those} no step of {stages[-1].batch_size:,}, and {'is' if left == 1 else 'are'} not read"
     elif not run.data_sharding and inventory.num_samples % size:

@@ -12,18 +12,20 @@ may repeat more than 255 times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
-from binidx.errors import redacted
+from binidx.errors import ConfigError, redacted, trims_traceback
 from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 
 STRETCH = 1 << 18
@@ -42,6 +44,7 @@ class SourceAccount:
         samples_in_run: number of these samples in the run's dataset.
         samples_read, tokens_read: counts up to the step.
         epochs_read: tokens_read / tokens.
+        samples_trained, tokens_trained: the same counts without those that iterations to skip only read.
         seen: numbers of documents whose first token was read 0, 1, 2, ... times; empty unless requested.
     """
 
@@ -53,6 +56,8 @@ class SourceAccount:
     samples_read: int
     tokens_read: int
     epochs_read: float
+    samples_trained: int
+    tokens_trained: int
     seen: tuple[int, ...] = ()
 
 
@@ -81,35 +86,86 @@ class Accounts(list[SourceAccount]):
         return format_html_table("account", rows, ("source", *(name.replace("_", " ") for name in names)))
 
 
-def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> Accounts:
-    """Return the use of each source in the steps before `stop_step`.
+@trims_traceback
+def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> Accounts:
+    """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:
-        order: the order of the run.
+        order: the order of a run, or the history of several.
         stop_step: first step that is not counted.
         repeats: also count how often each document was started.
 
     Returns:
-        One `SourceAccount` per source, in the order of the blend: a list that can `plot`.
+        One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
+        it. The list can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
+        ConfigError: of a history, repeats in a source that was replaced between two runs.
 
     Source: ours.
     """
-    stop = order.reading.schedule.samples_before(stop_step)
-    in_run, read = _samples_of_each(order, stop)
-    seen = _times_seen(order, stop) if repeats else [()] * len(order.sources)
+    parts = (
+        order.orders(range(order.first_step, stop_step))
+        if isinstance(order, RunHistory)
+        else [(order, range(stop_step))]
+    )
+    first = order.runs[0] if isinstance(order, RunHistory) else order.run
+    return _sum_parts(
+        (
+            (each, 0 if each.run is first else each.reading.schedule.consumed_samples, steps.stop)
+            for each, steps in parts
+        ),
+        repeats,
+    )
+
+
+def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> Accounts:
+    """Return the accounts of several orders together, each from a position to before a step."""
+    accounts: dict[tuple[str, int], SourceAccount] = {}
+    times: dict[tuple[str, int], NDArray[Any]] = {}
+    for order, first, stop_step in parts:
+        stop, names = order.reading.schedule.samples_before(stop_step), order.prefixes
+        # A blend may name a prefix twice.
+        keys = [(name, names[:number].count(name)) for number, name in enumerate(names)]
+        for key, found in zip(keys, _account_sources(order, first, stop, stop_step), strict=True):
+            accounts[key] = _add(accounts[key], found) if key in accounts else found
+        seen = _times_seen(order, first, stop) if repeats else []
+        for key, source, counts in zip(keys, order.sources, seen, strict=False):
+            if len(times.setdefault(key, np.zeros(len(counts), np.int64))) != len(counts):
+                raise ConfigError(
+                    f"{key[0]}: replaced between two runs (found {len(counts):,} documents, an earlier run read "
+                    f"{len(times[key]):,}); account them one by one"
+                )
+            times[key] += counts
+            accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
+    return Accounts(accounts.values())
+
+
+SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
+
+
+def _add(before: SourceAccount, after: SourceAccount) -> SourceAccount:
+    """Return the account of a source over two runs."""
+    return replace(after, **{name: getattr(before, name) + getattr(after, name) for name in SUMMED})
+
+
+def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> list[SourceAccount]:
+    """Return the use of each source at the positions from `first` to before `stop`, with which `stop_step` begins."""
+    schedule = order.reading.schedule
+    steps = [step for step in schedule.skipped_steps if step < stop_step]
+    skipped = [slice(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
+    in_run, read, trained = _samples_of_each(order, first, stop, skipped)
     length, members = order.config.sequence_length, list_members(order.order)
 
     def account_source(number: int) -> SourceAccount:
-        source, num_read = order.sources[number], int(read[number])
+        source, num_read, num_trained = order.sources[number], int(read[number]), int(trained[number])
         tokens, tokens_read = tokens_of_source(source), num_read * length
         built = len(source.sequences), tokens, len(members[number]), int(in_run[number])
         used = num_read, tokens_read, tokens_read / max(tokens, 1)
-        return SourceAccount(source.name, *built, *used, seen[number])
+        return SourceAccount(source.name, *built, *used, num_trained, num_trained * length)
 
-    return Accounts(map_sources(order.order, range(len(order.sources)), account_source))
+    return map_sources(order.order, range(len(order.sources)), account_source)
 
 
 def tokens_of_source(source: Source) -> int:
@@ -120,27 +176,34 @@ def tokens_of_source(source: Source) -> int:
     return index.tokens_of(own)
 
 
-def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
-    """Return the number of samples of each source in the run, and in the positions before `stop`."""
+def _samples_of_each(
+    order: RunOrder, first: int, stop: int, skipped: Sequence[slice]
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the number of samples of each source: in the run, read at positions from `first` to before `stop`, and
+    trained there, which are those not at the positions `skipped`.
+    """
     if not isinstance(order.order, ComposedOrder):
-        return np.array([len(order.order)]), np.array([stop])
+        num_skipped = sum(rows.stop - rows.start for rows in skipped)
+        return np.array([len(order.order)]), np.array([stop - first]), np.array([stop - first - num_skipped])
     sources = order.order.list_sources()
     in_run, read = np.array(samples_per_dataset(sources, len(order.sources))), np.zeros(len(order.sources), np.int64)
-    for rows in row_blocks(0, stop, STRETCH):
-        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-        read += np.bincount(sources[samples], minlength=len(read))
-    return in_run, read
+    untrained = np.zeros_like(read)
+    for counts, stretches in ((read, row_blocks(first, stop, STRETCH)), (untrained, skipped)):
+        for rows in stretches:
+            samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+            counts += np.bincount(sources[samples], minlength=len(counts))
+    return in_run, read, read - untrained
 
 
-def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
-    """Return, for each source, the numbers of documents whose first token was read 0, 1, 2, ... times."""
+def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
+    """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     rounds = stop // len(order.order) + 1
     times = [
         np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
         for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
     length, count = order.config.sequence_length, 0
-    for rows in row_blocks(0, stop, STRETCH):
+    for rows in row_blocks(first, stop, STRETCH):
         contents = trace_contents(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
         spans = contents.spans
         # What begins at S is the last label; the next sample of the stream feeds it.
@@ -151,7 +214,7 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
         for number in np.unique(source).tolist():
             np.add.at(times[number], document[source == number], 1)
     assert sum(int(counts.sum(dtype=np.int64)) for counts in times) == count, "once an epoch and round: none ran over"
-    return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
+    return times
 
 
 def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from binidx.dataset.baked import Baked, check_bakeable
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, trims_traceback
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.run.provenance.run_order import RunOrder
@@ -17,6 +17,7 @@ PART_BYTES = 1 << 30
 """Approximate size of the tokens of a part."""
 
 
+@trims_traceback
 def plan_bake(order: RunOrder, steps: range) -> Baked:
     """Return the description of a bake of these steps.
 
@@ -42,7 +43,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
 
 def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
     """Raise IndexError or ConfigError unless a run has these steps, at least one."""
-    check_steps(steps, order.num_steps())
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
     if not steps:
         raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
 

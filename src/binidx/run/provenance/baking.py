@@ -39,7 +39,7 @@ from binidx.corpus.exchange import (
     read_bucket,
 )
 from binidx.dataset.baked import COMPLETE, Baked, part_prefix, read_baked
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
@@ -279,6 +279,7 @@ class _Bake:
         self.folder.remove(tasks, [exchange_file(self.folder.location, task.name) for task in tasks])
 
 
+@trims_traceback
 def bake(
     order: RunOrder,
     directory: str,

@@ -86,7 +86,7 @@ def compare_documents(
 
 def read_documents(order: RunOrder, steps: range) -> Marks:
     """Return which documents have a token in the samples of some steps, the last label of a sample included."""
-    check_steps(steps, order.num_steps())
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
     names = order.prefixes
     marks = {
         name: np.zeros(len(source.dataset.document_indices) - 1, np.bool_)

@@ -5,7 +5,7 @@
 
 Columns of a table:
 
-    step int32, rank int16, slot int16      position in the global order
+    step int32, rank int16, slot int16      position in the global order; here and below int32 if a value needs it
     sample int64                            number of the sample in the run
     source dictionary<int16, string>        prefix of its source
     epoch int16                             complete passes over the source before it
@@ -15,6 +15,7 @@ Columns of a table:
     spans list<struct<doc int64, start int32, len int32, dst int32>>
                                             on request, instead of these: each piece, and its position in the sample
     input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> if a token is below 0
+    trained bool                            of a run with iterations to skip: false where they only read
 
 Row groups are whole steps, so the statistics of the groups locate a step. A file is published atomically, with a
 fingerprint of the order in its metadata; an existing file with the same fingerprint is kept, so an interrupted export
@@ -52,7 +53,11 @@ SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int
 
 
 def to_table(
-    readings: SampleReads, contents: SampleOrigins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
+    readings: SampleReads,
+    contents: SampleOrigins,
+    sources: Sequence[str],
+    tokens: Sequence[NDArray[Any]] | None = None,
+    trained: NDArray[np.bool_] | None = None,
 ) -> pa.Table:
     """Return reads of samples and their contents as an Arrow table, one row for each read.
 
@@ -62,8 +67,11 @@ def to_table(
             `SampleContents` the column spans.
         sources: the prefix of each source.
         tokens: tokens of each row, all of one integer dtype.
+        trained: whether each row was trained, and not only read; None leaves the column out.
     """
     columns = _place_columns(readings, contents.source, sources, contents.epoch)
+    if trained is not None:
+        columns["trained"] = pa.array(trained)
     if isinstance(contents, SampleContents):
         columns["spans"] = _spans(contents.spans)
     if isinstance(contents, DocumentContents):
@@ -105,12 +113,24 @@ def _place_columns(
     names = pa.array(list(sources), pa.string())
     return {
         "step": pa.array(readings.step, pa.int32()),
-        "rank": pa.array(readings.rank, pa.int16()),
-        "slot": pa.array(readings.slot, pa.int16()),
+        "rank": _small(readings.rank),
+        "slot": _small(readings.slot),
         "sample": pa.array(readings.sample, pa.int64()),
         "source": pa.DictionaryArray.from_arrays(pa.array(source, pa.int16()), names),
-        "epoch": pa.array(epoch, pa.int16()),
+        "epoch": _small(epoch),
     }
+
+
+def _small(values: NDArray[np.int64]) -> Any:
+    return pa.array(values, pa.int16() if values.max(initial=0) <= LARGEST else pa.int32())
+
+
+def _widened(schema: pa.Schema, largest: Mapping[str, int]) -> pa.Schema:
+    """Return a schema with int32 for the columns whose largest value in all of a file needs it."""
+    for name, value in largest.items():
+        kind = pa.int16() if value <= LARGEST else pa.int32()
+        schema = schema.set(schema.get_field_index(name), pa.field(name, kind, nullable=False))
+    return schema
 
 
 def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
@@ -143,6 +163,9 @@ GROUP_BYTES = 32 << 20
 
 METADATA = b"binidx"
 
+LARGEST = (1 << 15) - 1
+"""Largest rank, slot or epoch in a column of int16; with larger ones it is int32."""
+
 LAYOUT: Mapping[str, Any] = {
     "use_dictionary": ["source"],
     "write_statistics": ["step"],
@@ -161,11 +184,14 @@ class Reading(Protocol):
     """Rank, step and slot of each read of a run, as tables; `RunOrder` and `PackedRunOrder` implement it."""
 
     num_ranks: int
+    first_step: int
     fingerprint: str
 
     def num_steps(self) -> int | None: ...
 
     def num_rows(self, steps: range) -> int: ...
+
+    def largest(self, steps: range) -> Mapping[str, int]: ...
 
     def per_process(self) -> PerProcess[Any]: ...
 
@@ -257,7 +283,7 @@ def export(
     """
     num_steps, target = order.num_steps(), Location(Location.of(directory).absolute, storage_options)
     for part in parts:
-        check_steps(part.steps, num_steps)
+        check_steps(part.steps, num_steps, first_step=order.first_step)
     write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens)
     sized = [replace(part, size=count_rows(order, part)) for part in parts]
     results = make_parts(write, sized, workers, advance=watch, remote_data=target.local_path is None)
@@ -282,7 +308,8 @@ class _FileWriter:
         with create_object(file) as out:
             tables = _groups(self.order.get(), part, columns)
             first = next(tables)
-            marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
+            schema = _widened(first.schema, self.order.get().largest(part.steps))
+            marked = schema.with_metadata({METADATA: json.dumps(mark)})
             writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
             for table in chain([first], tables):
                 check_stop()

@@ -18,7 +18,7 @@ import numpy as np
 
 from binidx.dataset import planned
 from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
-from binidx.errors import ConfigError, ObjectExistsError
+from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
 from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
@@ -51,6 +51,7 @@ KINDS = ("GPTDataset", "BestFitGPTDataset")
 """Recorded names of the datasets whose samples are their tokens, pieces and the config alone."""
 
 
+@trims_traceback
 def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     """Return the description of a read plan, which lists where the tokens of the samples of some steps are stored.
 
@@ -126,6 +127,7 @@ def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
     return PlannedPieces(order.order.locate(samples)[0], bounds, starts, spans[:, 3])
 
 
+@trims_traceback
 def write_read_plan(
     order: RunOrder,
     directory: str,

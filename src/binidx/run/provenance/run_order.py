@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -152,11 +152,12 @@ class RunOrder:
             run: the saved run.
 
         Returns:
-            The order of the run's train split.
+            The order of the run's train split; of a run in phases, of the first.
 
         Raises:
             ConfigError: the run has no train split.
         """
+        run = run.phases[0]
         return replace(cls.of_dataset(run.build()[0], run.reading_order), run=run)
 
     @classmethod
@@ -171,11 +172,12 @@ class RunOrder:
             run: the saved run.
 
         Returns:
-            The order of its train split.
+            The order of its train split; of a run in phases, of the first.
 
         Raises:
             ConfigError: the run has no train split.
         """
+        run = run.phases[0]
         if run.stages is not None or run.config.order is not None:
             return cls.of(run)
         required = required_indices(run.config, run.sizes)
@@ -223,11 +225,17 @@ class RunOrder:
         """Number of data parallel ranks."""
         return self.reading.schedule.data_parallel_size
 
+    @property
+    def first_step(self) -> int:
+        """The first step: 0, unless the run continues another one."""
+        return self.reading.schedule.first_step
+
     def num_steps(self) -> int | None:
         """Count the steps of the run.
 
         Returns:
-            The number of whole steps until the loaders end; None if they start over.
+            The first step after the run, which is the number of its steps if they begin with step 0; None if its
+            loaders start over.
         """
         return self.reading.num_steps()
 
@@ -235,18 +243,30 @@ class RunOrder:
         """Count the rows of the table of some steps.
 
         Args:
-            steps: steps, counted from the run's `consumed_samples`.
+            steps: steps; the first after the run's `consumed_samples` is `first_step`, 0 by default.
 
         Returns:
             The number of samples of these steps, over all ranks.
         """
         return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
 
+    def largest(self, steps: range) -> Mapping[str, int]:
+        """Return bounds of the ranks, slots and epochs of some steps.
+
+        Args:
+            steps: the steps.
+
+        Returns:
+            Column -> a number that none of its values exceeds.
+        """
+        size = max(stage.batch_size for stage in self.reading.schedule.stages)
+        return {"rank": self.num_ranks - 1, "slot": size // self.num_ranks - 1, "epoch": self.order.num_epochs - 1}
+
     def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
         """Return the samples of some steps, of one rank or all, and their contents.
 
         Args:
-            steps: steps, counted from the run's `consumed_samples`.
+            steps: steps; the first after the run's `consumed_samples` is `first_step`, 0 by default.
             rank: a data parallel rank; None for all.
 
         Returns:
@@ -309,7 +329,7 @@ class RunOrder:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
 
         Args:
-            steps: steps, counted from the run's `consumed_samples`.
+            steps: steps; the first after the run's `consumed_samples` is `first_step`, 0 by default.
             rank: a data parallel rank; None for all.
             docs: "ends" for the documents of each sample, and its start and stop in the first and the last of them;
                 "spans" for each piece with its length, which takes five times as long; None for neither.
@@ -326,7 +346,8 @@ class RunOrder:
 
         readings = self.reading.readings(steps, rank)
         contents = CONTENTS[docs](self.order, readings.sample)
-        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
+        trained = self.reading.trained(readings.step) if self.reading.schedule.skipped_steps else None
+        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None, trained)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
         """Read the tokens of samples by one vectored read.
@@ -353,7 +374,7 @@ class RunOrder:
         depends = {
             "dataset": self.description_hash,
             "data": [source.dataset.identity for source in self.sources],
-            "reading": asdict(self.reading),
+            "reading": self.reading.identity,
         }
         return hashlib.blake2b(json.dumps(cast(Any, depends)).encode(), digest_size=16).hexdigest()
 

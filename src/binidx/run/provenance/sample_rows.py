@@ -35,7 +35,7 @@ def build_rows(
         lineage: whether to add the origins of documents.
     """
     tokens = read_text(order.order, readings.sample) if decode else None
-    spans, prefixes = contents.spans, order.prefixes
+    spans, prefixes, trained = contents.spans, order.prefixes, order.reading.trained(readings.step)
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         source, docs = int(contents.source[place]), []
@@ -50,8 +50,9 @@ def build_rows(
         row: dict[str, Any] = {
             name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
         }
+        row["trained"] = bool(trained[place])
         if row["step"] < 0:  # of a sample before `consumed_samples`
-            row |= dict.fromkeys(("step", "rank", "slot"))
+            row |= dict.fromkeys(("step", "rank", "slot", "trained"))
         yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
 
 

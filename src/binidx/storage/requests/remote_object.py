@@ -257,6 +257,21 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
     return None if None in lists else {name: info for listed in lists if listed for name, info in listed.items()}
 
 
+def list_page(start: Location) -> list[str]:
+    """Return the URIs of the first objects of a folder whose names begin so, at most a page; [] if none can be listed.
+
+    Raises:
+        StorageError: the store refuses, or cannot be reached.
+    """
+    if not isinstance(start.store, ListableStore):
+        return []
+    folder = start.uri[: len(start.uri) - len(start.name)]
+    bucket, key = start.store.split(folder + "x")
+    request = partial(start.store.list_page, ListRequest(bucket, key[:-1] + start.name, "/", ""))
+    infos, _ = request_with_retries(start, request, start.settings)
+    return [folder + name.rpartition("/")[2] for name in infos]
+
+
 def stretches_of(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return (after, up to) of listings, to be made at the same time, that cover these names and all between them."""
     names = sorted(names)

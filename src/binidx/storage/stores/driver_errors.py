@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 
@@ -76,12 +77,19 @@ class DriverError(Exception):
 
 
 @contextlib.contextmanager
-def storage_errors(uri: str) -> Iterator[None]:
-    """Turn a driver's exception in the block into an error of `binidx.errors` that names the URI; it is the cause."""
+def storage_errors(uri: str, need_bytes: int = 0) -> Iterator[None]:
+    """Turn a driver's exception in the block into an error of `binidx.errors` that names the URI; it is the cause.
+
+    Args:
+        need_bytes: the least bytes that a file which the block writes will have, if known.
+    """
     try:
         yield
     except BinidxError:
         raise
+    except OSError as error:
+        path = local_path(uri) if error.errno in NO_ROOM else None
+        raise (translated(uri, error) if path is None else no_room(path, error, need_bytes)) from cause_of(error)
     except Exception as error:
         raise translated(uri, error) from cause_of(error)
 
@@ -111,6 +119,21 @@ def translated(uri: str, error: Exception) -> BinidxError:
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
     return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def no_room(path: str, error: OSError, need_bytes: int) -> StorageError:
+    """Return the error for a local file that does not fit its disk, or whose disk cannot be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    need = f", need {need_bytes:,} or more" if need_bytes else ""
+    room, way = f" (found {shutil.disk_usage(folder).free:,} bytes free{need})", "make room, or "
+    if error.errno == errno.EROFS:
+        room = way = ""
+    return StorageError(f"{path}: {error.strerror}: {folder}{room}; {way}name a place on another disk")
 
 
 def access_denied(path: str) -> AccessError:

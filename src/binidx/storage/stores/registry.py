@@ -99,6 +99,14 @@ def is_url(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
 
 
+def expand_uri(uri: str) -> str:
+    """Return a URI with its scheme in lower case, or a path with the home folder in place of its `~`."""
+    scheme, mark, rest = uri.partition("://")
+    if mark:
+        return uri if scheme.islower() or "/" in scheme else scheme.lower() + mark + rest
+    return os.path.expanduser(uri) if uri.startswith("~") else uri
+
+
 def local_path(uri: str) -> str | None:
     """Return the path of a file of this machine, named without a scheme or by file://; None for other URIs.
 

@@ -94,7 +94,7 @@ MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
 
 
-Unit = Literal["bytes", "rows", "samples", "tokens"]
+Unit = Literal["bytes", "rows", "samples", "tokens", "indices"]
 
 
 class ProgressWatcher(Protocol):

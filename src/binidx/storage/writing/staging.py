@@ -139,7 +139,7 @@ class StagingFile:
 
     def _write_out(self, data: Bytes) -> None:
         view = memoryview(data).cast("B")
-        with storage_errors(self.path):
+        with storage_errors(self.path, max(self.size, self.file.tell() + view.nbytes)):
             while view:
                 view = view[self.file.write(view) :]
 

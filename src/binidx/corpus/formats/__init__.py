@@ -1,0 +1,1 @@
+"""Token data of other libraries: read into datasets, and written from them."""

@@ -1,0 +1,243 @@
+"""Import and export: the registry of other libraries' formats, and the proof that a copy has the same tokens.
+
+    import    files ── read ──► documents ── builder ──► PREFIX.bin, .idx    read back, and compared by digest
+    export    PREFIX ─────────► documents ── write ────► files               read back by `read`, and compared
+
+A format is a reader and a writer of documents, arrays of shape (length,). Memory: a shard, and a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from binidx.corpus.formats import flat_tokens, shards, tables
+from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
+from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.location import Location
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+
+
+@dataclass(frozen=True)
+class PeerFormat:
+    """Format of another library.
+
+    Attributes:
+        peer: library and version whose files were compared.
+        read: yields the documents of the files that a user names, in their order.
+        write: writes documents below a location, and returns the files that `read` takes.
+        needs_eod: whether its files lack the bounds of documents, which then end, or begin, with an EOD.
+    """
+
+    peer: str
+    read: Callable[[Sequence[Location], PeerOptions], Iterator[Tokens]]
+    write: Callable[[Location, Iterable[Tokens], np.dtype[Any], PeerOptions], Files]
+    needs_eod: bool = False
+
+
+FORMATS = {
+    "mds": PeerFormat("MosaicML Streaming 0.13", shards.read_mds, shards.write_mds),
+    "litdata": PeerFormat("LitData 0.2", shards.read_litdata, shards.write_litdata),
+    "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, needs_eod=True),
+    "arrow": PeerFormat("datasets.save_to_disk", tables.read_arrow, tables.write_arrow),
+    "nanotron": PeerFormat("datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron),
+    "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, needs_eod=True),
+    "neox": PeerFormat("GPT-NeoX, fairseq (TNTIDX)", flat_tokens.read_neox, flat_tokens.write_neox),
+}
+"""Name of a format -> its functions. A new one is a row, a reader and a writer."""
+
+
+@dataclass(frozen=True)
+class ImportResult(JsonResult):
+    """Counts of an import or an export.
+
+    Attributes:
+        files: files that were read, or written.
+        digest: XXH3 of the lengths and tokens of all documents, in 32 hex digits; equal for both sides.
+    """
+
+    format: str
+    prefix: str
+    files: list[str]
+    documents: int
+    tokens: int
+    dtype: str
+    digest: str
+
+
+class DocumentDigest:
+    """Digest and counts of documents, whatever the dtype of their tokens."""
+
+    def __init__(self) -> None:
+        self.hash, self.documents, self.tokens = xxhash.xxh3_128(), 0, 0
+
+    def add(self, document: Tokens) -> None:
+        """Add a document."""
+        self.documents, self.tokens = self.documents + 1, self.tokens + len(document)
+        self.hash.update(np.int64(len(document)).tobytes() + np.ascontiguousarray(document, "<i8").tobytes())
+
+    def over(self, documents: Iterable[Tokens], watch: ProgressWatcher | None = None) -> Iterator[Tokens]:
+        """Yield the documents, and add each."""
+        for document in documents:
+            self.add(document)
+            if watch is not None:
+                watch.advance(len(document))
+            yield document
+
+
+def import_dataset(
+    format: str,
+    sources: Sequence[str],
+    target: str,
+    *,
+    eod: int | None = None,
+    column: str | None = None,
+    stored_dtype: str | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    source_options: Options = None,
+    target_options: Options = None,
+    watch: ProgressWatcher | None = None,
+) -> ImportResult:
+    """Write the documents of another library's files as a dataset, read it back and compare all tokens.
+
+    Args:
+        format: key of FORMATS.
+        sources: folder of `mds`, `litdata` and `arrow`; files of the others, in order; prefix of `neox`.
+        target: prefix to write.
+        eod: id at the bounds of documents: required by `olmo` and `llmc`; of the others it splits packed samples.
+        column: of `mds` and `arrow`; by default tokens or input_ids.
+        stored_dtype: NumPy's name of the tokens' type in files that do not record it: `olmo`, `bytes` columns of `mds`.
+        dtype: of the dataset; by default that of the files, int32 for unsigned and wider integers.
+        overwrite: replace a dataset.
+        watch: receiver of the progress, in tokens.
+
+    Raises:
+        ConfigError: an unknown format, or an option that the format needs is missing.
+        FormatError: the files are not of the format, or a token does not fit `dtype`.
+        ObjectExistsError: there is a dataset, and `overwrite` is False.
+
+    Source: ours.
+    """
+    peer, watch = find_format(format), watch or SilentWatcher()
+    options = PeerOptions(eod, column, None if stored_dtype is None else np.dtype(stored_dtype))
+    if peer.needs_eod and eod is None:
+        raise ConfigError(f"eod: {format} files have no bounds of documents; give the id at them")
+    place = Location.of(target, target_options)
+    if not overwrite and IndexedDataset.exists(target, storage_options=target_options):
+        raise ObjectExistsError(f"{place}: holds a dataset; give another prefix, or --overwrite")
+    DatasetTarget.open(place, "raw", [], overwrite=overwrite)
+    locations = [Location.of(source, source_options) for source in sources]
+    documents = peer.read(locations, options)
+    if eod is not None and not peer.needs_eod:
+        documents = split_stream(documents, eod)
+    first = next(documents, None)
+    given = DocumentDigest()
+    kind = np.dtype(dtype) if dtype else choose_dtype(first)
+    watch.begin("documents", 0, 0, "tokens")
+    with IndexedDatasetBuilder(f"{place}.bin", kind, storage_options=target_options) as builder:
+        for document in given.over(chained(first, documents), watch):
+            builder.add_document(document, [len(document)])
+        builder.finalize(f"{place}.idx")
+    check_equal(format, place.uri, given, read_documents(IndexedDataset(target, storage_options=target_options)))
+    files = [location.uri for location in locations]
+    return ImportResult(format, target, files, given.documents, given.tokens, kind.name, given.hash.hexdigest())
+
+
+def export_dataset(
+    format: str,
+    source: str,
+    target: str,
+    *,
+    eod: int | None = None,
+    source_options: Options = None,
+    target_options: Options = None,
+    watch: ProgressWatcher | None = None,
+) -> ImportResult:
+    """Write a dataset as files of another library, read them back and compare all tokens.
+
+    Args:
+        format: key of FORMATS.
+        source: prefix of the dataset; the sequences of a document are written as one.
+        target: folder to write; prefix of `neox`.
+        eod: as in `import_dataset`.
+        watch: receiver of the progress, in tokens.
+
+    Raises:
+        ConfigError: an unknown format, or `eod` is missing.
+        FormatError: the format cannot hold a document, such as one without tokens in `mds`; or the files, read back,
+            have other documents.
+        ObjectExistsError: a file exists.
+
+    Source: ours.
+    """
+    peer, watch = find_format(format), watch or SilentWatcher()
+    if peer.needs_eod and eod is None:
+        raise ConfigError(f"eod: {format} files have no bounds of documents; give the id at them")
+    dataset, place = IndexedDataset(source, storage_options=source_options), Location.of(target, target_options)
+    dtype, given = np.dtype(dataset.index.dtype), DocumentDigest()
+    watch.begin("documents", dataset.index.num_tokens, 0, "tokens")
+    options = PeerOptions(eod, None, dtype, dataset.index.num_tokens)
+    files = peer.write(place, given.over(read_documents(dataset), watch), dtype, options)
+    check_equal(format, place.uri, given, peer.read(files, options))
+    names = [file.uri for file in files]
+    return ImportResult(format, source, names, given.documents, given.tokens, dtype.name, given.hash.hexdigest())
+
+
+def find_format(name: str) -> PeerFormat:
+    """Return a format by its name; raise ConfigError if it is not known."""
+    if name not in FORMATS:
+        raise ConfigError(f"format: unknown (found {name!r}, need one of {', '.join(FORMATS)})")
+    return FORMATS[name]
+
+
+def check_equal(format: str, uri: str, given: DocumentDigest, documents: Iterable[Tokens]) -> None:
+    """Raise FormatError if documents that were read back are not the given ones."""
+    found = DocumentDigest()
+    for document in documents:
+        found.add(document)
+    if found.hash.digest() != given.hash.digest():
+        counts = [f"{each.documents:,} documents, {each.tokens:,} tokens" for each in (found, given)]
+        hint = "; an EOD inside a document, or one that lacks it, has no place in this format"
+        raise FormatError(
+            f"{uri}: other documents than were written (found {counts[0]}; need {counts[1]})"
+            f"{hint if find_format(format).needs_eod else ''}; remove it"
+        )
+
+
+SEQUENCES_AT_ONCE = 1024
+
+
+def read_documents(dataset: IndexedDataset) -> Iterator[Tokens]:
+    """Yield the tokens of each document."""
+    bounds: list[int] = dataset.document_indices.tolist()
+    sequences = (
+        sequence
+        for start in range(0, len(dataset), SEQUENCES_AT_ONCE)
+        for sequence in dataset[start : start + SEQUENCES_AT_ONCE]
+    )
+    for first, stop in pairwise(bounds):
+        parts: list[NDArray[Any]] = [next(sequences) for _ in range(stop - first)]
+        yield parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dataset.index.dtype), *parts])
+
+
+def choose_dtype(first: Tokens | None) -> np.dtype[Any]:
+    """Return the dtype of a dataset for tokens like these: their own, or int32 for one that a dataset cannot have."""
+    kind = np.dtype(np.int32) if first is None else first.dtype.newbyteorder("=")
+    return kind if kind in (np.uint8, np.uint16, np.int8, np.int16, np.int32) else np.dtype(np.int32)
+
+
+def chained(first: Tokens | None, rest: Iterator[Tokens]) -> Iterator[Tokens]:
+    """Yield a first document, unless it is None, and the others."""
+    if first is not None:
+        yield first
+    yield from rest

@@ -1,0 +1,228 @@
+"""Shards of samples with an index.json: MDS of MosaicML Streaming, and chunks of LitData's TokensLoader.
+
+    MDS       u32 n │ u32 offset × (n + 1) │ JSON of the columns │ samples: u32 size of each column without one, columns
+    LitData   u32 n │ u32 offset × (n + 1) │ items: tokens
+
+Source: MosaicML Streaming 0.13 (MDSWriter, encodings), LitData 0.2 (BinaryWriter, TokensLoader).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, group_documents, read_file, write_new
+from binidx.errors import ConfigError, FormatError
+from binidx.json_models import JsonFile
+from binidx.storage.location import Location
+
+INDEX = "index.json"
+MDS_COLUMNS = ("tokens", "input_ids")
+SHAPES = ("<u1", "<u2", "<u4", "<u8")
+"""Types of the lengths in the shape of an array, by the two low bits of its first byte."""
+
+VALUES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
+"""Code of an array's type, where the column does not fix it."""
+
+
+@dataclass
+class ShardFile:
+    """File of a shard."""
+
+    basename: str
+
+
+@dataclass
+class MdsShard:
+    """Fields of a shard in the index.json of MDS that binidx reads."""
+
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    raw_data: ShardFile
+    compression: str | None = None
+    zip_data: ShardFile | None = None
+
+
+@dataclass
+class MdsIndex:
+    """The index.json of MDS."""
+
+    shards: list[MdsShard]
+
+
+@dataclass
+class LitdataChunk:
+    """Fields of a chunk in the index.json of LitData that binidx reads."""
+
+    filename: str
+
+
+@dataclass
+class LitdataConfig:
+    """Fields of the config in the index.json of LitData that binidx reads."""
+
+    data_format: list[str]
+    compression: str | None = None
+    encryption: Any = None
+
+
+@dataclass
+class LitdataIndex:
+    """The index.json of LitData."""
+
+    chunks: list[LitdataChunk]
+    config: LitdataConfig
+
+
+MDS_FILE, LITDATA_FILE = JsonFile(MdsIndex, {"version": 2}, open=True), JsonFile(LitdataIndex, open=True)
+
+
+def decompressed(uri: str, data: memoryview, compression: str | None) -> bytes | memoryview:
+    """Return the plain bytes of a shard."""
+    name = (compression or "").partition(":")[0]
+    if not name:
+        return data
+    try:
+        if name == "zstd":
+            return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+        if name == "gz":
+            return gzip.decompress(data)
+    except (zstandard.ZstdError, EOFError, OSError) as error:
+        raise FormatError(f"{uri}: damaged: {error}") from error
+    raise ConfigError(f"{uri}: compressed by {name} (need zstd, gz or none); write it again")
+
+
+def read_items(uri: str, data: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of the items of a shard."""
+    view = memoryview(data)
+    count = int.from_bytes(view[:4], "little")
+    if 4 * (count + 2) > len(view):
+        raise FormatError(f"{uri}: {len(view)} bytes, its {count} offsets need {4 * (count + 2)}")
+    offsets = np.frombuffer(view, "<u4", count + 1, 4).tolist()
+    for start, stop in pairwise(offsets):
+        if not 4 <= start <= stop <= len(view):
+            raise FormatError(f"{uri}: an item from byte {start} to {stop}, the shard has {len(view)}")
+        yield view[start:stop]
+
+
+def format_shard(head: bytes, items: Sequence[bytes]) -> bytes:
+    """Return the bytes of a shard: number of items, offsets, `head`, items."""
+    start = 4 * (len(items) + 2) + len(head)
+    offsets = np.cumsum([start, *map(len, items)], dtype=np.int64)
+    if offsets[-1] >= 1 << 32:
+        raise FormatError(f"shard: {offsets[-1]} bytes, need less than 4 GiB; cut the longest documents")
+    return np.uint32(len(items)).tobytes() + offsets.astype("<u4").tobytes() + head + b"".join(items)
+
+
+def read_mds(folders: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
+    """Yield the samples of MDS folders."""
+    for folder in folders:
+        index = folder / INDEX
+        for shard in MDS_FILE.decode(read_file(index), index.uri).shards:
+            names = shard.column_names
+            column = options.column or next((name for name in MDS_COLUMNS if name in names), None)
+            if column not in names:
+                raise ConfigError(f"column: found {column or 'none'}, {index} has {', '.join(names)}")
+            file = folder / (shard.zip_data or shard.raw_data).basename
+            data = decompressed(file.uri, read_file(file), shard.compression if shard.zip_data else None)
+            for item in read_items(file.uri, data):
+                yield decode_mds(item, shard, names.index(column), f"{file}, column {column}", options)
+
+
+def decode_mds(item: memoryview, shard: MdsShard, column: int, subject: str, options: PeerOptions) -> Tokens:
+    """Return the tokens in a column of a sample: after the sizes of the columns without a fixed one, the columns."""
+    at = 4 * shard.column_sizes.count(None)
+    kind, *fixed = shard.column_encodings[column].split(":")
+    if kind not in ("bytes", "ndarray"):
+        raise ConfigError(f"column: {subject} is of {shard.column_encodings[column]}, need bytes or ndarray")
+    try:
+        stored = iter(np.frombuffer(item, "<u4", at // 4).tolist())
+        lengths = [next(stored) if size is None else size for size in shard.column_sizes]
+        start = at + sum(lengths[:column])
+        data = item[start : start + lengths[column]]
+        if kind == "bytes":
+            return np.frombuffer(data, options.required_dtype(subject))
+        dtype, at = (np.dtype(fixed[0]), 0) if fixed else (np.dtype(VALUES[data[0]]), 1)
+        if len(fixed) < 2:
+            at += 1 + (data[at] >> 2) * (1 << data[at] % 4)
+        return np.frombuffer(data[at:], dtype)
+    except (ValueError, TypeError, LookupError) as error:
+        raise FormatError(f"{subject}: no sample of these columns: {error}") from error
+
+
+def write_mds(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
+    """Write documents as samples with a column `tokens`; return the folder."""
+    config = {
+        "column_encodings": [f"ndarray:{dtype.name}"], "column_names": ["tokens"], "column_sizes": [None],
+        "compression": None, "format": "mds", "hashes": [], "size_limit": None, "version": 2,
+    }  # fmt: skip
+    head, shards = json.dumps(config, sort_keys=True).encode(), []
+    for number, group in enumerate(group_documents(documents)):
+        name = f"shard.{number:05}.mds"
+        data = format_shard(head, [encode_mds(document) for document in group])
+        write_new(folder / name, [data])
+        raw = {"basename": name, "bytes": len(data), "hashes": {}}
+        shards.append({**config, "raw_data": raw, "samples": len(group), "zip_data": None})
+    write_new(folder / INDEX, [json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode()])
+    return [folder]
+
+
+def encode_mds(document: Tokens) -> bytes:
+    """Return the bytes of a sample of one array."""
+    if not len(document):
+        raise FormatError("document: has no tokens, which MDS cannot hold; preprocess with --empty drop")
+    code = next(number for number in range(4) if len(document) < 1 << (8 << number))
+    data = bytes([1 << 2 | code]) + np.array(len(document), SHAPES[code]).tobytes() + document.tobytes()
+    return np.uint32(len(data)).tobytes() + data
+
+
+LITDATA_CODES = {"uint8": 11, "int8": 12, "int16": 13, "int32": 15, "int64": 17, "uint16": 20}
+"""Type -> its number in `data_format`, which LitData keeps."""
+
+LITDATA_KINDS = {str(number): np.dtype(name) for name, number in LITDATA_CODES.items()} | {
+    "14": np.dtype("int16"), "16": np.dtype("int32"), "18": np.dtype("int64"),
+}  # fmt: skip
+LEAF = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
+"""torch's text of the structure of an item that is one tensor."""
+
+
+def read_litdata(folders: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
+    """Yield the items of folders that were written for LitData's TokensLoader."""
+    for folder in folders:
+        index = LITDATA_FILE.decode(read_file(folder / INDEX), (folder / INDEX).uri)
+        kind, _, number = "".join(index.config.data_format[:1]).partition(":")
+        dtype = LITDATA_KINDS.get(number) if kind == "no_header_tensor" else options.stored_dtype
+        if dtype is None or index.config.encryption:
+            raise ConfigError(f"{folder}: items are {kind}:{number}, or encrypted; need plain tensors of integers")
+        for chunk in index.chunks:
+            file = folder / chunk.filename
+            for item in read_items(file.uri, decompressed(file.uri, read_file(file), index.config.compression)):
+                if len(item) % dtype.itemsize:
+                    raise FormatError(f"{file}: an item of {len(item)} bytes, need a multiple of {dtype.itemsize}")
+                yield np.frombuffer(item, dtype)
+
+
+def write_litdata(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
+    """Write documents as the items of chunks for LitData's TokensLoader; return the folder."""
+    if dtype.name not in LITDATA_CODES:
+        raise ConfigError(f"{folder}: tokens of {dtype.name}, LitData has {', '.join(LITDATA_CODES)}")
+    chunks = []
+    for number, group in enumerate(group_documents(documents)):
+        name, data = f"chunk-0-{number}.bin", format_shard(b"", [document.tobytes() for document in group])
+        write_new(folder / name, [data])
+        counts = {"chunk_bytes": len(data), "chunk_size": len(group), "dim": sum(map(len, group))}
+        chunks.append({**counts, "filename": name})
+    config = {
+        "chunk_bytes": 1 << 26, "chunk_size": None, "compression": None, "encryption": None, "data_spec": LEAF,
+        "data_format": [f"no_header_tensor:{LITDATA_CODES[dtype.name]}"], "item_loader": "TokensLoader",
+    }  # fmt: skip
+    write_new(folder / INDEX, [json.dumps({"chunks": chunks, "config": config}, sort_keys=True).encode()])
+    return [folder]

@@ -1,0 +1,90 @@
+"""State of a loader: one integer, a fingerprint of the order in which it counts, and the samples there are.
+
+    {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3", "total_samples": 9765625}
+
+The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
+documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
+requested for the run, as long as these come in the same order; errors name it. Two more keys are compared where both
+sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
+data describes them: `IndexedDataset.token_digests`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.loader.dataset_protocols import (
+    digest_tokens,
+    find_megatron_samples,
+    get_stored_order,
+    identify_order,
+)
+from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
+
+logger = logging.getLogger(__name__)
+State = dict[str, Any]
+
+
+def check_state(state: Mapping[str, Any], dataset: Any, sampler: PretrainingSampler) -> int:
+    """Return the consumed samples of a state, of a loader over this dataset and sampler.
+
+    Args:
+        state: returned by `state_dict` of a loader of the same order, on any number of ranks.
+        dataset: of the loader.
+        sampler: of the loader.
+
+    Raises:
+        ConfigError: not a state, or one of another order or of other tokens.
+    """
+    try:
+        consumed, theirs, order = state["consumed_samples"], state["fingerprint"], state.get("order")
+        tokens = [dict(digests) for digests in state.get("tokens", ())]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        way = "a number of samples, such as Megatron's consumed_train_samples, is the argument consumed_samples"
+        raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave; {way}") from error
+    consumed = check_consumed_samples(consumed, None)
+    ours = fingerprint(dataset, sampler)
+    if theirs != ours:
+        size = f" of {state['total_samples']} samples" if "total_samples" in state else ""
+        version = find_megatron_samples(dataset)
+        option = f"megatron_samples ({version!r} here; states of before this option need '0.16.1'), "
+        raise ConfigError(
+            f"resume: state is for fingerprint {theirs}{size}, this loader is {ours} of "
+            f"{sampler.total_samples} samples; check {option if version else ''}data, split, weights, seed "
+            "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
+            f"part of its order. To continue all the same, set consumed_samples={consumed}"
+        )
+    stored = get_stored_order(dataset)
+    if stored is not None and order is None:
+        logger.warning("resume: the state does not name the run whose order it counts: check %r", dataset)
+    elif stored != order:
+        raise ConfigError(
+            f"resume: state is for the order {order}, {dataset!r} stores the order {stored}; open the bake of "
+            f"that run. To continue all the same, set consumed_samples={consumed}"
+        )
+    for number, (was, now) in enumerate(zip(tokens, digest_tokens(dataset) if tokens else (), strict=False)):
+        if changed := [kind for kind in was.keys() & now.keys() if was[kind] != now[kind]]:
+            raise ConfigError(
+                f"resume: dataset {number} of this loader has other tokens than the state's ({', '.join(changed)} "
+                f"digest); bring the data back. To continue all the same, set consumed_samples={consumed}"
+            )
+    return consumed
+
+
+def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:
+    """Return the digest of the order in which all ranks together are served, 16 hex digits."""
+    text = json.dumps([identify_order(dataset), describe_walk(sampler)], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def describe_walk(sampler: PretrainingSampler) -> Any:
+    """Return the values that a sampler's order depends on; that of a cyclic sampler depends on the topology, too."""
+    if not isinstance(sampler, MegatronPretrainingRandomSampler):
+        return "single"
+    topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
+    return ["cyclic", *topology, sampler.data_sharding, sampler.surplus_batches]

@@ -1,0 +1,127 @@
+"""trace, where and account of packed runs against every block that their ranks read, and the tokens in it."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.traceable_runs import write_source
+
+from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.packed import packed_order
+from binidx.packed.packed_convert import indexed_to_packed
+from binidx.packed.packed_files import PackedFiles
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
+from binidx.packed.packed_origins import PackedDocuments
+from binidx.packed.packed_run import FORKS, load_packed_run
+from binidx.tools import main
+
+SEPARATOR = 999_999
+
+
+def write_run(directory: Path, seed: int) -> tuple[str, random.Random]:
+    """The file of a random run over packed files whose tokens say where they come from."""
+    choose = random.Random(seed)
+    block = choose.randrange(2, 9)
+    sets = []
+    for name in ("web", "code")[: choose.randrange(1, 3)]:
+        prefix = write_source(directory / name, choose, choose.random() < 0.5)
+        options = {"add_separator": choose.random() < 0.5}
+        chunk = block * choose.randrange(1, 4) + choose.randrange(block)
+        files = indexed_to_packed(IndexedDataset(prefix), f"{directory}/packed", name, chunk, SEPARATOR, **options)
+        sets.append({"name": name, "files": files, "weight": choose.random() + 0.1})
+    described = {
+        "fork": choose.choice([*FORKS]), "block_size": block, "n_chunks": choose.randrange(1, 3), "seed": seed,
+        "sets": sets, "num_ranks": choose.randrange(1, 3), "num_workers": choose.randrange(3),
+        "micro_batch_size": choose.randrange(1, 4), "accumulation": choose.randrange(1, 3),
+        "shuffle_filenames": choose.choice([None, True, False]),
+    }  # fmt: skip
+    (directory / "packed.json").write_text(json.dumps(described))
+    return f"{directory}/packed.json", choose
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    file, choose = write_run(directory, seed)
+    order = load_packed_run(file)
+    count = order.num_steps()
+    stop = min(20, 20 if count is None else count)
+    if not stop:
+        return
+    found = rows(capsys, "trace", file, "--step", f"0:{stop}")
+    readings, blocks = order.rows(range(stop))
+    assert [(row["step"], row["rank"], row["slot"]) for row in found] == [
+        *zip(readings.step.tolist(), readings.rank.tolist(), readings.slot.tolist(), strict=True)
+    ]
+    for row, tokens in zip(found, order.read(blocks).tolist(), strict=True):
+        assert row["dataset"] == f"{directory}/{row['source']}"
+        of_docs: list[Any] = [SEPARATOR] * len(tokens)
+        for doc in row["docs"]:
+            first = doc["doc"] * 1000 + doc["start"]
+            of_docs[doc["dst"] : doc["dst"] + doc["len"]] = range(first, first + doc["len"])
+        assert of_docs == tokens
+    document, source = choose.randrange(5), choose.choice(order.names)
+    needed = [row for row in found if row["source"] == source and any(doc["doc"] == document for doc in row["docs"])]
+    asked = ["where", file, "--document", str(document), "--source", source, "--before-step", str(stop)]
+    assert sorted(rows(capsys, *asked), key=lambda row: row["position"]) == sorted(
+        needed, key=lambda row: row["position"]
+    )
+    (counted,) = rows(capsys, *asked, "--count")
+    steps = [row["step"] for row in needed]
+    assert [(row["blocks_read"], row["first_step"], row["last_step"]) for row in counted] == [
+        (len(steps), min(steps, default=None), max(steps, default=None))
+    ]
+    (accounts,) = rows(capsys, "account", file, "--before-step", str(stop))
+    assert [row["blocks_read"] for row in accounts] == [
+        sum(row["source"] == name for row in found) for name in order.names
+    ]
+    one = found[0]
+    asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--before-step", str(stop)]
+    assert one in rows(capsys, *asked)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_packed_runs_answer_the_same_questions(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_run(tmp_path, seed, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12, 112))
+def test_many_packed_runs_do(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_run(tmp_path, seed, capsys)
+
+
+@pytest.mark.parametrize("at_end", [AtEnd.stop, AtEnd.repeat])
+def test_draws_are_the_same_from_any_kept_state(at_end: AtEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [PackedSet(17, 6, 2, 3, at_end=at_end), PackedSet(9, 40, 1, 3, at_end=at_end)]
+    whole = PackedRun(sets, [0.3, 0.7], 77_001, 0, 1, 2, 3).blocks(0, 90)
+    packed_order._draws_of.cache_clear()
+    monkeypatch.setattr(packed_order, "DRAWN_AT_ONCE", 7)
+    run = PackedRun(sets, [0.3, 0.7], 77_001, 0, 1, 2, 3)
+    for first in (80, 3, 0, 41, 80):
+        assert (run.blocks(first, first + 10) == whole[first : first + 10]).all()
+    for count in range(90):
+        assert run.count_sets(count).tolist() == np.bincount(whole[:count, 0], minlength=2).tolist()
+    packed_order._draws_of.cache_clear()
+
+
+def test_files_are_opened_as_they_are_needed(tmp_path: Path) -> None:
+    file, _ = write_run(tmp_path, 3)
+    described = json.loads(Path(file).read_text())
+    names = described["sets"][0]["files"]
+    for name in names[1:]:
+        Path(name).unlink()
+    files = PackedFiles(names, described["block_size"])
+    assert PackedDocuments(files).documents(len(names) // 2, 0)[1]
+    with pytest.raises(ConfigError, match="document 4000, it has"):
+        PackedDocuments(files).blocks_of([4000])
+    Path(f"{tmp_path}/packed/web.packed.json").unlink()
+    with pytest.raises(ConfigError, match=r"web\.packed\.json: not found, so the documents of its files are not known"):
+        PackedDocuments(files).blocks_of([0])

@@ -1,0 +1,133 @@
+"""The questions of trace, where and account about a run over packed files (LITPKDS)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from binidx.errors import ConfigError
+from binidx.packed.packed_origins import PackedDocuments
+from binidx.packed.packed_run import Numbers, PackedRunOrder
+from binidx.run.global_order import SampleReads
+
+from ._command import print_result
+from ._display import counts
+from ._display import table as columns
+from ._runs import TEXT_WIDTH, decoder, parse_steps, stop_step
+
+
+def trace_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
+    """Print the blocks of some steps, and their documents where `binidx pack` wrote their origin."""
+    steps = parse_steps(order, arguments.step, "step")
+    if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
+        raise ConfigError(f"rank: found {arguments.rank}, the run has {order.num_ranks}, counted from 0")
+    decode = decoder(arguments.tokenizer, arguments.storage_options)
+    for step in steps:
+        print_blocks(order, *order.rows(range(step, step + 1), arguments.rank), arguments.json, decode)
+
+
+def find_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
+    """Print the reads of the blocks with parts of some documents, N, and of blocks FILE:BLOCK; or how often each."""
+    stop, targets = stop_step(order, arguments.before_step), list[tuple[str, int, Numbers]]()
+    for number, files in enumerate(order.files or ()):
+        prefix = None if arguments.source == order.names[number] else arguments.source
+        documents = PackedDocuments(files)
+        for name in arguments.document:
+            uri, _, block = name.rpartition(":")
+            if uri in files.uris and block.isdecimal():
+                targets.append((name, number, np.array([[files.uris.index(uri), int(block)]])))
+            elif name.isdecimal() and (prefix is None or documents.has(prefix)):
+                targets.append((name, number, documents.blocks_of([int(name)], prefix)))
+    if not targets:
+        raise ConfigError(
+            f"--document: found {', '.join(arguments.document)}, needs numbers of documents or FILE:BLOCK"
+        )
+    wanted = {
+        number: np.concatenate([blocks for _, each, blocks in targets if each == number]) for _, number, _ in targets
+    }
+    readings, blocks = order.where(wanted, stop)
+    if arguments.count:
+        rows = [count_target(order, *target, readings, blocks) for target in targets]
+        text = columns([*rows[0]], [["" if value is None else str(value) for value in row.values()] for row in rows])
+        print_result(rows, text, arguments)
+    else:
+        print_blocks(order, readings, blocks, arguments.json)
+    steps = len(np.unique(readings.step))
+    print(f"{counts(blocks=len(readings.step))} in {steps:,} of {counts(steps=stop)}", file=sys.stderr)
+
+
+def count_target(
+    order: PackedRunOrder, name: str, number: int, wanted: Numbers, readings: SampleReads, blocks: Numbers
+) -> dict[str, Any]:
+    """Return how often blocks with a document, or one block, were read, and the first and last step."""
+    codes = wanted[:, 0] * order.sets[number].num_blocks + wanted[:, 1]
+    steps = readings.step[(blocks[:, 0] == number) & np.isin(readings.sample, codes)]
+    ends = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
+    return {
+        "source": order.names[number],
+        "document": name,
+        "blocks": len(wanted),
+        "blocks_read": len(steps),
+        "first_step": ends[0],
+        "last_step": ends[1],
+    }
+
+
+def account_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
+    """Print for each set its size and its use up to a step."""
+    if arguments.repeats or arguments.consumed_samples is not None:
+        raise ConfigError("--repeats, --consumed-samples: packed files have no counts of documents; give --before-step")
+    stop, rows = stop_step(order, arguments.before_step), list[dict[str, Any]]()
+    for name, of, files, read in zip(order.names, order.sets, order.files or (), order.count_blocks(stop), strict=True):
+        total = of.num_files * of.num_blocks
+        sizes = {"source": name, "files": of.num_files, "blocks": total, "tokens": total * files.block_size}
+        used = {"blocks_read": int(read), "tokens_read": int(read) * files.block_size, "epochs": int(read) / total}
+        rows.append({**sizes, **used})
+    cells = [
+        [f"{value:,}" if isinstance(value, int) else f"{value:.3f}" for value in list(row.values())[1:]] for row in rows
+    ]
+    text = columns(
+        [*rows[0]], [[row["source"], *own] for row, own in zip(rows, cells, strict=True)], most_rows=len(rows)
+    )
+    print_result(rows, text, arguments)
+
+
+def print_blocks(
+    order: PackedRunOrder,
+    readings: SampleReads,
+    blocks: Numbers,
+    as_json: bool,
+    decode: Callable[[list[int]], str] | None = None,
+) -> None:
+    """Print a row for each read of a block: where it is, and its documents if they are known."""
+    tokens = order.read(blocks) if decode else None
+    known = [PackedDocuments(files) for files in order.files or ()]
+    for place, (number, file, block, epoch) in enumerate(blocks.tolist()):
+        row: dict[str, Any] = {
+            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
+        }
+        row |= {"source": order.names[number], "epoch": epoch, "file": known[number].files.uris[file], "block": block}
+        if known[number].has_origin(file):
+            row["dataset"], row["docs"] = known[number].documents(file, block)
+        if decode and tokens is not None:
+            row["text"] = decode(tokens[place].tolist())
+        print(json.dumps(row) if as_json else _block(row))
+
+
+def _block(row: dict[str, Any]) -> str:
+    lines = [
+        f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}  {row['source']}, epoch {row['epoch']}  "
+        f"{row['file']}, block {row['block']:,}"
+    ]
+    lines += [
+        f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}"
+        for doc in row.get("docs", ())
+    ]
+    if "text" in row:
+        lines.append("    " + " ".join(row["text"].split())[:TEXT_WIDTH])
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""Tokens of another library as a dataset: documents, dtypes and order are kept, and all tokens are compared.
+
+mds, litdata and arrow take folders, neox a prefix, the others files in order. olmo and llmc have no bounds of
+documents: --eod names the id at them. With --eod the packed samples of the others are split into documents, too.
+
+  mds        MosaicML Streaming 0.13, by its index.json; also zstd and gz
+  litdata    LitData 0.2, written for its TokensLoader
+  olmo       OLMo-core 3: .npy of tokens without a header; needs --stored-dtype
+  arrow      Hugging Face datasets, save_to_disk; a column of lists of integers; needs pyarrow
+  nanotron   datatrove's .ds and .ds.index
+  llmc       llm.c's .bin for GPT-2 and Llama 3; the EOD moves from the beginning of a document to its end
+  neox       GPT-NeoX and fairseq, lazy and cached (TNTIDX); its mmap is a dataset already
+
+exit status: 0 the dataset stands, 1 the files are damaged, 2 the call is wrong
+
+example:
+  binidx import mds s3://shards/en --to s3://corpus/en
+  binidx import olmo part-00.npy part-01.npy --to data/en --eod 100257 --stored-dtype uint32
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from binidx.corpus.formats.peer_formats import FORMATS, ImportResult, import_dataset
+
+from ._command import add_json, chosen, command, print_result, target
+from ._display import Bar, counts
+
+DTYPES = ("uint8", "uint16", "int32", "int64")
+
+
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    options.add_argument("format", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    options.add_argument("sources", nargs="+", metavar="SOURCE", help="folder, prefix or files, in any store")
+    options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="dataset to write")
+    options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
+    options.add_argument("--column", metavar="NAME", help="of mds and arrow (tokens, input_ids)")
+    options.add_argument("--stored-dtype", choices=(*DTYPES, "uint32"), help="of tokens in files that do not record it")
+    options.add_argument("--dtype", choices=DTYPES, help="of the dataset (that of the files, or int32)")
+    options.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    add_json(options, "--source-options", "fsspec's options for the sources")
+    add_json(options, "--target-options", "the same for the target")
+
+
+def import_tokens(arguments: argparse.Namespace) -> None:
+    """Import the files, and print a summary."""
+    names = ("format", "sources", "target", "eod", "column", "stored_dtype", "dtype", "overwrite")
+    with Bar("import", arguments.progress) as bar:
+        done = import_dataset(**chosen(arguments, *names, "source_options", "target_options"), watch=bar)
+    print_result(done.to_json(), f"{done.prefix}: {describe(done)} read back and equal", arguments)
+
+
+def describe(done: ImportResult) -> str:
+    """Return the counts of an import or an export as text."""
+    return f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype};"
+
+
+main = command("import", __doc__, add_options, import_tokens, progress=True)
