@@ -58,7 +58,7 @@ def print_exposures(arguments: argparse.Namespace) -> None:
         locations = [Location(source.prefix, options) for source in order.sources]
         uri = arguments.tokenizer
         spec = find_tokenizer(locations) if uri is None else describe_tokenizer(uri, storage_options=options)
-        with Bar("exposures") as bar:
+        with Bar("exposures", arguments.progress) as bar:
             found = search_documents(locations, [text], token_table(spec, options), watch=bar).documents()
         prefixes = [location.uri for location in locations]
         documents = {source: found[prefix] for source, prefix in enumerate(prefixes) if prefix in found}
@@ -92,4 +92,4 @@ def _table(rows: list[dict[str, Any]], stop: int) -> str:
     return f"{columns(head, cells)}\n{text}" if cells else text
 
 
-main = command("exposures", __doc__, add_options, print_exposures)
+main = command("exposures", __doc__, add_options, print_exposures, progress=True)

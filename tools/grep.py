@@ -34,6 +34,7 @@ from typing import Any
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_search import TokenTable
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -45,7 +46,7 @@ from binidx.search.document_search import SearchResult, find_tokenizer, search_d
 from binidx.search.queries import count_ngrams, match_items, read_queries
 from binidx.storage.location import Location
 
-from ._command import add_json, add_workers, chosen_workers, command, prefix, print_result
+from ._command import add_json, add_workers, chosen_workers, command, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._display import table as columns
 from ._runs import open_run, stop_step
@@ -77,7 +78,7 @@ def grep(arguments: argparse.Namespace) -> None:
     order = open_run(arguments, in_ranges=True) if arguments.run else None
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
-    prefixes = [prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
+    prefixes = [as_prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
     names_of: dict[str, str] = {}
     if order is not None and not prefixes:
         names_of = {source.prefix: source.name for source in order.sources}
@@ -95,7 +96,7 @@ def grep(arguments: argparse.Namespace) -> None:
         texts, ngrams = count_ngrams(items, arguments.ngram)
     table = None if arguments.tokens else token_table(_find_spec(arguments, prefixes), options)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
-    with Bar("grep") as bar:
+    with Bar("grep", arguments.progress) as bar:
         place = {"workers": chosen_workers(arguments), "records": arguments.records}
         result = search_documents(prefixes, patterns, table, storage_options=options, watch=bar, **place)
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
@@ -200,4 +201,4 @@ def _print_summary(result: SearchResult) -> None:
     print(f"{num_found:,} of {what}; {human_seconds(result.seconds)}, {rate}/s{left}", file=sys.stderr)
 
 
-main = command("grep", __doc__, add_options, grep)
+main = command("grep", __doc__, add_options, grep, progress=True)

@@ -32,7 +32,6 @@ from binidx.loader.dataset_protocols import (
     is_pure,
     reads_remotely,
 )
-from binidx.loader.device_batches import DeviceBatches
 from binidx.loader.loader_state import State, check_state, describe_walk, fingerprint
 from binidx.loader.losses import LossRecorder
 from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
@@ -49,6 +48,8 @@ from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, 
 try:
     import torch
     from torch.utils.data import DataLoader
+
+    from binidx.loader.device_batches import DeviceBatches
 except ModuleNotFoundError as error:
     raise missing_torch() from error
 
