@@ -265,3 +265,27 @@ def test_a_text_is_found_where_grep_finds_it(tmp_path: Path, capsys: pytest.Capt
         assert "2 times" in text
         assert server.get(f"/{server.digest}/search?text=")[0] == 404
         assert "the_white_rabbit" in "".join(read_html(server.page("source/0/document/0")).texts)
+
+
+def test_a_resumed_run_shows_the_history_that_the_commands_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Run.load(write_run(tmp_path, rampup_batch_size=None))
+    second = replace(
+        first, previous=f"{tmp_path}/run.json", first_step=10, consumed_samples=80, iterations_to_skip=[12, 13]
+    )
+    second.save(run := f"{tmp_path}/run2.json")
+    with served(Explored.open(run)) as server:
+        (accounts,) = printed(capsys, "account", run, "--json")
+        text = server.page("")
+        rows = [row for row in read_html(text).rows if len(row) == 9][1:-1]
+        assert [number(row[6]) for row in rows] == [account["samples_read"] for account in accounts]
+        assert "the last of 2, from step 10" in text
+        assert "skipped" in text
+        for step in (3, 12):
+            rows = printed(capsys, "trace", run, "--step", str(step), "--json")
+            assert [json.loads(line) for line in server.page(f"step/{step}.json").splitlines()] == rows
+        found = printed(capsys, "where", run, "--source", first.config.blend[0][0], "--document", "5", "--json")  # type: ignore[index]
+        shown = read_html(server.page("source/0/document/5/reads")).rows[1:]
+        assert [number(row[0]) for row in shown] == [row["step"] for row in found]
+        assert server.page("step/15/seen")

@@ -73,7 +73,7 @@ def compare_documents(
         for source in second.sources:
             if source.name in known and known[source.name].dataset.identity != source.dataset.identity:
                 raise ConfigError(f"{source.name}: is other data in the second run; its documents have other numbers")
-    marks = [read_documents(first, first_steps), read_documents(second, second_steps)]
+    marks = [mark_documents(first, first_steps), mark_documents(second, second_steps)]
     found = []
     for name in dict.fromkeys([*marks[0], *marks[1]]):
         size = len(next(own[name] for own in marks if name in own))
@@ -84,7 +84,7 @@ def compare_documents(
     return found
 
 
-def read_documents(order: RunOrder, steps: range) -> Marks:
+def mark_documents(order: RunOrder, steps: range) -> Marks:
     """Return which documents have a token in the samples of some steps, the last label of a sample included."""
     check_steps(steps, order.num_steps(), first_step=order.first_step)
     names = order.prefixes
