@@ -107,12 +107,16 @@ $(VENV)/.demo: $(BIN)/python $(BUILT_FROM)
 # A server of Azure's blob protocol, for tests. 3.36 and later need Node.js 21.
 AZURITE := npm install --global --prefix $(VENV) --silent --no-audit --no-fund azurite@3.35.0
 
+# Accessibility rules, for the pages of `binidx explore` in Chromium (apt-get install chromium): `make soak`.
+AXE := npm install --global --prefix $(VENV) --silent --no-audit --no-fund axe-core@4.10.3
+
 # Megatron Core is the oracle of the tests: without its dependencies, which are CUDA's. torchtitan is for its example:
 # without those that want an older `datasets`.
 $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	$(AZURITE) || echo 'Azurite is not installed: tests of abfs:// are skipped'
+	$(AXE) || echo 'axe-core is not installed: the pages are not checked for accessibility'
 	@touch $@ $(VENV)/.demo
 
 # Compilers of all platforms, and the check of what is built.

@@ -57,6 +57,8 @@ def test_every_module_is_in_the_wheel(built: Path) -> None:
     modules = {path.relative_to(ROOT / "src") for path in ROOT.glob("src/binidx/**/*.py")}
     tools = {Path("binidx", path.relative_to(ROOT)) for path in ROOT.glob("tools/**/*.py")}
     assert found == {str(path) for path in modules | tools}
+    pages = {str(path.relative_to(ROOT / "src")) for path in ROOT.glob("src/binidx/explore/[ts]*/*")}
+    assert pages <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_sdist_has_docs_examples_and_tests(built: Path) -> None:

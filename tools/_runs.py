@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import shutil
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from binidx.corpus.origins import origin_text, read_origins
-from binidx.errors import ConfigError, MissingDriverError
+from binidx.corpus.origins import origin_text
+from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.run.global_order import SampleReads
 from binidx.run.load import load_dataset
-from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
@@ -245,75 +240,6 @@ def listed_documents(order: RunOrder, listed: DocumentList) -> dict[int, Numbers
             count = len(source.dataset.document_indices) - 1
             documents[number] = listed.documents_of(source.name, count, is_only=len(names) == 1)
     return documents
-
-
-def build_rows(
-    order: RunOrder,
-    readings: SampleReads,
-    contents: SampleContents,
-    decode: Callable[[list[int]], str] | None = None,
-    *,
-    lineage: bool = True,
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
-
-    Args:
-        order: order of the run.
-        readings: step, rank and slot of each sample.
-        contents: documents of the same samples.
-        decode: returns the text of ids.
-        lineage: whether to add the origins of documents.
-    """
-    tokens = read_text(order.order, readings.sample) if decode else None
-    spans, prefixes, trained = contents.spans, order.prefixes, order.reading.trained(readings.step)
-    origins = sample_origins(order, contents) if lineage else {}
-    for place in range(len(readings.step)):
-        source, docs = int(contents.source[place]), []
-        for piece in range(*spans.bounds[place : place + 2].tolist()):
-            number, target, length = int(spans.document[piece]), int(spans.target[piece]), int(spans.length[piece])
-            doc: dict[str, Any] = {"doc": number, "start": int(spans.start[piece]), "len": length, "dst": target}
-            if origin := origins.get((source, number)):
-                doc["origin"] = origin
-            if decode and tokens is not None:
-                doc["text"] = decode(tokens[place][target : target + length].tolist())
-            docs.append(doc)
-        row: dict[str, Any] = {
-            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
-        }
-        row["trained"] = bool(trained[place])
-        if row["step"] < 0:  # of a sample before `consumed_samples`
-            row |= dict.fromkeys(("step", "rank", "slot", "trained"))
-        yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
-
-
-def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
-    source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
-    origins: dict[tuple[int, int], dict[str, Any]] = {}
-    for number in np.unique(source_of_piece).tolist():
-        source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
-        rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
-        origins |= {(number, document): origin for document, origin in rows.items()}
-    return origins
-
-
-def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, as the first call prints.
-
-    Args:
-        prefix: of the dataset.
-        documents: numbers of documents.
-    """
-    try:
-        return read_origins(prefix, documents)
-    except MissingDriverError as error:
-        _print_once(f"binidx: origins of documents are left out: {error}")
-        return {}
-
-
-@functools.cache
-def _print_once(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

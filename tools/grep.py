@@ -41,6 +41,7 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.provenance.exposures import count_exposures, total_exposures
+from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import SearchResult, find_tokenizer, search_documents
 from binidx.search.queries import count_ngrams, match_items, read_queries
 from binidx.storage.location import Location
@@ -48,7 +49,7 @@ from binidx.storage.location import Location
 from ._command import add_json, add_workers, chosen_workers, command, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._runs import known_origins, open_run, stop_step
+from ._runs import open_run, stop_step
 
 AROUND = 60
 """Bytes of text before and after a match that --show prints."""

@@ -30,13 +30,14 @@ from binidx.format.idx import VERSION, DType
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
+from binidx.run.provenance.sample_rows import known_origins
 from binidx.storage.interfaces import LayeredReader
 from binidx.storage.open import suffix_of
 from binidx.storage.ranges import as_block_reader
 
 from ._command import DATASET, add_json, command, print_result
 from ._display import human_bytes, table
-from ._runs import decoder, known_origins
+from ._runs import decoder
 
 BLOCK = 1 << 20
 """Number of values processed together, so that no pass makes a second index in memory."""

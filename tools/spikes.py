@@ -21,12 +21,13 @@ import sys
 from binidx.loader.losses import read_losses
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.sample_rows import build_rows
 from binidx.run.provenance.spikes import find_spikes
 from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
-from ._runs import add_run, build_rows, decoder, open_run, print_rows, stop_step
+from ._runs import add_run, decoder, open_run, print_rows, stop_step
 
 
 def add_options(options: argparse.ArgumentParser) -> None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 
 from binidx.errors import ConfigError
+from binidx.run.provenance.sample_rows import build_rows
 
 from ._command import command
 from ._packed import trace_packed
-from ._runs import add_run, add_topology, build_rows, decoder, open_history, open_packed, parse_steps, print_rows
+from ._runs import add_run, add_topology, decoder, open_history, open_packed, parse_steps, print_rows
 
 STEPS_AT_ONCE = 16
 """Steps whose samples are in memory together."""

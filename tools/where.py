@@ -31,6 +31,7 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.run.provenance.history import DocumentReads, RunHistory, count_reads
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
@@ -41,7 +42,6 @@ from ._runs import (
     MANY_DOCUMENTS,
     add_run,
     add_topology,
-    build_rows,
     listed_documents,
     open_history,
     open_packed,

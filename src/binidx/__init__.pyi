@@ -62,6 +62,8 @@ from binidx.packed.packed_run import load_packed_run as load_packed_run
 from binidx.prepare.preprocess.job import Job as Job
 from binidx.prepare.preprocess.preprocess import preprocess as preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
+from binidx.run.display.sample_text import show_sample as show_sample
+from binidx.run.display.timeline import build_timeline as build_timeline
 from binidx.run.load import load_dataset as load_dataset
 from binidx.run.load import save_run as save_run
 from binidx.run.provenance.accounts import account as account

@@ -271,6 +271,14 @@ def test_find_documents(saved_run: str, capsys: pytest.CaptureFixture[str]) -> N
     assert set(found["seen"]) >= set(zip(*(each.tolist() for each in readings[:3]), strict=True))
 
 
+def test_explore(saved_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_blocks("how-to/explore", {"folder": saved_run})
+    assert len(found["rest"]) == 3
+    assert (found["third"]["tokens"] == found["train"][2]["tokens"]).all()
+    assert "── document " in capsys.readouterr().out
+    assert Path(f"{saved_run}/epochs.pdf").stat().st_size > 1000
+
+
 def test_bake(saved_run: str) -> None:
     found = run_blocks("how-to/bake", {"folder": saved_run})
     train, order = found["run"].build()[0], found["order"]

@@ -48,6 +48,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("where {run} --document id=id-1-", "parquet"),
     ("account {run}", ""),
     ("order {run} --to {out}/order", "parquet"),
+    ("explore {run} --html {out}/report.html", "explore"),
+    ("plot {run} epochs --to {out}/epochs.svg", "plot"),
     ("bake {run} {out}/baked", ""),
     ("read-plan {run} {out}/plan", ""),
     ("cache list --help", ""),

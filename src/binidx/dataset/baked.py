@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, number_samples
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive, tolerate_all
 from binidx.lazy_values import cached_property
@@ -132,7 +134,15 @@ class PositionedDataset(ABC):
         positions = f"positions {self.stored.first:,} to {self.stored.stop:,}"
         return f"{type(self).__name__}({redacted(self.directory)}, {positions} x {self.config.sequence_length:,})"
 
-    def __getitem__(self, idx: int) -> Sample:
+    def _repr_html_(self) -> str:
+        rows = [("first position", self.stored.first), ("positions", len(self) - self.stored.first)]
+        title = f"{type(self).__name__}: {redacted(self.directory)}"
+        return format_html_table(title, [*rows, ("tokens a sample", self.config.sequence_length)])
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Return a sample, or the list of the samples of a slice or of a list of positions, which are read at once."""
+        if isinstance(idx, SEVERAL):
+            return list(self.__getitems__(number_samples(idx, len(self))))
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import getattr_static
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,16 @@ from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.order_protocols import Numbers
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
+
+if TYPE_CHECKING:
+    from binidx.loader.samplers import PretrainingSampler
 
 Batch = list[int]
 """Sample numbers of a micro-batch."""
@@ -81,7 +85,7 @@ class DatasetView:
     def __len__(self) -> int:
         return len(self.wrapped)
 
-    def __getitem__(self, idx: int) -> Any:
+    def __getitem__(self, idx: Any) -> Any:
         return self.wrapped[idx]
 
     def __getitems__(self, idxs: Sequence[int]) -> Any:
@@ -90,6 +94,35 @@ class DatasetView:
 
     def __repr__(self) -> str:
         return repr(self.wrapped)
+
+    def _repr_html_(self) -> str:
+        return self.wrapped._repr_html_()
+
+
+class ShownLoader:
+    """Base of a loader: its `repr`, and its table in notebooks."""
+
+    dataset: Any
+    _sampler: PretrainingSampler
+    _consumed_samples: int
+
+    def _facts(self) -> tuple[str, dict[str, Any]]:
+        """Return the name of the dataset, and name -> value of what describes the loader."""
+        own, sampler = type(self.dataset).__module__.startswith("binidx."), self._sampler
+        rank = f"{sampler.data_parallel_rank} of {sampler.data_parallel_size}"
+        facts = {"batches": sampler.num_batches, "samples a batch": sampler.micro_batch_size, "rank": rank}
+        name = repr(self.dataset) if own else type(self.dataset).__name__
+        return name, {**facts, "samples consumed": self._consumed_samples}
+
+    def __repr__(self) -> str:
+        name, facts = self._facts()
+        batches, size, rank, consumed = facts.values()
+        batches_of = f"{batches:,} batches of {size}"
+        return f"PretrainingLoader({name}, {batches_of}, rank {rank}, {consumed:,} samples consumed)"
+
+    def _repr_html_(self) -> str:
+        name, facts = self._facts()
+        return format_html_table(f"PretrainingLoader: {name}", [*facts.items()])
 
 
 def batch_reader(dataset: Any) -> ReadBatch:

@@ -22,6 +22,7 @@ from binidx.errors import ConfigError, FormatError, StorageError, trims_tracebac
 from binidx.loader.collate import WorkerBatch, collate_for_trainer
 from binidx.loader.dataset_protocols import (
     DatasetView,
+    ShownLoader,
     batch_reader,
     digest_tokens,
     get_sequence_length,
@@ -180,7 +181,7 @@ def _warn_of_group(num_processes: int) -> None:
         )
 
 
-class PretrainingLoader(DataLoader[Any]):
+class PretrainingLoader(ShownLoader, DataLoader[Any]):
     """torch's DataLoader with a state, read-ahead, random access to steps, and counters of the trainer's waiting.
 
         loader[41_200]              this rank's micro-batch of that step of the whole run
@@ -238,13 +239,6 @@ class PretrainingLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         return self._sampler.num_batches
-
-    def __repr__(self) -> str:
-        own = type(self.dataset).__module__.startswith("binidx.")
-        dataset = repr(self.dataset) if own else type(self.dataset).__name__
-        sampler, batches = self._sampler, f"{len(self):,} batches of {self._sampler.micro_batch_size}"
-        rank = f"rank {sampler.data_parallel_rank} of {sampler.data_parallel_size}"
-        return f"PretrainingLoader({dataset}, {batches}, {rank}, {self._consumed_samples:,} samples consumed)"
 
     def __iter__(self) -> Any:
         self._compare_with_ranks()

@@ -37,6 +37,7 @@ from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
+    from binidx.run.display.sample_text import ShownSample
 
 logger = logging.getLogger(__name__)
 
@@ -209,6 +210,22 @@ class LoadedDataset(DatasetView):
         assert loader is not None
         loader.assumes_all_ranks = not given and mesh is None
         return loader
+
+    def show(self, idx: int, tokenizer: str | None = None) -> ShownSample:
+        """Return a sample as text; see `show_sample`.
+
+        Args:
+            idx: number of the sample.
+            tokenizer: any that `describe_tokenizer` takes; None: that of `load_dataset` if it was a URI, else that in
+                the manifest beside the data.
+
+        Returns:
+            Text in a terminal, HTML in a notebook.
+        """
+        from binidx.run.display.sample_text import show_sample
+
+        own = self._tokenizer if isinstance(self._tokenizer, str) else None
+        return show_sample(self.wrapped, idx, tokenizer or own)
 
     def as_run(self, **options: Any) -> Run:
         """Return the run that reads this dataset, which the commands take.

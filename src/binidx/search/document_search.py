@@ -22,6 +22,8 @@ from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format.idx import little_endian
+from binidx.format.sidecars.dataset_manifest import MANIFEST
+from binidx.format.virtual import check_named
 from binidx.jobs.parts import Values, Workers, json_digest, make_recorded_parts
 from binidx.jobs.runner import check_stop
 from binidx.native.token_search import TokenSearch, TokenTable
@@ -160,6 +162,7 @@ def find_tokenizer(prefixes: Sequence[Location]) -> TokenizerSpec:
                 f"tokenizer: {pair.prefix} has no manifest that names one; give the tokenizer of its tokens"
             )
         uri, merges = str(recorded["uri"]), recorded.get("merges") or None
+        check_named(filter(None, [uri, merges]), pair.prefix + MANIFEST)
         if recorded["digest"] not in found:
             spec = describe_tokenizer(uri, merges=merges, storage_options=pair.prefix.options)
             if spec.digest != recorded["digest"]:

@@ -19,6 +19,7 @@ from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
 from binidx.dataset.megatron.megatron_dataset import with_context
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
+from binidx.dataset.megatron.ordered_dataset import SEVERAL
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
@@ -124,8 +125,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     def reads_by_itself(self) -> bool:
         return self._is_queried or type(self).__getitems__ is not GPTDataset.__getitems__
 
-    def __getitem__(self, idx: int | None) -> Sample:
-        if not self._is_queried:
+    def __getitem__(self, idx: Any) -> Any:
+        if not self._is_queried or isinstance(idx, SEVERAL):
             return super().__getitem__(idx)
         text, _ = self._query_document_sample_shuffle_indices(idx or 0)
         return self.assemble(idx, [np.asarray(text, np.int64)])

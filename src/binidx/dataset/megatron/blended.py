@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset, index_array
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, index_array, number_samples
 from binidx.dataset.token_dataset import TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted
+from binidx.html_table import format_html_table
 from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
@@ -116,7 +117,17 @@ class BlendedDataset(OrderedDataset):
         samples = f"{len(self):,} samples x {self.config.sequence_length:,}"
         return f"{type(self).__name__}({', '.join(parts)}, {self.split.name}, {samples})"
 
-    def __getitem__(self, idx: int) -> Sample:
+    def _repr_html_(self) -> str:
+        shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
+        rows = [(redacted(part.dataset_path or ""), share, len(part)) for part, share in shares]
+        samples = f"{len(self):,} samples of {self.config.sequence_length:,} tokens"
+        title = f"{type(self).__name__}, {self.split.name}: {samples}"
+        return format_html_table(title, rows, ("dataset", "share", "samples built"))
+
+    def __getitem__(self, idx: Any) -> Any:
+        """Return a sample, or the list of the samples of a slice or of a list of numbers, which are read at once."""
+        if isinstance(idx, SEVERAL):
+            return list(self.__getitems__(number_samples(idx, len(self))))
         if self._served is not self._order:
             return self.__getitems__([idx])[0]
         dataset_id = self.dataset_index[idx]

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pad_token
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, get_order_option, number_samples
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, redacted
 from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
@@ -337,13 +338,22 @@ class MegatronDataset(OrderedDataset):
         path = redacted(self.dataset_path or "made-up tokens")
         return f"{type(self).__name__}({path}, {self.index_split.name}, {self._describe_samples()})"
 
+    def _repr_html_(self) -> str:
+        values = (self.index_split.name, len(self), self.config.sequence_length, len(self.dataset))
+        names = ("split", "samples", "tokens a sample", "stored sequences")
+        title = f"{type(self).__name__}: {redacted(self.dataset_path or 'made-up tokens')}"
+        return format_html_table(title, [*zip(names, values, strict=True)])
+
     def _describe_samples(self) -> str:
         try:
             return f"{len(self):,} samples x {self.config.sequence_length:,}"
         except AttributeError:  # within its constructor
             return "not built"
 
-    def __getitem__(self, idx: int | None) -> Sample:
+    def __getitem__(self, idx: Any) -> Any:
+        """Return a sample, or the list of the samples of a slice or of a list of numbers, which are read at once."""
+        if isinstance(idx, SEVERAL):
+            return list(self.__getitems__(number_samples(idx, len(self))))
         return self._samples[idx]
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:

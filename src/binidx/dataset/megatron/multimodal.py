@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.assemble.text_and_images import TEXT, MultimodalAssemble, MultimodalDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
 from binidx.dataset.megatron.mock import MockGPTDataset
-from binidx.dataset.megatron.ordered_dataset import index_array
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, index_array
 from binidx.dataset.token_dataset import Assemble
-from binidx.dataset.torch_bridge import Sample, as_tensor
+from binidx.dataset.torch_bridge import as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
@@ -36,8 +36,10 @@ class MockMultimodalDataset(MockGPTDataset):
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
 
-    def __getitem__(self, idx: int | None) -> Sample:
-        """Return a sample; None is sample 0 without loss."""
+    def __getitem__(self, idx: Any) -> Any:
+        """Return a sample, or a list of several; None is sample 0 without loss."""
+        if isinstance(idx, SEVERAL):
+            return super().__getitem__(idx)
         shape = 3, self.config.image_h or 0, self.config.image_w or 0
         image = as_tensor(np.zeros(shape, np.float32))
         return self.config.preprocess_func({**super().__getitem__(idx), "image": image})

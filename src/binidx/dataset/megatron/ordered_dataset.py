@@ -142,6 +142,24 @@ class OrderedDataset(ABC):
         self._served = order
 
 
+SEVERAL = (slice, list, np.ndarray)
+"""Types of an index of several samples."""
+
+
+def number_samples(idx: Any, size: int) -> Sequence[int]:
+    """Return the numbers of the samples that a slice, or a list or array of numbers, means.
+
+    Args:
+        idx: one of SEVERAL; negative numbers count from the end.
+        size: number of samples.
+    """
+    if isinstance(idx, slice):
+        return range(size)[idx]
+    if any(isinstance(number, bool | np.bool_) for number in idx):
+        raise TypeError("samples: found truth values, needs numbers; numpy.flatnonzero makes them of a mask")
+    return [range(size)[number] for number in idx]
+
+
 UNPICKLED = ("_samples", "_assemble", "build_context")
 """Attributes that are made again, or belong to this process."""
 

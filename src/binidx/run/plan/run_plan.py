@@ -10,6 +10,7 @@ from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
+from binidx.html_table import format_html_table
 from binidx.lazy_values import cached_property
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, start_costs
@@ -88,6 +89,15 @@ class RunPlan:
         """Number of remaining whole steps; None if the run is cyclic."""
         stop = self.order.num_steps() if self.order else self.inventory.run.first_step
         return None if stop is None else stop - self.inventory.run.first_step
+
+    def _repr_html_(self) -> str:
+        head = ("source", "documents", "tokens", "epochs", "repeated documents")
+        rows = [
+            (cost.summary.prefix, cost.documents, cost.tokens, cost.epochs, cost.repeated_documents)
+            for cost in self.costs
+        ]
+        steps = "no end" if self.num_steps is None else f"{self.num_steps:,} steps"
+        return format_html_table(f"RunPlan: {self.num_samples:,} samples, {steps}", rows, head)
 
     @property
     def same_order_up_to(self) -> int | None:
@@ -230,7 +240,7 @@ class RunPlan:
 
 
 def _source_row(costs: Costs) -> dict[str, Any]:
-    counts = ("store", "documents", "tokens", "samples", "epochs", "repeated_documents", "pieces_per_sample")
+    counts = ("store", "documents", "tokens", "epochs", "repeated_documents", "pieces_per_sample")
     sizes = ("stored_bytes", "idx_bytes", "compressed", "checked", "num_parts")
     return {
         "prefix": costs.summary.prefix,

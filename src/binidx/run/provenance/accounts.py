@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
-from binidx.errors import ConfigError, trims_traceback
+from binidx.errors import ConfigError, redacted, trims_traceback
+from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
@@ -60,8 +61,33 @@ class SourceAccount:
     seen: tuple[int, ...] = ()
 
 
+class Accounts(list[SourceAccount]):
+    """Accounts of the sources of a run: a list, with a table in notebooks, and a figure."""
+
+    def plot(self, width: float = 3.3) -> Any:
+        """Return a figure of the repeats of documents if they were counted, else of the tokens read.
+
+        Args:
+            width: width in inches, by default that of a paper's column.
+
+        Returns:
+            A matplotlib figure; its `savefig` writes PNG, SVG or PDF.
+
+        Raises:
+            MissingDriverError: matplotlib is not installed.
+        """
+        from binidx.run.display.figures import draw_accounts
+
+        return draw_accounts(self, width)
+
+    def _repr_html_(self) -> str:
+        names = ("documents", "tokens", "samples_in_run", "samples_read", "tokens_read", "epochs_read")
+        rows = [(redacted(source.source), *(getattr(source, name) for name in names)) for source in self]
+        return format_html_table("account", rows, ("source", *(name.replace("_", " ") for name in names)))
+
+
 @trims_traceback
-def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
+def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> Accounts:
     """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:
@@ -71,7 +97,7 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
 
     Returns:
         One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
-        it.
+        it. The list can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
@@ -94,7 +120,7 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
     )
 
 
-def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> list[SourceAccount]:
+def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> Accounts:
     """Return the accounts of several orders together, each from a position to before a step."""
     accounts: dict[tuple[str, int], SourceAccount] = {}
     times: dict[tuple[str, int], NDArray[Any]] = {}
@@ -113,7 +139,7 @@ def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> lis
                 )
             times[key] += counts
             accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
-    return [*accounts.values()]
+    return Accounts(accounts.values())
 
 
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
@@ -134,7 +160,7 @@ def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> 
 
     def account_source(number: int) -> SourceAccount:
         source, num_read, num_trained = order.sources[number], int(read[number]), int(trained[number])
-        tokens, tokens_read = _tokens_of(source), num_read * length
+        tokens, tokens_read = tokens_of_source(source), num_read * length
         built = len(source.sequences), tokens, len(members[number]), int(in_run[number])
         used = num_read, tokens_read, tokens_read / max(tokens, 1)
         return SourceAccount(source.name, *built, *used, num_trained, num_trained * length)
@@ -142,7 +168,7 @@ def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> 
     return map_sources(order.order, range(len(order.sources)), account_source)
 
 
-def _tokens_of(source: Source) -> int:
+def tokens_of_source(source: Source) -> int:
     """Return the number of stored tokens in the split of a source (of one epoch)."""
     own, index = source.sequences, source.dataset.index
     if not isinstance(own, range):

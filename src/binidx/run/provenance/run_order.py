@@ -28,7 +28,8 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.required_indices import required_indices
-from binidx.errors import ConfigError, ObjectChangedError
+from binidx.errors import ConfigError, ObjectChangedError, redacted
+from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.lazy_values import cached_property
@@ -210,6 +211,14 @@ class RunOrder:
         """True if samples are those of a blend, and have a `dataset_id`."""
         inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
         return isinstance(inner, BlendedOrder)
+
+    def _repr_html_(self) -> str:
+        schedule, steps = self.reading.schedule, self.num_steps()
+        names = ("steps", "samples", "samples a step", "tokens a sample", "ranks", "order", "sources")
+        order = f"{self.reading.dataloader_type}, seed {self.config.random_seed}"
+        sizes = (len(self.order), schedule.global_batch_size, self.config.sequence_length, self.num_ranks)
+        values = ("no end" if steps is None else steps, *sizes, order, ", ".join(map(redacted, self.prefixes[:3])))
+        return format_html_table("RunOrder", [*zip(names, values, strict=True)])
 
     @property
     def num_ranks(self) -> int:

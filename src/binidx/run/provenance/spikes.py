@@ -101,11 +101,7 @@ def find_spikes(
             return
         rows = slice(at[step], at[step + 1])
         before = slice(at[first], at[step])
-        sources = trace_origins(order.order, order.reading.samples_at(positions[before])).source
-        count = np.bincount(sources, minlength=len(order.sources))
-        known = np.nan_to_num(losses[before], posinf=0, neginf=0)
-        mean_of = np.bincount(sources, known, len(order.sources)) / np.maximum(count, 1)
-        mean_of[count == 0] = median
+        mean_of = mean_losses(order, positions[before], losses[before], median)
         reads = order.reading.readings(range(step, step + 1))
         present = np.isin(reads.position, positions[rows])
         reads = SampleReads(*(column[present] for column in reads))
@@ -114,6 +110,25 @@ def find_spikes(
         ranked = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable")
         reads = SampleReads(*(column[ranked] for column in reads))
         yield Spike(step, float(means[place]), median, limit, reads, own[ranked], excess[ranked])
+
+
+def mean_losses(
+    order: RunOrder, positions: Numbers, losses: NDArray[np.float32], otherwise: float
+) -> NDArray[np.float64]:
+    """Return the mean loss of each source, shape (number of sources,).
+
+    Args:
+        order: order of the run.
+        positions: of samples, shape (n,).
+        losses: loss of each.
+        otherwise: value of a source without a loss.
+    """
+    sources = trace_origins(order.order, order.reading.samples_at(positions)).source
+    count = np.bincount(sources, minlength=len(order.sources))
+    known = np.nan_to_num(losses, posinf=0, neginf=0)
+    means: NDArray[np.float64] = np.bincount(sources, known, len(order.sources)) / np.maximum(count, 1)
+    means[count == 0] = otherwise
+    return means
 
 
 def _beyond_limit(means: NDArray[np.float64], window: int, threshold: float) -> Iterator[tuple[int, float, float]]:

@@ -1,0 +1,263 @@
+"""ASGI application of the pages: addresses, errors, files to download, and the server that runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+import socket
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from binidx.corpus.origins import origin_text
+from binidx.errors import BinidxError, redacted, redacted_text
+from binidx.explore import views
+from binidx.explore.explored import Explored
+from binidx.explore.guard import Guard
+from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.sample_rows import build_rows
+
+PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "step/{step:int}": ("step.html", views.show_step),
+    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_text),
+    "step/{step:int}/seen": ("seen.html", views.show_seen),
+    "compare": ("compare.html", views.show_comparison),
+    "search": ("search.html", views.show_search),
+    "repeats": ("repeats.html", views.show_repeats),
+    "source/{source:int}": ("source.html", views.show_source),
+    "source/{source:int}/lengths": ("lengths.html", views.show_lengths),
+    "source/{source:int}/tokens": ("tokens.html", views.show_tokens),
+    "source/{source:int}/document/{document:int}": ("document.html", views.show_document),
+    "source/{source:int}/document/{document:int}/reads": ("reads.html", views.show_reads),
+}
+"""Address of a page below that of its run -> its template, and the function of its values."""
+
+ASSETS = {"explore.css": "text/css", "explore.js": "text/javascript", "icon.svg": "image/svg+xml"}
+DIRECTIONS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
+HIDDEN: dict[int, int | str] = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    **{code: f"[U+{code:04X}]" for code in (0x7F, *DIRECTIONS)},
+}
+"""Characters without a shape of their own, or that reorder those around them -> their pictures or numbers."""
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters can be seen."""
+    return text.translate(HIDDEN)
+
+
+def build_templates() -> jinja2.Environment:
+    """Return the templates; everything that they print is escaped."""
+    loader = jinja2.PackageLoader("binidx.explore")
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    filters: dict[str, Callable[..., Any]] = {
+        "count": lambda number: f"{number:,}",
+        "percent": lambda share: f"{share:.1%}".replace("%", " %"),
+        "visible": visible,
+        "redacted": redacted,
+        "short": lambda prefix: redacted(prefix).rstrip("/").rpartition("/")[2],
+        "origin": lambda origin: redacted_text(origin_text(origin)),
+    }
+    templates.filters.update(filters)
+    templates.policies["json.dumps_kwargs"] = {}
+    return templates
+
+
+def read_asset(name: str) -> str:
+    """Return a file of styles or scripts."""
+    return files("binidx.explore").joinpath("static", name).read_text("utf-8")
+
+
+class Pages:
+    """Responses of the pages of one run or dataset.
+
+    Args:
+        explored: the run or the dataset.
+    """
+
+    def __init__(self, explored: Explored) -> None:
+        self.explored, self.templates = explored, build_templates()
+
+    @property
+    def first_page(self) -> tuple[str, Callable[..., Any]]:
+        """The template of the first page, and the function of its values."""
+        if self.explored.order is None:
+            return "source.html", lambda explored, query: views.show_source(explored, query, 0)
+        return "run.html", views.show_run
+
+    def render(self, template: str, values: dict[str, Any], depth: int = 0, **more: Any) -> str:
+        """Return the HTML of a page.
+
+        Args:
+            template: name of its template.
+            values: its values.
+            depth: folders between its address and that of the run.
+            more: further values.
+        """
+        base = "../" * depth or "./"
+        common = {"explored": self.explored, "base": base, "fragment": False, "static": False}
+        command = values.get("command")
+        typed = command and ["binidx", command[0], redacted(values.get("target", self.explored.name)), *command[1:]]
+        typed_line = typed and shlex.join(map(redacted, typed))
+        return self.templates.get_template(template).render({**common, **more, **values, "typed": typed_line})
+
+    def routes(self) -> list[Route]:
+        """Return the addresses of all pages and files."""
+        digest = self.explored.digest
+        first = Route("/", lambda request: RedirectResponse(f"./{digest}/", 307))
+        shown = {"": self.first_page, **PAGES}
+        pages = [Route(f"/{digest}/{path}", self._endpoint(*page)) for path, page in shown.items()]
+        others = [
+            Route(f"/{digest}/find", self._find),
+            Route(f"/{digest}/timeline.{{kind}}", self._timeline_file),
+            Route(f"/{digest}/compare.csv", self._comparison_file),
+            Route(f"/{digest}/step/{{step:int}}.{{kind}}", self._step_file),
+            Route("/assets/{name}", self._asset),
+        ]
+        # A file of a step would otherwise be a step that is no number.
+        return [first, *others, *pages]
+
+    def _endpoint(self, template: str, view: Callable[..., Any]) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            values = view(self.explored, request.query_params, **request.path_params)
+            return self._html(request, template, values)
+
+        return respond
+
+    def _html(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        depth = max(request.url.path.count("/") - 2, 0)
+        fragment = "x-fragment" in request.headers
+        text = self.render(template, values, depth, fragment=fragment)
+        return Response(text, status, media_type="text/html")
+
+    def _find(self, request: Request) -> Response:
+        found = views.find_page(self.explored, request.query_params)
+        if isinstance(found, str):
+            return RedirectResponse(f"./{found}", 303)
+        return self._html(request, "found.html", found)
+
+    def _asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            raise HTTPException(404)
+        return Response(read_asset(name), media_type=ASSETS[name])
+
+    def _timeline_file(self, request: Request) -> Response:
+        """Respond with the timeline as CSV, or as a figure for a paper."""
+        kind, order = request.path_params["kind"], self.explored.order
+        if order is None:
+            raise HTTPException(404)
+        steps = views.parse_range(request.query_params.get("steps"), self.explored.steps)
+        timeline = self.explored.timeline(steps, views.BINS)
+        if kind == "csv":
+            return _download(as_csv(timeline.rows()), "text/csv", "timeline.csv")
+        if kind not in FIGURE_TYPES:
+            raise HTTPException(404)
+        from binidx.run.display.figures import draw_blend, figure_bytes
+
+        return _download(figure_bytes(draw_blend(timeline), kind), FIGURE_TYPES[kind], f"timeline.{kind}")
+
+    def _comparison_file(self, request: Request) -> Response:
+        """Respond with the documents that are in one of two parts alone, as CSV."""
+        found = views.show_comparison(self.explored, request.query_params)["found"]
+        return _download(as_csv(row for source in found for row in source.rows()), "text/csv", "compare.csv")
+
+    def _step_file(self, request: Request) -> Response:
+        """Respond with the rows of a step as parquet, as CSV with a row for each piece, or as JSON lines."""
+        kind, step, order = request.path_params["kind"], request.path_params["step"], self.explored.order
+        if order is None or kind not in ("csv", "json", "parquet"):
+            raise HTTPException(404)
+        order = self.explored.order_at(step)
+        reads, rank = views.read_step(order, step, request.query_params)
+        name = f"step-{step}{'' if rank is None else f'-rank-{rank}'}.{kind}"
+        if kind == "parquet":
+            from binidx.format.arrow import parquet
+
+            parquet.write_table(order.table(range(step, step + 1), rank, docs="spans"), out := io.BytesIO())
+            return _download(out.getvalue(), "application/vnd.apache.parquet", name)
+        rows = list(build_rows(order, reads, trace_contents(order.order, reads.sample)))
+        if kind == "json":
+            return _download("".join(f"{json.dumps(row)}\n" for row in rows), "application/x-ndjson", name)
+        pieces = ({**{key: row[key] for key in row if key != "docs"}, **doc} for row in rows for doc in row["docs"])
+        flat = ({key: value for key, value in piece.items() if key != "origin"} for piece in pieces)
+        return _download(as_csv(flat), "text/csv", name)
+
+    def fail(self, request: Request, error: Exception) -> Response:
+        """Respond to an error with its message, and never with more."""
+        status = 404 if isinstance(error, views.NotFoundError | IndexError | HTTPException) else 500
+        if isinstance(error, BinidxError | IndexError):
+            message = redacted_text(str(error))
+        elif isinstance(error, HTTPException):
+            message = "there is no such page; its address may be of another run, or of other data"
+            status = error.status_code
+        else:  # which the server logs
+            message = f"{type(error).__name__}: a fault in binidx; its terminal shows more"
+        return self._html(request, "error.html", {"message": message, "status": status}, status)
+
+
+FIGURE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
+
+
+def as_csv(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows with the same keys as CSV."""
+    out, writer = io.StringIO(), None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(out, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+    return out.getvalue()
+
+
+def _download(content: str | bytes, kind: str, name: str) -> Response:
+    return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+def build_app(explored: Explored, token: str, hosts: Collection[str], cookie: str = "binidx") -> Guard:
+    """Return the pages behind their gate, as an ASGI application.
+
+    Args:
+        explored: the run or the dataset.
+        token: token that the first address must have.
+        hosts: names that a Host header may have.
+        cookie: name of the cookie.
+    """
+    pages = Pages(explored)
+
+    async def respond(request: Request, error: Exception) -> Response:
+        return await run_in_threadpool(pages.fail, request, error)
+
+    handlers: dict[Any, Any] = dict.fromkeys([HTTPException, BinidxError, IndexError, Exception], respond)
+    return Guard(Starlette(routes=pages.routes(), exception_handlers=handlers), token, hosts, cookie)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; OSError if it is in use."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def build_server(app: Guard) -> uvicorn.Server:
+    """Return the server of the pages; `run(sockets=[...])` serves until it is interrupted. It logs no address."""
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    return uvicorn.Server(config)
+
+
+def write_report(explored: Explored) -> str:
+    """Return the first page, and the counts of each source, as one HTML file that needs nothing else."""
+    pages, style = Pages(explored), read_asset("explore.css")
+    template, view = pages.first_page
+    lengths: Sequence[Any] = [
+        views.show_lengths(explored, {}, source)["lengths"] for source in range(len(explored.sources))
+    ]
+    return pages.render(template, view(explored, {}), static=True, style=style, lengths=lengths)

@@ -1,0 +1,167 @@
+"""Run or dataset that the pages show, and the loss curve beside it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.explore.loss_curve import LossCurve
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.order.order_protocols import Source
+from binidx.order.source_order import StoredSource
+from binidx.run.display.timeline import Timeline, build_timeline
+from binidx.run.display.token_text import TokenText
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.accounts import Accounts, account
+from binidx.run.provenance.contents import SampleContents
+from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import known_origins
+from binidx.run.run_file import Run
+from binidx.storage.location import Location
+
+DIGEST_LENGTH = 16
+"""Hex digits of the digest in the addresses of pages."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Run or dataset that the pages show.
+
+    Args:
+        name: path or URI, as the user typed it.
+        sources: the datasets.
+        digest: of everything on which its pages depend, besides losses and tokenizer.
+        order: the order of a run; None: a dataset alone.
+        options: fsspec's options of the stores.
+        tokenizer: tokenizer that the user named; None: those of the manifests.
+        losses: loss curve; None: none was given.
+        other: order of another run, to compare; None: none was given.
+        history: the runs that led to this one, and itself; None: a dataset alone.
+    """
+
+    name: str
+    sources: Sequence[Source]
+    digest: str
+    order: RunOrder | None = None
+    options: Mapping[str, Any] | None = field(default=None, repr=False)
+    tokenizer: str | None = None
+    losses: LossCurve | None = None
+    other: RunOrder | None = None
+    history: RunHistory | None = None
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        options: Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
+        losses: str | None = None,
+        compare: str | None = None,
+    ) -> Explored:
+        """Open the file of a run, or the dataset under a prefix.
+
+        Args:
+            name: path or URI of the file, or prefix of the dataset.
+            options: fsspec's options of the stores.
+            tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
+            losses: a CSV file with the loss of each step, or the folder of the losses of samples.
+            compare: path or URI of the file of another run, whose documents can be compared.
+
+        Raises:
+            ConfigError: neither a run nor a dataset, or losses of a dataset.
+            BinidxError: a file is missing or malformed.
+        """
+        if not name.endswith(".json") and IndexedDataset.exists(name, storage_options=options):
+            if losses:
+                raise ConfigError("loss: a dataset has no steps; name the file of a run")
+            dataset = IndexedDataset(name, storage_options=options)
+            source = StoredSource(name, dataset, range(len(dataset)))
+            identity = json.dumps(dataset.identity, sort_keys=True)
+            digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
+            return cls(name, [source], digest, None, options, tokenizer)
+        history = RunHistory.of(Run.load(name, options))
+        order = history.last
+        curve = LossCurve.read(Location.of(losses, options), order) if losses else None
+        other = RunOrder.open(Run.load(compare, options)) if compare else None
+        stop = order.num_steps() or order.first_step
+        marks = [part.fingerprint for part, _ in history.orders(range(history.first_step, stop))]
+        digest = hashlib.blake2b("".join(marks).encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
+        return cls(name, order.sources, digest, order, options, tokenizer, curve, other, history)
+
+    @property
+    def steps(self) -> range:
+        """Steps of the run, after those of the runs before it; of a run without end those of an epoch."""
+        if self.order is None:
+            return range(0)
+        count, schedule = self.order.num_steps(), self.order.reading.schedule
+        return range(self.order.first_step, schedule.step_of(len(self.order.order)) if count is None else count)
+
+    def order_at(self, step: int) -> RunOrder:
+        """Return the order of the run of the history that has a step; IndexError if none has it."""
+        assert self.history is not None
+        order, _ = next(self.history.orders(range(step, step + 1)))
+        return order
+
+    def reads_of(
+        self, name: str, source: int, documents: Sequence[int], stop_step: int
+    ) -> Iterator[tuple[RunOrder, SampleReads, SampleContents]]:
+        """Yield the reads of documents by each run of the history, as `binidx where` finds them.
+
+        Args:
+            name: prefix of the source.
+            source: its number, which tells apart sources of one name.
+            documents: numbers of documents.
+            stop_step: first step that is not searched.
+        """
+        assert self.history is not None
+        for number, (order, part) in enumerate(self.history.orders(range(self.history.first_step, stop_step))):
+            if name in (names := order.prefixes):
+                own = source if names[source : source + 1] == [name] else names.index(name)
+                earlier = number == 0 and order.reading.dataloader_type == "single"
+                yield order, *order.where(own, documents, part.stop, earlier=earlier)
+
+    def prefix(self, source: int) -> Location:
+        """Return the location of a source."""
+        return Location(self.sources[source].prefix, self.options)
+
+    def text(self, source: int) -> TokenText:
+        """Return the text of the tokens of a source."""
+        return _open_text(self.prefix(source).uri, self.tokenizer, self)
+
+    def timeline(self, steps: range, num_bins: int) -> Timeline:
+        """Return the course of the run over some steps."""
+        return _build_timeline(self, steps, num_bins)
+
+    def accounts(self, repeats: bool = False) -> Accounts:
+        """Return the use of each source in all steps, as `binidx account` prints it."""
+        return _account(self, repeats)
+
+    def warm(self) -> None:
+        """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""
+        known_origins(self.prefix(0), [0])
+        self.text(0)
+
+    __hash__ = object.__hash__
+
+
+@functools.lru_cache(maxsize=1000)
+def _open_text(prefix: str, tokenizer: str | None, explored: Explored) -> TokenText:
+    return TokenText.open(Location(prefix, explored.options), tokenizer)
+
+
+@functools.lru_cache(maxsize=32)
+def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline:
+    assert explored.order is not None
+    return build_timeline(explored.order, steps, num_bins)
+
+
+@functools.lru_cache(maxsize=4)
+def _account(explored: Explored, repeats: bool) -> Accounts:
+    assert explored.history is not None
+    return account(explored.history, explored.steps.stop, repeats=repeats)

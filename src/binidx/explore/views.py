@@ -1,0 +1,444 @@
+"""Contents of the pages: for each address the template and its values. Every number is computed as by the commands.
+
+/                               the run, or the dataset          binidx account
+/step/7                         samples of a step                binidx trace
+/step/7/seen                    its documents that were read before
+/compare                        documents of two parts of a run, or of two runs
+/step/7/3/0                     sample of rank 3, slot 0: text   binidx trace --tokenizer
+/source/0                       counts, documents                binidx inspect, binidx account
+/source/0/document/5            text and tokens, reads           binidx where
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from binidx.corpus.origins import documents_at, documents_with_id
+from binidx.errors import ConfigError, ObjectNotFoundError, redacted
+from binidx.explore.charts import draw_timeline
+from binidx.explore.explored import Explored
+from binidx.explore.token_counts import count_frequent_tokens, count_lengths
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.comparison import compare_documents
+from binidx.run.provenance.contents import read_text, trace_contents
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.sample_rows import build_rows, known_origins
+from binidx.run.schedule import check_steps
+from binidx.search.document_search import find_tokenizer, search_documents
+
+Values = dict[str, Any]
+Query = Mapping[str, str]
+
+BINS = 120
+"""Bins of the timeline."""
+
+COLOURS = 8
+SAMPLES_SHOWN, DOCUMENTS_SHOWN, TOKENS_SHOWN, READS_SHOWN = 64, 25, 2048, 200
+"""Rows of one page, and tokens of a document on one."""
+
+DOCUMENTS_OF_SAMPLE = 12
+"""Documents of each sample in the list of a step; its own page has all."""
+
+STARTING_TOKENS = 48
+"""Tokens at the start of each document in a list."""
+
+
+class NotFoundError(ConfigError):
+    """The run or the dataset has no such page."""
+
+
+def show_run(explored: Explored, query: Query) -> Values:
+    """Return the values of the page of a run: its course over some steps, and the account of its sources."""
+    order, whole = _run_of(explored), explored.steps
+    steps = parse_range(query.get("steps"), whole)
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
+    timeline = explored.timeline(steps, BINS)
+    accounts, first = explored.accounts(), timeline.before + timeline.counts.sum(axis=0)
+    colours = _colours(timeline.counts.sum(axis=0).tolist())
+    bounds = timeline.bounds.tolist()
+    losses = explored.losses.of_bins(timeline.bounds) if explored.losses else [None] * (len(bounds) - 1)
+    shares = timeline.shares
+    bins = [
+        {
+            "steps": range(*bounds[place : place + 2]),
+            "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
+            "loss": losses[place],
+            "skipped": sum(bounds[place] <= step < bounds[place + 1] for step in order.reading.schedule.skipped_steps),
+        }
+        for place in range(len(bounds) - 1)
+    ]
+    planned = None if timeline.planned is None else timeline.planned.mean(axis=0).tolist()
+    rows = [
+        {
+            **asdict(row),
+            "number": number,
+            "colour": colours[timeline.names.index(row.source)],
+            "planned": planned and planned[timeline.names.index(row.source)],
+            "share": timeline.counts.sum(axis=0)[timeline.names.index(row.source)] / max(int(timeline.counts.sum()), 1),
+        }
+        for number, row in enumerate(accounts)
+    ]
+    return {
+        "order": order,
+        "steps": steps,
+        "whole": whole,
+        "timeline": timeline,
+        "consumed": int(first.sum()),
+        "panels": [*draw_timeline(timeline, explored.losses, colours)],
+        "bins": bins,
+        "rows": rows,
+        "command": ["account"],
+    }
+
+
+def show_step(explored: Explored, query: Query, step: int) -> Values:
+    """Return the values of the page of a step: its samples and their documents."""
+    order = _run_of(explored, step)
+    reads, rank = read_step(order, step, query)
+    first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
+    known = explored.losses.of_samples(order, step, reads) if explored.losses else None
+    sample_losses = known or [(math.nan, math.nan)] * len(reads.step)
+    if ranked and known:  # samples without a loss come last
+        places = sorted(range(len(known)), key=lambda place: (math.isnan(known[place][1]), -known[place][1]))
+        reads = SampleReads(*(column[places] for column in reads))
+        sample_losses = [known[place] for place in places]
+    page = SampleReads(*(column[first : first + SAMPLES_SHOWN] for column in reads))
+    contents = trace_contents(order.order, page.sample)
+    parts = zip(build_rows(order, page, contents), contents.source.tolist(), sample_losses[first:], strict=False)
+    rows = [{**row, "number": source, "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
+    sources = np.bincount(order.order.locate(reads.sample)[0], minlength=len(explored.sources))
+    losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
+    return {
+        "step": step,
+        "order": order,
+        "rank": rank,
+        "rows": rows,
+        "sources": [(number, count) for number, count in enumerate(sources.tolist()) if count],
+        "loss": losses and losses[1],
+        "ranked": ranked,
+        "has_losses": known is not None,
+        "most_docs": DOCUMENTS_OF_SAMPLE,
+        "total": len(reads.step),
+        "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
+        "command": ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])],
+    }
+
+
+def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, int | None]:
+    """Return the reads of a step, of the rank that the query names or of all, and that rank."""
+    rank = parse_number(query, "rank", None)
+    if rank is not None and not 0 <= rank < order.num_ranks:
+        raise NotFoundError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
+    return order.reading.readings(range(step, step + 1), rank), rank
+
+
+def show_seen(explored: Explored, query: Query, step: int) -> Values:
+    """Return the values of the table of documents of a step that were read before; one pass over the indices."""
+    order, seen = _run_of(explored, step), dict[tuple[int, int], tuple[int, int]]()
+    reads, rank = read_step(order, step, query)
+    contents = trace_contents(order.order, reads.sample)
+    owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    pieces = np.stack([owner, contents.spans.document])[:, contents.spans.length > 0]
+    read_now = np.unique(pieces, axis=1)
+    for source in np.unique(owner).tolist():
+        documents = read_now[1, read_now[0] == source]
+        for _, past, found in explored.reads_of(order.prefixes[source], source, documents.tolist(), step):
+            read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
+            # A sample may hold two pieces of a document, and pieces without a token.
+            pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
+            document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
+            numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
+            last = np.maximum.reduceat(past.step[read], firsts) if len(numbers) else numbers
+            for number, count, latest in zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True):
+                before, _ = seen.get((source, number), (0, -1))
+                seen[source, number] = before + count, latest
+    rows = sorted(((*key, *value) for key, value in seen.items()), key=lambda row: (-row[2], -row[3]))
+    shown = {"step": step, "rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows)}
+    return {**shown, "documents": read_now.shape[1]}
+
+
+def show_comparison(explored: Explored, query: Query) -> Values:
+    """Return the values of the comparison of the documents of two parts of the run, or of a part of another run."""
+    order, half = _run_of(explored), len(explored.steps) // 2
+    other = explored.other or order
+    first = parse_range(query.get("first"), explored.steps if explored.other else range(half))
+    ends = range(other.num_steps() or explored.steps.stop) if explored.other else range(half, explored.steps.stop)
+    second = parse_range(query.get("second"), ends)
+    found = compare_documents(order, first, other, second)
+    return {"first": first, "second": second, "found": found, "numbers": order.prefixes}
+
+
+def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
+    """Return the values of the text of a sample: the pieces of its documents, in order."""
+    order = _run_of(explored, step)
+    reads, _ = read_step(order, step, {"rank": str(rank)})
+    if slot >= len(reads.slot):
+        raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
+    page = SampleReads(*(column[slot : slot + 1] for column in reads))
+    contents = trace_contents(order.order, page.sample)
+    (row,), source = build_rows(order, page, contents), int(contents.source[0])
+    tokens, text = read_text(order.order, page.sample)[0].tolist(), explored.text(source)
+    for doc in row["docs"]:
+        doc["pieces"] = list(text.pieces(tokens[doc["dst"] : doc["dst"] + doc["len"]]))
+    command = ["trace", "--step", str(step), "--rank", str(rank)]
+    return {"row": row, "number": source, "reason": text.reason, "step": step, "command": command}
+
+
+def show_source(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the page of a source: its counts, and some of its documents."""
+    dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
+    index, count = dataset.index, len(dataset.index.document_indices) - 1
+    documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
+    bounds = index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
+    tokens = _tokens_of(dataset, documents)
+    starts = _read_spans(dataset, [(number, 0, STARTING_TOKENS) for number in documents], tokens)
+    origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
+    rows = [
+        {
+            "document": number,
+            "tokens": tokens[number],
+            "sequences": int(bounds[place + 1] - bounds[place]),
+            "pieces": list(text.pieces(starts[place])),
+            "origin": origins.get(number),
+        }
+        for place, number in enumerate(documents)
+    ]
+    return {
+        "number": source,
+        "dataset": dataset,
+        "documents": count,
+        "account": explored.accounts()[source] if explored.order else None,
+        "rows": rows,
+        "reason": text.reason,
+        "pager_of": Pager(first, DOCUMENTS_SHOWN, count),
+        "target": explored.sources[source].name,
+        "command": ["inspect"],
+    }
+
+
+def show_lengths(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the histogram of the lengths of a source, one pass over them."""
+    dataset = _dataset_of(explored, source)
+    return {"number": source, "lengths": count_lengths(dataset), "command": ["inspect"], "target": dataset.path_prefix}
+
+
+def show_tokens(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the list of the most frequent tokens of a source, in some places of it."""
+    dataset, text = _dataset_of(explored, source), explored.text(source)
+    counted = count_frequent_tokens(dataset)
+    rows = [(token, count, next(text.pieces([token]))) for token, count in counted.most]
+    return {"number": source, "counted": counted, "rows": rows}
+
+
+def show_repeats(explored: Explored, query: Query) -> Values:
+    """Return the values of the table of repeats: documents read 0, 1, 2, ... times; reads every sample of the run."""
+    _run_of(explored)
+    return {"accounts": explored.accounts(repeats=True), "command": ["account", "--repeats"]}
+
+
+def show_document(explored: Explored, query: Query, source: int, document: int) -> Values:
+    """Return the values of the page of a document: its tokens, and the row that it came from."""
+    dataset = _dataset_of(explored, source)
+    count = len(dataset.index.document_indices) - 1
+    if document >= count:
+        raise NotFoundError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
+    num_tokens = _tokens_of(dataset, range(document, document + 1))
+    first = parse_number(query, "from", 0)
+    (tokens,) = _read_spans(dataset, [(document, first, TOKENS_SHOWN)], num_tokens)
+    text = explored.text(source)
+    origin = known_origins(explored.prefix(source), [document]).get(document)
+    named = ["--source", explored.sources[source].name] if len(explored.sources) > 1 else []
+    return {
+        "number": source,
+        "document": document,
+        "documents": count,
+        "tokens": num_tokens[document],
+        "pieces": list(text.pieces(tokens)),
+        "reason": text.reason,
+        "first": first,
+        "origin": origin,
+        "pager_of": Pager(first, TOKENS_SHOWN, num_tokens[document]),
+        "command": ["where", *named, "--document", str(document)] if explored.order else None,
+    }
+
+
+def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
+    """Return the values of the list of all reads of a document; one pass over the indices of the run."""
+    _run_of(explored)
+    rows = []
+    for order, reads, contents in explored.reads_of(
+        explored.sources[source].name, source, [document], explored.steps.stop
+    ):
+        for row in build_rows(order, reads, contents, lineage=False):
+            parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
+            rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
+    first = parse_number(query, "from", 0)
+    return {
+        "number": source,
+        "document": document,
+        "total": len(rows),
+        "num_steps": len({row["step"] for row in rows}),
+        "rows": rows[first : first + READS_SHOWN],
+        "pager_of": Pager(first, READS_SHOWN, len(rows)),
+        "tokens": _tokens_of(_dataset_of(explored, source), range(document, document + 1))[document],
+    }
+
+
+def show_search(explored: Explored, query: Query) -> Values:
+    """Return the values of the list of documents with an exact text, for which the data is read from end to end."""
+    text, chosen = query.get("text", ""), query.get("source", "")
+    if not text.strip():
+        raise NotFoundError("text: found nothing, needs a text to search")
+    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
+    prefixes = [explored.prefix(_known(explored, source)) for source in sources]
+    named, options = explored.tokenizer, explored.options
+    spec = describe_tokenizer(named, storage_options=options) if named else find_tokenizer(prefixes)
+    result = search_documents(prefixes, [text], token_table(spec, options))
+    numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
+    hits = [(numbers[prefix], *row[[0, 2]].tolist()) for prefix, rows in result.hits.items() for row in rows]
+    names = [redacted(prefix.uri) for prefix in prefixes]
+    typed = {"command": ["grep", *names], "target": text}
+    return {"text": text, "hits": hits[:READS_SHOWN], "total": len(hits), "result": result, **typed}
+
+
+def _known(explored: Explored, source: int) -> int:
+    """Return the number of a source; raise NotFoundError if there is none."""
+    if source >= len(explored.sources):
+        raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
+    return source
+
+
+def find_page(explored: Explored, query: Query) -> str | Values:
+    """Return the address of the step or document that a form names, or the values of a list of several documents."""
+    if step := query.get("step", "").strip():
+        return f"step/{parse_number({'step': step}, 'step', 0)}"
+    name, chosen = query.get("document", "").strip(), query.get("source", "")
+    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
+    sources = [_known(explored, source) for source in sources]
+    if not name:
+        raise NotFoundError("document: found nothing, needs a number, FILE:ROW or id=ID")
+    if name.isdecimal():
+        if len(sources) > 1:
+            raise NotFoundError(f"document {name}: choose its source, the run has {len(sources)}")
+        return f"source/{sources[0]}/document/{int(name)}"
+    found = [(source, number) for source in sources for number in _search(explored, source, name)]
+    if not found:
+        raise NotFoundError(f"document: {name} not found in the lineage of {len(sources)} sources")
+    if len(found) == 1:
+        return "source/{}/document/{}".format(*found[0])
+    return {"found": found[:READS_SHOWN], "total": len(found), "name": name}
+
+
+def _search(explored: Explored, source: int, name: str) -> Sequence[int]:
+    file, colon, row = name.rpartition(":")
+    try:
+        if name.startswith("id="):
+            return documents_with_id(explored.prefix(source), name.removeprefix("id="))
+        if colon and row.isdecimal():
+            return documents_at(explored.prefix(source), file, int(row))
+    except ObjectNotFoundError:
+        return []
+    raise NotFoundError(f"document: found {name}, needs a number, FILE:ROW or id=ID")
+
+
+class Pager:
+    """Rows of one page among all rows.
+
+    Args:
+        first: number of the first row.
+        size: rows of a page.
+        total: number of all rows.
+    """
+
+    def __init__(self, first: int, size: int, total: int) -> None:
+        if first and first >= total:
+            raise NotFoundError(f"from: found {first}, there are {total:,}, counted from 0")
+        self.first, self.stop, self.total, self.size = first, min(first + size, total), total, size
+        self.previous = max(first - size, 0) if first else None
+        self.next = self.stop if self.stop < total else None
+
+
+def parse_number(query: Query, name: str, default: Any) -> Any:
+    """Return a number of a query from 0 on, or the default."""
+    text = query.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise NotFoundError(f"{name}: found {text[:40]!r}, needs a whole number from 0")
+    return int(text)
+
+
+def parse_range(text: str | None, whole: range) -> range:
+    """Return the steps that `A:B` names; None is `whole`."""
+    first, _, stop = (text or "").partition(":")
+    bounds = {"first": first, "stop": stop}
+    steps = range(parse_number(bounds, "first", whole.start), parse_number(bounds, "stop", whole.stop))
+    if not steps:
+        raise NotFoundError(f"steps: found {text}, needs A:B with A below B")
+    return steps
+
+
+def _run_of(explored: Explored, step: int | None = None) -> RunOrder:
+    """Return the order of a step of the run's history, by default of the run itself."""
+    if explored.order is None:
+        raise NotFoundError(f"{explored.name}: is a dataset alone, which has no steps; name the file of a run")
+    return explored.order if step is None else explored.order_at(step)
+
+
+def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
+    return explored.sources[_known(explored, source)].dataset
+
+
+def _colours(counts: Sequence[int]) -> list[int]:
+    """Return the number of a colour for each source; the smallest of many sources share the last."""
+    ranked = sorted(range(len(counts)), key=lambda source: -counts[source])
+    if len(counts) <= COLOURS:
+        return list(range(len(counts)))
+    return [min(ranked.index(source), COLOURS - 1) for source in range(len(counts))]
+
+
+def _tokens_of(dataset: IndexedDataset, documents: range) -> dict[int, int]:
+    """Return the number of tokens of each of some consecutive documents."""
+    bounds = dataset.index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
+    lengths = dataset.index.sequence_lengths[int(bounds[0]) : int(bounds[-1])].astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(lengths)])[bounds - bounds[0]]
+    return dict(zip(documents, np.diff(before).tolist(), strict=True))
+
+
+def _read_spans(
+    dataset: IndexedDataset, wanted: Sequence[tuple[int, int, int]], tokens: Mapping[int, int]
+) -> list[list[int]]:
+    """Return tokens of documents by one vectored read.
+
+    Args:
+        wanted: (document, first token, most tokens).
+        tokens: number of tokens of each of these documents.
+    """
+    spans, owners = [], []
+    for place, (document, first, most) in enumerate(wanted):
+        start, stop = dataset.index.document_indices[document : document + 2].tolist()
+        left = min(most, tokens[document] - first)
+        for sequence in range(start, stop):
+            if left <= 0:
+                break
+            length = int(dataset.index.sequence_lengths[sequence])
+            if first < length:
+                spans.append((sequence, first, min(length - first, left)))
+                owners.append(place)
+                left -= spans[-1][2]
+            first = max(first - length, 0)
+    texts: list[list[int]] = [[] for _ in wanted]
+    for place, piece in zip(owners, dataset.read(spans) if spans else [], strict=True):
+        texts[place] += piece.tolist()
+    return texts
+
+
+View = Callable[..., Values]

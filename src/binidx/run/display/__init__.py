@@ -1,0 +1,1 @@
+"""Runs and samples as people look at them: timelines, figures, text."""

@@ -1,0 +1,127 @@
+"""A sample as people read it: text, bounds of documents, tokens without loss, and where the documents came from."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from binidx.corpus.origins import origin_text
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
+from binidx.errors import ConfigError, MissingDriverError, redacted, redacted_text
+from binidx.run.display.token_text import TokenPiece, TokenText
+from binidx.run.provenance.contents import read_text, trace_contents
+from binidx.run.provenance.sample_rows import known_origins
+from binidx.storage.location import Location
+
+
+@dataclass(frozen=True)
+class ShownDocument:
+    """Piece of a document in a sample: the line above it, and its tokens.
+
+    Attributes:
+        title: document, tokens and origin.
+        first: position of its first token in the sample.
+        pieces: its text.
+    """
+
+    title: str
+    first: int
+    pieces: Sequence[TokenPiece]
+
+
+@dataclass(frozen=True)
+class ShownSample:
+    """A sample as text: `str` for a terminal, HTML in a notebook. Made by `show_sample`.
+
+    Attributes:
+        title: the sample and its source.
+        documents: pieces of documents, in order.
+        without_loss: positions in the sample of tokens that are no label with a loss; its first token is none.
+        note: why ids are shown in the place of text; "" if they are not.
+    """
+
+    title: str
+    documents: Sequence[ShownDocument]
+    without_loss: frozenset[int]
+    note: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.title, *filter(None, [self.note])]
+        for document in self.documents:
+            texts = [f" {piece.text} " if self._is_number(piece) else piece.text for piece in document.pieces]
+            lines += [f"── {document.title}", "".join(texts)]
+        places = sorted(self.without_loss - {0})
+        breaks = [0, *(at for at in range(1, len(places)) if places[at] > places[at - 1] + 1), len(places)]
+        spans = [f"{places[first]} to {places[stop - 1] + 1}" for first, stop in pairwise(breaks) if stop > first]
+        return "\n".join([*lines, *([f"no loss on tokens {', '.join(spans)} of the sample"] if spans else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        lines = [f"<b>{html.escape(self.title)}</b>", *([f"<p>{html.escape(self.note)}</p>"] if self.note else [])]
+        for document in self.documents:
+            lines += [f"<p>{html.escape(document.title)}</p>", '<pre style="white-space: pre-wrap">']
+            lines += [self._span(document.first + piece.first, piece) for piece in document.pieces]
+            lines += ["</pre>"]
+        return "".join(lines)
+
+    def _span(self, position: int, piece: TokenPiece) -> str:
+        lost = not self.without_loss.isdisjoint(range(position, position + len(piece.ids)))
+        style = ' style="opacity: 0.45; text-decoration: underline dotted"' if lost else ""
+        title = f"token {position}: {' '.join(map(str, piece.ids))}{', no loss' if lost else ''}"
+        text = html.escape(piece.text)
+        return f'<span title="{title}"{style}>{f" {text} " if self._is_number(piece) else text}</span>'
+
+    def _is_number(self, piece: TokenPiece) -> bool:
+        return bool(self.note) or piece.is_special
+
+
+def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSample:
+    """Return a sample as text with the bounds, origins and loss of its documents.
+
+    Args:
+        dataset: a GPT dataset, or a blend of them.
+        idx: number of the sample; a negative one counts from the end.
+        tokenizer: any that `describe_tokenizer` takes; None: that in the manifest beside the data.
+
+    Returns:
+        Text in a terminal, HTML in a notebook; tokens without loss are faint there.
+
+    Raises:
+        ConfigError: the dataset does not know its documents.
+        IndexError: there is no such sample.
+
+    Example:
+        >>> print(binidx.show_sample(train, 7))  # doctest: +SKIP
+
+    Source: ours.
+    """
+    if not isinstance(dataset, OrderedDataset) or any(part.reads_by_itself for part in dataset.parts):
+        raise ConfigError(f"show: found a {type(dataset).__name__}, needs a GPT dataset or a blend of them")
+    order, number = dataset.order, range(len(dataset))[idx]
+    contents, tokens = trace_contents(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
+    source, spans = order.sources[int(contents.source[0])], contents.spans
+    prefix = Location(source.prefix, dataset.config.storage_options)
+    text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, spans.document.tolist())
+    documents = []
+    rows = (spans.document, spans.start, spans.length, spans.target)
+    for document, start, length, target in zip(*(column.tolist() for column in rows), strict=True):
+        origin = f", from {redacted_text(origin_text(origins[document]))}" if document in origins else ""
+        title = f"document {document:,}, tokens {start:,} to {start + length:,}{origin}"
+        documents.append(ShownDocument(title, target, list(text.pieces(tokens[target : target + length]))))
+    title = f"sample {number:,} of {len(dataset):,}, {redacted(source.name)}, epoch {int(contents.epoch[0])}"
+    return ShownSample(title, documents, _without_loss(dataset, number), text.reason)
+
+
+def _without_loss(dataset: Any, number: int) -> frozenset[int]:
+    """Return the positions of tokens that are labels without loss; none if torch, which makes samples, is missing."""
+    try:
+        mask = dataset[number]["loss_mask"].tolist()
+    except MissingDriverError:
+        return frozenset()
+    return frozenset(place + 1 for place, loss in enumerate(mask) if not loss)

@@ -1,0 +1,86 @@
+"""Rows of samples, as JSON values: place in the run, source, documents, their origins and text."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from binidx.corpus.origins import read_origins
+from binidx.errors import MissingDriverError
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.contents import SampleContents, read_text
+from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.location import Location
+
+
+def build_rows(
+    order: RunOrder,
+    readings: SampleReads,
+    contents: SampleContents,
+    decode: Callable[[list[int]], str] | None = None,
+    *,
+    lineage: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
+
+    Args:
+        order: order of the run.
+        readings: step, rank and slot of each sample.
+        contents: documents of the same samples.
+        decode: returns the text of ids.
+        lineage: whether to add the origins of documents.
+    """
+    tokens = read_text(order.order, readings.sample) if decode else None
+    spans, prefixes, trained = contents.spans, order.prefixes, order.reading.trained(readings.step)
+    origins = sample_origins(order, contents) if lineage else {}
+    for place in range(len(readings.step)):
+        source, docs = int(contents.source[place]), []
+        for piece in range(*spans.bounds[place : place + 2].tolist()):
+            number, target, length = int(spans.document[piece]), int(spans.target[piece]), int(spans.length[piece])
+            doc: dict[str, Any] = {"doc": number, "start": int(spans.start[piece]), "len": length, "dst": target}
+            if origin := origins.get((source, number)):
+                doc["origin"] = origin
+            if decode and tokens is not None:
+                doc["text"] = decode(tokens[place][target : target + length].tolist())
+            docs.append(doc)
+        row: dict[str, Any] = {
+            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
+        }
+        row["trained"] = bool(trained[place])
+        if row["step"] < 0:  # of a sample before `consumed_samples`
+            row |= dict.fromkeys(("step", "rank", "slot", "trained"))
+        yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
+
+
+def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
+    source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    origins: dict[tuple[int, int], dict[str, Any]] = {}
+    for number in np.unique(source_of_piece).tolist():
+        source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
+        rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
+        origins |= {(number, document): origin for document, origin in rows.items()}
+    return origins
+
+
+def known_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return document -> origin; none if pyarrow, which reads the lineage, is missing, of which it warns.
+
+    Args:
+        prefix: of the dataset.
+        documents: numbers of documents.
+    """
+    try:
+        return read_origins(prefix, documents)
+    except MissingDriverError as error:
+        _warn_once(f"origins of documents are left out: {error}")
+        return {}
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
