@@ -62,7 +62,7 @@ def test_a_subclass_keeps_its_own_getitem(run: binidx.Run) -> None:
 def test_objects_have_small_tables(run: binidx.Run) -> None:
     train, order = run.build()[0], binidx.RunOrder.open(run)
     loaded = binidx.load_dataset(run.config.blend[0][0], 8)  # type: ignore[index]
-    shown = [train, train.datasets[0], loaded, loaded.loader(2), order, binidx.account(order, 5), plan_run(run)]
+    shown = [train, train.datasets[0], loaded, loaded.loader(2), order, run, binidx.account(order, 5), plan_run(run)]
     for thing in shown:
         text = thing._repr_html_()
         assert len(read_html(text).rows) <= MOST_ROWS

@@ -23,10 +23,11 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
-from binidx.errors import ConfigError, StorageError, trims_traceback
+from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
+from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.lazy_values import cached_property
@@ -240,6 +241,14 @@ class Run:
         if train is None:
             raise ConfigError("run: has no train split to take samples from")
         return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
+
+    def _repr_html_(self) -> str:
+        blend, schedule = self.config.blend or (self.config.blend_per_split or [None])[0], self.schedule
+        sources = ", ".join(map(redacted, blend[0][:3])) + ", …" * (len(blend[0]) > 3) if blend else "of its stages"
+        names = ("train samples", "samples a step", "tokens a sample", "ranks", "order", "sources")
+        order = f"{self.dataloader_type}, seed {self.config.random_seed}"
+        sizes = (self.sizes[0], schedule.global_batch_size, self.config.sequence_length, self.data_parallel_size)
+        return format_html_table("Run", [*zip(names, (*sizes, order, sources), strict=True)])
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
         """Return the samples of the train split that a rank reads at a step.
