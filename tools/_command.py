@@ -141,7 +141,8 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """
     chosen = next((each for name, each in subcommands(options).items() if name in argv[:1]), options)
     known = [flag for action in chosen._actions for flag in action.option_strings]
-    typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", argv)]
+    rest = {flag for action in chosen._actions if action.nargs == argparse.REMAINDER for flag in action.option_strings}
+    typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
     for flag in typed:
         if flag.startswith("--") and flag not in known:
             near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1))
