@@ -21,6 +21,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
 from binidx.jobs.runner import check_stop
-from binidx.lazy_values import cached_property
 from binidx.storage.adapters import InMemory
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,6 @@ from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, SourceData
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
-from binidx.lazy_values import cached_property
 from binidx.native.token_files import copy_pieces
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location

@@ -15,6 +15,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -27,7 +28,6 @@ from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS
 from binidx.format.source import PairSource, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
-from binidx.lazy_values import cached_property
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import Range, RangeReader

@@ -15,7 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +32,6 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive, tolerate_all
-from binidx.lazy_values import cached_property
 from binidx.native.gpt_samples import GPTRows
 from binidx.order.order_protocols import Numbers
 from binidx.storage.adapters import JoinedReader, LazyReader

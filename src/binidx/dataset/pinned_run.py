@@ -30,6 +30,7 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -46,7 +47,6 @@ from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
 from binidx.json_models import JsonFile
-from binidx.lazy_values import cached_property
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import open_if_exists, read_whole, replace_cached

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +24,6 @@ from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import SUFFIX as PARTS
-from binidx.lazy_values import cached_property
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
 from binidx.storage.cache.seals import Seal

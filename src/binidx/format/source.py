@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
 
@@ -32,7 +33,6 @@ from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualParts, read_parts
-from binidx.lazy_values import cached_property
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX

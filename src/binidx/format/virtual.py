@@ -27,6 +27,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -37,7 +38,6 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageE
 from binidx.format.idx import DType, SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile, tolerate_all
-from binidx.lazy_values import cached_property
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import get_origin
 from binidx.index.packing import ARRAYS, Pack, build_packed_index
-from binidx.lazy_values import cached_property
 from binidx.native.mappings import best_fit, first_fit
 from binidx.native.permutations import RandomState
 from binidx.order.gpt_order import SMALL, GPTParameters, IndexOptions

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from binidx.index.cache.order_record import OrderKey, get_order_key
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
-from binidx.lazy_values import cached_property
 from binidx.native.gpt_samples import GPTIndex
 from binidx.native.permutations import RandomState
 from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from binidx.errors import BlendError, ConfigError
 from binidx.index.documents import Documents
-from binidx.lazy_values import cached_property
 from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.json_models import JsonFile, Positive
-from binidx.lazy_values import cached_property
 from binidx.packed.packed_files import PackedFiles
 from binidx.storage.location import Location
 from binidx.storage.open import read_document

@@ -38,6 +38,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -47,7 +48,6 @@ from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.lazy_values import cached_property
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads

@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from functools import cached_property
 from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
@@ -30,7 +31,6 @@ from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
-from binidx.lazy_values import cached_property
 from binidx.loader.samplers import DataloaderType
 from binidx.order.order_options import format_order
 from binidx.run.global_order import GlobalOrder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
-from binidx.lazy_values import cached_property
 from binidx.order.gpt_order import load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
 

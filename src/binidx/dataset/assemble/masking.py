@@ -16,6 +16,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.errors import ConfigError, FormatError
-from binidx.lazy_values import cached_property
 from binidx.order.sequences import SentenceOrder
 
 logger = logging.getLogger(__name__)

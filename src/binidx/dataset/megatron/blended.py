@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -21,7 +22,6 @@ from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_b
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
-from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,7 +22,6 @@ from binidx.index.cache.index_files import Arrays, IndexFiles, IndexName, digest
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
-from binidx.lazy_values import cached_property
 from binidx.order.gpt_order import GPTOrder, GPTParameters, IndexOptions, count_epochs, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -22,7 +23,6 @@ from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
-from binidx.lazy_values import cached_property
 from binidx.order.order_protocols import Bounds, Numbers, Spans
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader

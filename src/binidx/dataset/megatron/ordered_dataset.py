@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import describe, digest
-from binidx.lazy_values import cached_property
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order
 from binidx.storage.interfaces import RangeReader

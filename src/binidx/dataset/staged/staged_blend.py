@@ -27,6 +27,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Any, ClassVar
 
@@ -43,7 +44,6 @@ from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles, describe, digest
-from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder
 from binidx.storage.location import Location
 

@@ -24,7 +24,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from binidx.errors import IndexBuildError
 from binidx.index.cache.index_files import Arrays, IndexFiles, NpyLayout, parse_npy
 from binidx.index.cache.manifest import StoredArray
 from binidx.index.documents import FEWER_SAMPLES, new_array
-from binidx.lazy_values import cached_property
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from math import floor
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
-from binidx.lazy_values import cached_property
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, start_costs
 from binidx.run.plan.forecast import (

@@ -22,6 +22,7 @@ import io
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
-from binidx.lazy_values import cached_property
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
 from binidx.run.provenance.read_planning import TWO_THREADS, locate_pieces

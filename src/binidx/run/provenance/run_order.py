@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -32,7 +33,6 @@ from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
-from binidx.lazy_values import cached_property
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder

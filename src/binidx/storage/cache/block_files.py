@@ -52,6 +52,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ import xxhash
 
 from binidx.errors import ConfigError, FormatError
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.lazy_values import cached_property
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings

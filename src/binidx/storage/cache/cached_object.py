@@ -400,8 +400,8 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
     Args:
         limit: bytes of all blocks in the directory; None: as many as leave a tenth of its file system free.
     """
-    key = (directory, content.key)
-    with _locks[hash(key) % len(_locks)]:
+    with _lock:
+        key = (directory, content.key)
         cached = _objects.get(key)
         if cached is None:
             _objects[key] = cached = CachedObject(directory, content, limit)
@@ -412,12 +412,11 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
 
 def get_quota(directory: str, limit: int | None) -> CacheQuota:
     """Return the one quota of this process for a directory and limit; before evicting it unmaps blocks there."""
-    with _quota_lock:
-        quota = _quotas.get((directory, limit))
-        if quota is None:
-            quota = _quotas[directory, limit] = CacheQuota(directory, limit)
-            quota.release = lambda: _release_all(directory)
-        return quota
+    quota = _quotas.get((directory, limit))
+    if quota is None:
+        quota = _quotas[directory, limit] = CacheQuota(directory, limit)
+        quota.release = lambda: _release_all(directory)
+    return quota
 
 
 def _release_all(directory: str) -> None:
@@ -433,20 +432,15 @@ def _touch(path: str) -> None:
 
 
 def _after_fork() -> None:
-    global _locks, _quota_lock
-    _locks, _quota_lock = _make_locks(), threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     for cached in list(_objects.values()):
         cached.after_fork()
     for quota in list(_quotas.values()):
         quota.after_fork()
 
 
-def _make_locks() -> list[threading.Lock]:
-    """Return locks of which each object takes one: a thousand are opened at once, and each makes files."""
-    return [threading.Lock() for _ in range(64)]
-
-
-_locks, _quota_lock = _make_locks(), threading.Lock()
+_lock = threading.Lock()
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
 _quotas: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
 

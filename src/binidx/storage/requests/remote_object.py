@@ -29,14 +29,13 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.lazy_values import cached_property
 from binidx.registries import Registrations
 from binidx.storage.interfaces import PendingRead, Range, VersionMark
 from binidx.storage.location import Location
