@@ -41,6 +41,8 @@ PACKAGES = {
     "sentencepiece": ("sentencepiece", ".model tokenizers"),
     "pyarrow": ("parquet", "Parquet, lineage, exported orders"),
     "isal": ("gzip", ".gz text, faster"),
+    "matplotlib": ("plot", "binidx plot, figures"),
+    "starlette": ("explore", "binidx explore"),
     "nltk": ("sentences", "--split-sentences"),
     "ray": ("ray", "--engine ray"),
     "distributed": ("dask", "--engine dask"),

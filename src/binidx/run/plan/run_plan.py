@@ -240,7 +240,7 @@ class RunPlan:
 
 
 def _source_row(costs: Costs) -> dict[str, Any]:
-    counts = ("store", "documents", "tokens", "epochs", "repeated_documents", "pieces_per_sample")
+    counts = ("store", "documents", "tokens", "samples", "epochs", "repeated_documents", "pieces_per_sample")
     sizes = ("stored_bytes", "idx_bytes", "compressed", "checked", "num_parts")
     return {
         "prefix": costs.summary.prefix,
