@@ -62,11 +62,11 @@ def draw(explored: Explored, arguments: argparse.Namespace) -> Any:
     if arguments.figure == "lengths":
         bars = {source.name: count_lengths(source.dataset).bars for source in explored.sources}
         return draw_lengths(bars, arguments.width)
-    if explored.order is None:
+    if explored.history is None:
         raise ConfigError(f"figure: {arguments.run} is a dataset, which has lengths alone; name the file of a run")
     if arguments.figure == "repeats":
         return draw_accounts(explored.accounts(repeats=True), arguments.width)
-    steps = parse_steps(explored.order, arguments.steps) if arguments.steps else explored.steps
+    steps = parse_steps(explored.history, arguments.steps) if arguments.steps else explored.steps
     timeline = explored.timeline(steps, BINS)
     return (draw_blend if arguments.figure == "blend" else draw_epochs)(timeline, arguments.width)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.explored import PageServer, number, read_html, served, write_run
+from tensorboardX import SummaryWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import binidx
@@ -176,6 +177,7 @@ def test_cyclic_and_resumed_runs_have_pages(options: dict[str, Any], tmp_path: P
 
 
 def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
+    (tmp_path / "tfevents.broken").write_bytes(b"\x03" + bytes(11) + b"\xff" * 7)
     for name, text in {
         "tensorboard": "Wall time,Step,Value\n1.5,2,0.5\n1.4,1,0.7\n",
         "wandb": '"Step","run-7 - train/loss"\n"1","0.7"\n"2","0.5"\n"3",""\n',
@@ -183,6 +185,21 @@ def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         curve = LossCurve.of_file(Location(f"{tmp_path}/{name}"))
         assert (curve.steps.tolist(), curve.losses.tolist()) == ([1, 2], [0.7, 0.5])
+    for restart, steps in (({"filename_suffix": ".0"}, [1, 2, 3]), ({"filename_suffix": ".1"}, [3, 4])):
+        with SummaryWriter(f"{tmp_path}/events", **restart) as writer:
+            for step in steps:
+                writer.add_scalar("eval loss", 9, step)
+                writer.add_scalar("lm loss", step / 4 + len(steps), step)
+                writer.add_text("lm loss vs samples", "text", step)
+    (order,) = [RunOrder.open(Run.load(write_run(tmp_path)))]
+    for place in (f"{tmp_path}/events", *sorted(map(str, Path(f"{tmp_path}/events").iterdir()))):
+        curve = LossCurve.read(Location(place), order, first_number=1)
+        expected = [3.25, 3.5, 2.75, 3.0] if place.endswith("events") else [3.25, 3.5, 3.75]
+        expected = [2.75, 3.0] if place.endswith(".1") else expected
+        assert curve.losses.tolist() == expected
+        assert curve.steps.tolist() == ([2, 3] if place.endswith(".1") else [*range(len(expected))])
+    with pytest.raises(FormatError, match="no event"):
+        LossCurve.read(Location(f"{tmp_path}/tfevents.broken"), order)
     (tmp_path / "other").write_text("a,b\n1,2\n")
     with pytest.raises(FormatError, match="found columns"):
         LossCurve.of_file(Location(f"{tmp_path}/other"))
@@ -281,7 +298,16 @@ def test_a_resumed_run_shows_the_history_that_the_commands_print(
         rows = [row for row in read_html(text).rows if len(row) == 9][1:-1]
         assert [number(row[6]) for row in rows] == [account["samples_read"] for account in accounts]
         assert "the last of 2, from step 10" in text
-        assert "skipped" in text
+        assert "1 skipped" in text
+        timeline = list(csv.DictReader(io.StringIO(server.page("timeline.csv?steps=5:15"))))
+        for row in timeline:
+            traced = printed(capsys, "trace", run, "--step", row["first_step"], "--json")
+            assert int(row["samples"]) == sum(sample["source"] == row["source"] for sample in traced)
+            assert int(row["skipped_steps"]) == (row["first_step"] in ("11", "12"))  # iterations 12 and 13
+        assert [float(row["epochs_after"]) for row in csv.DictReader(io.StringIO(server.page("timeline.csv")))][
+            -2:
+        ] == [account["epochs_read"] for account in accounts]
+        assert re.search(r'resume at\s+<a href="./step/10">', text)
         for step in (3, 12):
             rows = printed(capsys, "trace", run, "--step", str(step), "--json")
             assert [json.loads(line) for line in server.page(f"step/{step}.json").splitlines()] == rows

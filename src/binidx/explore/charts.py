@@ -21,7 +21,7 @@ class Mark:
 
     Attributes:
         path: data of an SVG path.
-        kind: class of its style: "area", "band", "line" or "planned".
+        kind: class of its style: "area", "band", "line", "planned", "seam" or "start".
         colour: number of its colour; None: the accent.
         title: its name, for a pointer at rest.
     """
@@ -70,19 +70,20 @@ def _y(value: float) -> str:
 
 
 def draw_timeline(timeline: Timeline, losses: LossCurve | None, colours: Sequence[int]) -> Iterator[Panel]:
-    """Yield the charts of a timeline: loss, shares, epochs, and batch sizes if they change.
+    """Yield the charts of a timeline: loss, shares, epochs, and sizes that change; each shows where runs begin.
 
     Args:
         timeline: the timeline.
         losses: the losses; None: no chart of them.
         colours: number of the colour of each source.
     """
+    starts = [_upright(timeline, start.step, "start", title=start.kind) for start in timeline.starts]
     if losses and (known := [bin for bin in losses.of_bins(timeline.bounds) if bin]):
         low, high = min(least for least, _, _ in known), max(most for _, _, most in known)
         bins = [bin and [(value - low) / (high - low or 1) for value in bin] for bin in losses.of_bins(timeline.bounds)]
         least, most = (np.array([bin[place] if bin else 0.0 for bin in bins]) for place in (0, 2))
         marks = [Mark(area(least, most), "band"), Mark(line([bin[1] if bin else None for bin in bins]), "line")]
-        yield Panel("loss", f"{low:.4g}", f"{high:.4g}", marks)
+        yield Panel("loss", f"{low:.4g}", f"{high:.4g}", marks + starts)
     tops = np.cumsum(timeline.shares, axis=1)
     marks = [
         Mark(area(tops[:, source] - timeline.shares[:, source], tops[:, source]), "area", colours[source], name)
@@ -91,7 +92,7 @@ def draw_timeline(timeline: Timeline, losses: LossCurve | None, colours: Sequenc
     if timeline.planned is not None:
         planned = np.cumsum(timeline.planned, axis=1)[:, :-1].T
         marks += [Mark(line(row.tolist()), "planned", title="planned") for row in planned]
-    yield Panel("share of samples", "0 %", "100 %", marks)
+    yield Panel("share of samples", "0 %", "100 %", marks + starts)
     epochs = timeline.epochs
     low, high = float(np.floor(epochs.min())), float(epochs.max())
     scaled = (epochs - low) / (high - low or 1)
@@ -99,8 +100,15 @@ def draw_timeline(timeline: Timeline, losses: LossCurve | None, colours: Sequenc
         Mark(line(scaled[:, source].tolist(), at_bounds=True), "line", colours[source], name)
         for source, name in enumerate(timeline.names)
     ]
-    yield Panel("epochs", f"{low:.3g}", f"{high:.3g}", marks)
-    sizes = timeline.batch_sizes
-    if sizes.min() < sizes.max():
-        mark = Mark(area(np.zeros(len(sizes)), sizes / sizes.max()), "band")
-        yield Panel("batch size", "0", f"{sizes.max():,}", [mark])
+    marks += [_upright(timeline, seam.step + 1, "seam", colours[seam.source]) for seam in timeline.seams]
+    yield Panel("epochs", f"{low:.3g}", f"{high:.3g}", marks + starts)
+    for title, sizes in (("batch size", timeline.batch_sizes), ("tokens a sample", timeline.sequence_lengths)):
+        if sizes.min() < sizes.max():
+            mark = Mark(area(np.zeros(len(sizes)), sizes / sizes.max()), "band")
+            yield Panel(title, "0", f"{sizes.max():,}", [mark, *starts])
+
+
+def _upright(timeline: Timeline, step: int, kind: str, colour: int | None = None, title: str = "") -> Mark:
+    """Return a line from top to bottom at the start of a step."""
+    place = np.interp(step, timeline.bounds, np.linspace(0, WIDTH, len(timeline.bounds)))
+    return Mark(f"M{place:.1f},0V{HEIGHT}", kind, colour, title)

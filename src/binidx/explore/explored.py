@@ -63,6 +63,7 @@ class Explored:
         tokenizer: str | None = None,
         losses: str | None = None,
         compare: str | None = None,
+        first_number: int = 0,
     ) -> Explored:
         """Open the file of a run, or the dataset under a prefix.
 
@@ -70,8 +71,9 @@ class Explored:
             name: path or URI of the file, or prefix of the dataset.
             options: fsspec's options of the stores.
             tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
-            losses: a CSV file with the loss of each step, or the folder of the losses of samples.
+            losses: a CSV file or TensorBoard's with the loss of each step, or the folder of the losses of samples.
             compare: path or URI of the file of another run, whose documents can be compared.
+            first_number: number that the losses of steps give step 0; Megatron's is 1.
 
         Raises:
             ConfigError: neither a run nor a dataset, or losses of a dataset.
@@ -87,7 +89,7 @@ class Explored:
             return cls(name, [source], digest, None, options, tokenizer)
         history = RunHistory.of(Run.load(name, options))
         order = history.last
-        curve = LossCurve.read(Location.of(losses, options), order) if losses else None
+        curve = LossCurve.read(Location.of(losses, options), order, first_number) if losses else None
         other = RunOrder.open(Run.load(compare, options)) if compare else None
         stop = order.num_steps() or order.first_step
         marks = [part.fingerprint for part, _ in history.orders(range(history.first_step, stop))]
@@ -96,11 +98,11 @@ class Explored:
 
     @property
     def steps(self) -> range:
-        """Steps of the run, after those of the runs before it; of a run without end those of an epoch."""
-        if self.order is None:
+        """Steps of the history, to the end of the run; of a run without end to that of an epoch."""
+        if self.order is None or self.history is None:
             return range(0)
         count, schedule = self.order.num_steps(), self.order.reading.schedule
-        return range(self.order.first_step, schedule.step_of(len(self.order.order)) if count is None else count)
+        return range(self.history.first_step, schedule.step_of(len(self.order.order)) if count is None else count)
 
     def order_at(self, step: int) -> RunOrder:
         """Return the order of the run of the history that has a step; IndexError if none has it."""
@@ -135,7 +137,7 @@ class Explored:
         return _open_text(self.prefix(source).uri, self.tokenizer, self)
 
     def timeline(self, steps: range, num_bins: int) -> Timeline:
-        """Return the course of the run over some steps."""
+        """Return the course of the history over some steps."""
         return _build_timeline(self, steps, num_bins)
 
     def accounts(self, repeats: bool = False) -> Accounts:
@@ -157,8 +159,8 @@ def _open_text(prefix: str, tokenizer: str | None, explored: Explored) -> TokenT
 
 @functools.lru_cache(maxsize=32)
 def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline:
-    assert explored.order is not None
-    return build_timeline(explored.order, steps, num_bins)
+    assert explored.history is not None
+    return build_timeline(explored.history, steps, num_bins)
 
 
 @functools.lru_cache(maxsize=4)

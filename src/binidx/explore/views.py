@@ -59,9 +59,9 @@ def show_run(explored: Explored, query: Query) -> Values:
     """Return the values of the page of a run: its course over some steps, and the account of its sources."""
     order, whole = _run_of(explored), explored.steps
     steps = parse_range(query.get("steps"), whole)
-    check_steps(steps, order.num_steps(), first_step=order.first_step)
+    check_steps(steps, order.num_steps(), first_step=whole.start)
     timeline = explored.timeline(steps, BINS)
-    accounts, first = explored.accounts(), timeline.before + timeline.counts.sum(axis=0)
+    accounts = explored.accounts()
     colours = _colours(timeline.counts.sum(axis=0).tolist())
     bounds = timeline.bounds.tolist()
     losses = explored.losses.of_bins(timeline.bounds) if explored.losses else [None] * (len(bounds) - 1)
@@ -71,7 +71,7 @@ def show_run(explored: Explored, query: Query) -> Values:
             "steps": range(*bounds[place : place + 2]),
             "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
             "loss": losses[place],
-            "skipped": sum(bounds[place] <= step < bounds[place + 1] for step in order.reading.schedule.skipped_steps),
+            "skipped": int(timeline.skipped[place]),
         }
         for place in range(len(bounds) - 1)
     ]
@@ -91,7 +91,6 @@ def show_run(explored: Explored, query: Query) -> Values:
         "steps": steps,
         "whole": whole,
         "timeline": timeline,
-        "consumed": int(first.sum()),
         "panels": [*draw_timeline(timeline, explored.losses, colours)],
         "bins": bins,
         "rows": rows,
@@ -167,10 +166,11 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
 
 def show_comparison(explored: Explored, query: Query) -> Values:
     """Return the values of the comparison of the documents of two parts of the run, or of a part of another run."""
-    order, half = _run_of(explored), len(explored.steps) // 2
-    other = explored.other or order
-    first = parse_range(query.get("first"), explored.steps if explored.other else range(half))
-    ends = range(other.num_steps() or explored.steps.stop) if explored.other else range(half, explored.steps.stop)
+    order = _run_of(explored)
+    steps, other = range(order.first_step, explored.steps.stop), explored.other or order
+    half = steps.start + len(steps) // 2
+    first = parse_range(query.get("first"), steps if explored.other else range(steps.start, half))
+    ends = range(other.first_step, other.num_steps() or steps.stop) if explored.other else range(half, steps.stop)
     second = parse_range(query.get("second"), ends)
     found = compare_documents(order, first, other, second)
     return {"first": first, "second": second, "found": found, "numbers": order.prefixes}

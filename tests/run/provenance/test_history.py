@@ -15,6 +15,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.loader.samplers import build_sampler
+from binidx.run.display.timeline import build_timeline
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.history import RunHistory
 
@@ -168,6 +169,28 @@ def check_history(directory: Path, seed: int) -> None:
     for each in account(history, stop):
         if not before:
             assert (each.samples_read, each.samples_trained) == (counted[each.source], trained_of[each.source])
+    check_timeline(history, range(history.first_step + seed % 3, stop), needed)
+
+
+def check_timeline(history: RunHistory, steps: range, needed: list[Served]) -> None:
+    if not steps:
+        return
+    timeline, samples = build_timeline(history, steps, 4), defaultdict[tuple[str, int], int](int)
+    for each in needed:
+        samples[each.source, int(np.searchsorted(timeline.bounds, each.step, "right")) - 1] += 1
+    for number, name in enumerate(timeline.names):
+        assert timeline.counts[:, number].tolist() == [samples[name, place] for place in range(len(timeline.counts))]
+    accounts = {each.source: each.epochs_read for each in account(history, steps.stop)}
+    assert dict(zip(timeline.names, timeline.epochs[-1].tolist(), strict=True)) == accounts
+    for seam in timeline.seams:
+        read = [
+            {each.source: each.epochs_read for each in account(history, step)}.get(timeline.names[seam.source], 0)
+            for step in (seam.step, seam.step + 1)
+        ]
+        assert read[0] < seam.epoch + 1e-9
+        assert read[1] > seam.epoch - 1e-9
+    firsts = [order.first_step for order, _ in history.orders(range(history.first_step, steps.stop))]
+    assert [start.step for start in timeline.starts] == [step for step in firsts[1:] if step > steps.start]
 
 
 @pytest.mark.parametrize("seed", range(20))

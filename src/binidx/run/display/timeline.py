@@ -1,18 +1,20 @@
-"""Course of a run over its steps: samples of each source, planned shares, epochs and their seams, batch sizes.
+"""Course of a run, or of a history of runs, over its steps: samples of each source, planned shares, epochs, sizes.
 
     steps      0      100     200     300      bounds of the bins
     en         71     70      68               samples of each source in each bin, exact
     code       29     30      32
     seams      code ends its epoch 1 at step 187
+    starts     a run that resumes at step 150
 
-Cost: one pass over the sources of all samples before the last step, two bytes each; in memory, too.
+Cost: one pass over the sources of all samples before the last step, two bytes each; in memory those of one run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import Any
 
@@ -23,6 +25,7 @@ from binidx.dataset.config import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers
 from binidx.run.provenance.accounts import STRETCH, tokens_of_source
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -46,6 +49,19 @@ class EpochSeam:
 
 
 @dataclass(frozen=True)
+class RunStart:
+    """Step with which another run of a history begins, or another stage of a run.
+
+    Attributes:
+        step: the step.
+        kind: "resume" if the samples of the run before go on, "phase" if its datasets begin anew, "stage".
+    """
+
+    step: int
+    kind: str
+
+
+@dataclass(frozen=True)
 class Timeline:
     """Course of a run over some steps, in bins.
 
@@ -53,36 +69,30 @@ class Timeline:
         names: prefixes of the sources; the rounds of a source of a run in stages are one.
         bounds: steps at which bins begin, and the end of the last, shape (b + 1,).
         counts: samples of each source in each bin, shape (b, n).
-        before: samples of each source before the first bin, shape (n,).
         planned: share of each source in each bin by the weights of the run, shape (b, n); None if it has none.
-        tokens: tokens of one epoch of each source, shape (n,).
-        sequence_length: tokens of a sample.
-        batch_sizes: samples of the first step of each bin, shape (b,).
+        epochs: tokens read / tokens of each source at each bound, shape (b + 1, n), as in `account`.
+        batch_sizes, sequence_lengths: samples and tokens a sample of the first step of each bin, shape (b,).
+        skipped: steps of each bin whose samples are read and not trained, shape (b,).
         seams: ends of epochs in these steps.
+        starts: starts of runs and of stages in these steps, without the first.
     """
 
     names: Sequence[str]
     bounds: Numbers
     counts: Numbers
-    before: Numbers
     planned: NDArray[np.float64] | None
-    tokens: Numbers
-    sequence_length: int
+    epochs: NDArray[np.float64]
     batch_sizes: Numbers
+    sequence_lengths: Numbers
+    skipped: Numbers
     seams: Sequence[EpochSeam]
+    starts: Sequence[RunStart]
 
     @property
     def shares(self) -> NDArray[np.float64]:
         """Share of each source in the samples of each bin, shape (b, n)."""
         shares: NDArray[np.float64] = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
         return shares
-
-    @property
-    def epochs(self) -> NDArray[np.float64]:
-        """Tokens read / tokens of each source at each bound, shape (b + 1, n), as in `account`."""
-        read = np.vstack([self.before, self.before + np.cumsum(self.counts, axis=0)])
-        epochs: NDArray[np.float64] = read * self.sequence_length / np.maximum(self.tokens, 1)
-        return epochs
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each bin and source, as JSON values."""
@@ -92,15 +102,15 @@ class Timeline:
                 planned = None if self.planned is None else float(self.planned[place, source])
                 counts = {"samples": int(self.counts[place, source]), "share": float(shares[place, source])}
                 ends = {"planned_share": planned, "epochs_after": float(epochs[place + 1, source])}
-                size = int(self.batch_sizes[place])
-                yield {"first_step": first, "stop_step": stop, "batch_size": size, "source": name, **counts, **ends}
+                sizes = {"batch_size": int(self.batch_sizes[place]), "skipped_steps": int(self.skipped[place])}
+                yield {"first_step": first, "stop_step": stop, **sizes, "source": name, **counts, **ends}
 
 
-def build_timeline(order: RunOrder, steps: range, num_bins: int = 200) -> Timeline:
-    """Return the course of a run over some steps.
+def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 200) -> Timeline:
+    """Return the course of a run, or of a history, over some steps.
 
     Args:
-        order: the order of the run.
+        order: the order of a run, or the history of several.
         steps: the steps.
         num_bins: most bins.
 
@@ -108,43 +118,100 @@ def build_timeline(order: RunOrder, steps: range, num_bins: int = 200) -> Timeli
         IndexError: the run has no such step.
     """
     check_steps(steps, order.num_steps(), first_step=order.first_step)
-    names = list(dict.fromkeys(order.prefixes))
-    group = np.array([names.index(name) for name in order.prefixes])
+    whole = range(order.first_step, steps.stop)
+    parts = [*order.orders(whole)] if isinstance(order, RunHistory) else [(order, whole)]
+    names = list(dict.fromkeys(name for each, _ in parts for name in each.prefixes))
     num_bins = max(min(num_bins, len(steps)), 1)
     bounds = steps.start + np.arange(num_bins + 1) * len(steps) // num_bins
-    positions = [0, *(order.reading.schedule.samples_before(step) for step in bounds.tolist())]
-    composed = order.order if isinstance(order.order, ComposedOrder) else None
-    sources = composed.list_sources() if composed else np.zeros(len(order.order), np.int16)
+    counts, epochs = np.zeros((num_bins + 1, len(names)), np.int64), np.zeros((num_bins + 1, len(names)))
+    planned: NDArray[np.float64] | None = np.zeros((num_bins, len(names)))
+    sizes, lengths, skipped = np.zeros((3, num_bins), np.int64)
+    seams, starts, read_before = list[EpochSeam](), list[RunStart](), [Fraction(0)] * len(names)
+    for number, (each, part) in enumerate(parts):
+        course = _Course(each, names, part, bounds, first=each.reading.schedule.consumed_samples if number else 0)
+        counts += course.counts
+        epochs += course.epochs
+        seams += course.find_seams(read_before)
+        read_before = course.add_epochs(read_before)
+        schedule = each.reading.schedule
+        own = np.flatnonzero((bounds[:-1] >= part.start) & (bounds[:-1] < part.stop))
+        firsts = [schedule.samples_before(step) for step in bounds[own].tolist()]
+        sizes[own] = [schedule.samples_before(step + 1) for step in bounds[own].tolist()] - np.array(firsts, np.int64)
+        lengths[own] = each.config.sequence_length
+        shares = _planned_shares(each, names, firsts)
+        if planned is not None and shares is not None:
+            planned[own] = shares
+        planned = None if shares is None else planned
+        skipped += np.histogram([step for step in schedule.skipped_steps if step in part], bounds)[0]
+        if number:
+            is_new = schedule.earlier_samples > parts[number - 1][0].reading.schedule.earlier_samples
+            starts.append(RunStart(part.start, "phase" if is_new else "resume"))
+        ends = accumulate(stage.num_samples for stage in (each.run and each.run.stages) or ())
+        changes = [schedule.step_of(end) for end in ends if schedule.consumed_samples < end < len(each.order)]
+        starts += [RunStart(step, "stage") for step in changes if step in part]
+    inside = [start for start in starts if steps.start < start.step < steps.stop]
+    return Timeline(names, bounds, counts[1:], planned, epochs, sizes, lengths, skipped, seams, inside)
 
-    def read(first: int, stop: int) -> Numbers:
-        samples = order.reading.samples_at(np.arange(first, stop))
-        chosen: Numbers = group[sources[samples]]
+
+class _Course:
+    """Reads of one run of a history, in the bins of the timeline.
+
+    Args:
+        order: the order of the run.
+        names: sources of the timeline.
+        part: the steps of the run that belong to the history.
+        bounds: bounds of the bins.
+        first: position of its first sample that counts.
+
+    Attributes:
+        counts: samples of each source before the first bin and in each bin, shape (b + 1, n).
+        epochs: tokens read / tokens of each source at each bound, shape (b + 1, n).
+    """
+
+    def __init__(self, order: RunOrder, names: Sequence[str], part: range, bounds: Numbers, first: int) -> None:
+        self.order, self.num_sources = order, len(names)
+        self._group = np.array([names.index(name) for name in order.prefixes])
+        composed = order.order if isinstance(order.order, ComposedOrder) else None
+        self._sources = composed.list_sources() if composed else np.zeros(len(order.order), np.int16)
+        before = order.reading.schedule.samples_before
+        self._positions = [first, *(before(step) for step in np.clip(bounds, part.start, part.stop).tolist())]
+        self.counts = np.array([self._count(*span) for span in pairwise(self._positions)])
+        self._tokens = np.zeros(len(names), np.int64)
+        self._tokens[self._group] = map_sources(
+            order.order, range(len(self._group)), lambda number: tokens_of_source(order.sources[number])
+        )
+        self._total = np.cumsum(self.counts, axis=0)
+        self.epochs = self._total * order.config.sequence_length / np.maximum(self._tokens, 1)
+
+    def find_seams(self, earlier: Sequence[Fraction]) -> Iterator[EpochSeam]:
+        """Yield the ends of epochs in the bins; `earlier` runs have read so many epochs of each source."""
+        for source in range(self.num_sources):
+            before, samples = earlier[source], Fraction(max(int(self._tokens[source]), 1), self._length)
+            ends = [int(before + int(total) / samples) for total in self._total[[0, -1], source]]
+            for epoch in range(ends[0] + 1, min(ends[1], ends[0] + MOST_SEAMS) + 1):
+                needed = ceil((epoch - before) * samples)
+                place = int(np.searchsorted(self._total[:, source], needed))
+                own = np.flatnonzero(self._read(*self._positions[place : place + 2]) == source)
+                position = self._positions[place] + int(own[needed - int(self._total[place - 1, source]) - 1])
+                yield EpochSeam(source, epoch, self.order.reading.schedule.step_of(position))
+
+    def add_epochs(self, earlier: Sequence[Fraction]) -> list[Fraction]:
+        """Return the epochs of each source that this run and the earlier ones have read, exact."""
+        read, tokens = (self._total[-1] * self._length).tolist(), np.maximum(self._tokens, 1).tolist()
+        return [before + Fraction(*ratio) for before, *ratio in zip(earlier, read, tokens, strict=True)]
+
+    @property
+    def _length(self) -> int:
+        return self.order.config.sequence_length
+
+    def _read(self, first: int, stop: int) -> Numbers:
+        samples = self.order.reading.samples_at(np.arange(first, stop))
+        chosen: Numbers = self._group[self._sources[samples]]
         return chosen
 
-    def count(first: int, stop: int) -> Numbers:
-        parts = range(first, stop, STRETCH)
-        return sum(
-            (np.bincount(read(part, min(part + STRETCH, stop)), minlength=len(names)) for part in parts),
-            np.zeros(len(names), np.int64),
-        )
-
-    counts = np.array([count(*span) for span in pairwise(positions)])
-    tokens = np.zeros(len(names), np.int64)
-    tokens[group] = map_sources(order.order, range(len(group)), lambda number: tokens_of_source(order.sources[number]))
-    length, seams = order.config.sequence_length, list[EpochSeam]()
-    total = np.cumsum(counts, axis=0)
-    for source in range(len(names)):
-        epochs = total[[0, -1], source] * length // max(int(tokens[source]), 1)
-        for epoch in range(int(epochs[0]) + 1, min(int(epochs[1]), int(epochs[0]) + MOST_SEAMS) + 1):
-            needed = ceil(epoch * int(tokens[source]) / length)
-            place = int(np.searchsorted(total[:, source], needed))
-            own = np.flatnonzero(read(positions[place], positions[place + 1]) == source)
-            position = positions[place] + int(own[needed - int(total[place - 1, source]) - 1])
-            seams.append(EpochSeam(source, epoch, order.reading.schedule.step_of(position)))
-    schedule = order.reading.schedule
-    sizes = np.diff([schedule.samples_before(step) for first in bounds[:-1].tolist() for step in (first, first + 1)])
-    planned = _planned_shares(order, names, positions[1:-1])
-    return Timeline(names, bounds, counts[1:], counts[0], planned, tokens, length, sizes[::2], seams)
+    def _count(self, first: int, stop: int) -> Numbers:
+        parts = (self._read(part, min(part + STRETCH, stop)) for part in range(first, stop, STRETCH))
+        return sum((np.bincount(part, minlength=self.num_sources) for part in parts), np.zeros(self.num_sources, int))
 
 
 def _planned_shares(order: RunOrder, names: Sequence[str], positions: Sequence[int]) -> NDArray[np.float64] | None:
