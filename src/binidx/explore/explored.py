@@ -12,6 +12,7 @@ from typing import Any
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.run.display.timeline import Timeline, build_timeline
@@ -24,6 +25,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
+from binidx.storage.requests.remote_object import object_exists
 
 DIGEST_LENGTH = 16
 """Hex digits of the digest in the addresses of pages."""
@@ -82,9 +84,9 @@ class Explored:
         if not name.endswith(".json") and IndexedDataset.exists(name, storage_options=options):
             if losses:
                 raise ConfigError("loss: a dataset has no steps; name the file of a run")
-            dataset = IndexedDataset(name, storage_options=options)
+            dataset = _open_in_ranges(Location(name, options))
             source = StoredSource(name, dataset, range(len(dataset)))
-            identity = json.dumps(dataset.identity, sort_keys=True)
+            identity = json.dumps([dataset.opened["idx"], dataset.index.num_tokens], sort_keys=True)
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
         history = RunHistory.of(Run.load(name, options))
@@ -150,6 +152,15 @@ class Explored:
         self.text(0)
 
     __hash__ = object.__hash__
+
+
+def _open_in_ranges(prefix: Location) -> IndexedDataset:
+    """Return a dataset of whose index parts are read as needed, and not checked; a virtual merge is opened whole."""
+    idx, options = prefix + ".idx", prefix.options
+    if not object_exists(idx):
+        return IndexedDataset(prefix.uri, storage_options=options)
+    count = len(parse_index_in_ranges(open_cached_in_blocks(idx), idx.uri))
+    return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
 
 
 @functools.lru_cache(maxsize=1000)

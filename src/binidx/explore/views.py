@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError, redacted
@@ -49,6 +50,10 @@ DOCUMENTS_OF_SAMPLE = 12
 
 STARTING_TOKENS = 48
 """Tokens at the start of each document in a list."""
+
+
+SEQUENCES_FETCHED = 1 << 22
+"""Most sequences of a remote dataset whose lengths, 4 bytes each, are fetched without a click."""
 
 
 class NotFoundError(ConfigError):
@@ -111,7 +116,10 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         sample_losses = [known[place] for place in places]
     page = SampleReads(*(column[first : first + SAMPLES_SHOWN] for column in reads))
     contents = trace_contents(order.order, page.sample)
-    parts = zip(build_rows(order, page, contents), contents.source.tolist(), sample_losses[first:], strict=False)
+    # Origins are shown with the text of a sample: those of all would take a part of each row group of the lineage.
+    parts = zip(
+        build_rows(order, page, contents, lineage=False), contents.source.tolist(), sample_losses[first:], strict=False
+    )
     rows = [{**row, "number": source, "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
     sources = np.bincount(order.order.locate(reads.sample)[0], minlength=len(explored.sources))
     losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
@@ -197,15 +205,14 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
     dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
     index, count = dataset.index, len(dataset.index.document_indices) - 1
     documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
-    bounds = index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
-    tokens = _tokens_of(dataset, documents)
-    starts = _read_spans(dataset, [(number, 0, STARTING_TOKENS) for number in documents], tokens)
+    stored = _documents_of(dataset, documents)
+    starts = _read_tokens(dataset, [(each, 0, STARTING_TOKENS) for each in stored])
     origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
     rows = [
         {
             "document": number,
-            "tokens": tokens[number],
-            "sequences": int(bounds[place + 1] - bounds[place]),
+            "tokens": stored[place].num_tokens,
+            "sequences": len(stored[place].lengths),
             "pieces": list(text.pieces(starts[place])),
             "origin": origins.get(number),
         }
@@ -219,6 +226,7 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
         "rows": rows,
         "reason": text.reason,
         "pager_of": Pager(first, DOCUMENTS_SHOWN, count),
+        "counts_lengths": dataset.location.local_path is not None or len(index) <= SEQUENCES_FETCHED,
         "target": explored.sources[source].name,
         "command": ["inspect"],
     }
@@ -250,9 +258,8 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
     count = len(dataset.index.document_indices) - 1
     if document >= count:
         raise NotFoundError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
-    num_tokens = _tokens_of(dataset, range(document, document + 1))
-    first = parse_number(query, "from", 0)
-    (tokens,) = _read_spans(dataset, [(document, first, TOKENS_SHOWN)], num_tokens)
+    (stored,), first = _documents_of(dataset, range(document, document + 1)), parse_number(query, "from", 0)
+    (tokens,) = _read_tokens(dataset, [(stored, first, TOKENS_SHOWN)])
     text = explored.text(source)
     origin = known_origins(explored.prefix(source), [document]).get(document)
     named = ["--source", explored.sources[source].name] if len(explored.sources) > 1 else []
@@ -260,12 +267,12 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
         "number": source,
         "document": document,
         "documents": count,
-        "tokens": num_tokens[document],
+        "tokens": stored.num_tokens,
         "pieces": list(text.pieces(tokens)),
         "reason": text.reason,
         "first": first,
         "origin": origin,
-        "pager_of": Pager(first, TOKENS_SHOWN, num_tokens[document]),
+        "pager_of": Pager(first, TOKENS_SHOWN, stored.num_tokens),
         "command": ["where", *named, "--document", str(document)] if explored.order else None,
     }
 
@@ -288,7 +295,7 @@ def show_reads(explored: Explored, query: Query, source: int, document: int) -> 
         "num_steps": len({row["step"] for row in rows}),
         "rows": rows[first : first + READS_SHOWN],
         "pager_of": Pager(first, READS_SHOWN, len(rows)),
-        "tokens": _tokens_of(_dataset_of(explored, source), range(document, document + 1))[document],
+        "tokens": _documents_of(_dataset_of(explored, source), range(document, document + 1))[0].num_tokens,
     }
 
 
@@ -405,40 +412,40 @@ def _colours(counts: Sequence[int]) -> list[int]:
     return [min(ranked.index(source), COLOURS - 1) for source in range(len(counts))]
 
 
-def _tokens_of(dataset: IndexedDataset, documents: range) -> dict[int, int]:
-    """Return the number of tokens of each of some consecutive documents."""
-    bounds = dataset.index.document_indices[documents.start : documents.stop + 1].astype(np.int64)
-    lengths = dataset.index.sequence_lengths[int(bounds[0]) : int(bounds[-1])].astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(lengths)])[bounds - bounds[0]]
-    return dict(zip(documents, np.diff(before).tolist(), strict=True))
+class StoredDocument(NamedTuple):
+    """Sequences of a document: the number of the first, and their lengths, shape (n,)."""
+
+    first: int
+    lengths: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of its tokens."""
+        return int(self.lengths.sum())
 
 
-def _read_spans(
-    dataset: IndexedDataset, wanted: Sequence[tuple[int, int, int]], tokens: Mapping[int, int]
-) -> list[list[int]]:
+def _documents_of(dataset: IndexedDataset, documents: range) -> list[StoredDocument]:
+    """Return some consecutive documents by two reads of the index."""
+    bounds = np.array(dataset.index.document_indices[documents.start : documents.stop + 1], np.int64)
+    lengths = np.array(dataset.index.sequence_lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
+    parts = np.split(lengths, bounds[1:-1] - bounds[0])
+    return [*map(StoredDocument, bounds[: len(documents)].tolist(), parts)]
+
+
+def _read_tokens(dataset: IndexedDataset, wanted: Sequence[tuple[StoredDocument, int, int]]) -> list[list[int]]:
     """Return tokens of documents by one vectored read.
 
     Args:
         wanted: (document, first token, most tokens).
-        tokens: number of tokens of each of these documents.
     """
-    spans, owners = [], []
-    for place, (document, first, most) in enumerate(wanted):
-        start, stop = dataset.index.document_indices[document : document + 2].tolist()
-        left = min(most, tokens[document] - first)
-        for sequence in range(start, stop):
-            if left <= 0:
-                break
-            length = int(dataset.index.sequence_lengths[sequence])
-            if first < length:
-                spans.append((sequence, first, min(length - first, left)))
-                owners.append(place)
-                left -= spans[-1][2]
-            first = max(first - length, 0)
-    texts: list[list[int]] = [[] for _ in wanted]
-    for place, piece in zip(owners, dataset.read(spans) if spans else [], strict=True):
-        texts[place] += piece.tolist()
-    return texts
+    parts = [np.empty((0, 3), np.int64)]
+    for document, first, most in wanted:
+        starts = np.cumsum(document.lengths) - document.lengths
+        low, high = (np.clip(bound - starts, 0, document.lengths) for bound in (first, first + most))
+        spans = np.column_stack([np.arange(document.first, document.first + len(starts)), low, high - low])
+        parts.append(spans[high > low])
+    pieces = iter(dataset.read(np.concatenate(parts)))
+    return [[token for _ in part for token in next(pieces).tolist()] for part in parts[1:]]
 
 
 View = Callable[..., Values]
