@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from binidx.errors import FormatError
 from binidx.explore.app import write_report
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
+from binidx.explore.token_counts import find_duplicates
 from binidx.explore.views import DOCUMENTS_OF_SAMPLE
 from binidx.loader.losses import LossRecorder
 from binidx.run.provenance.run_order import RunOrder
@@ -282,6 +284,34 @@ def test_a_text_is_found_where_grep_finds_it(tmp_path: Path, capsys: pytest.Capt
         assert "2 times" in text
         assert server.get(f"/{server.digest}/search?text=")[0] == 404
         assert "the_white_rabbit" in "".join(read_html(server.page("source/0/document/0")).texts)
+
+
+def test_equal_documents_are_those_with_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, texts = np.random.default_rng(3), list[list[int]]()
+    with binidx.IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        for _ in range(300):  # few texts, which are cut into sequences in several ways
+            texts.append(rng.integers(0, 3, rng.integers(0, 5)).tolist())
+            cut = int(rng.integers(0, len(texts[-1]) + 1))
+            builder.add_document(texts[-1], [cut, len(texts[-1]) - cut])
+        builder.finalize(f"{tmp_path}/en.idx")
+    monkeypatch.setattr("binidx.explore.token_counts.COMPARED_TOKENS", 150)
+    dataset, first, seen = binidx.IndexedDataset(f"{tmp_path}/en"), 0, list[int]()
+    while first < 300:
+        found = find_duplicates(dataset, first)
+        assert sum(map(len, (texts[number] for number in found.documents))) <= 150
+        expected = defaultdict[tuple[int, ...], list[int]](list)
+        for number in found.documents:
+            expected[tuple(texts[number])].append(number)
+        equal = sorted(group for text, group in expected.items() if text and len(group) > 1)
+        assert sorted(group.documents for group in found.groups) == equal
+        seen += found.documents
+        first = found.documents.stop
+    assert seen == [*range(300)]
+    with served(Explored.open(f"{tmp_path}/en")) as server:
+        page = server.page(f"source/0/duplicates?from={seen[40]}")
+        found = find_duplicates(dataset, seen[40])
+        assert f"{found.num_copies} of {len(found.documents)} documents" in page
+        assert f"from={found.documents.stop}" in page
 
 
 def test_a_resumed_run_shows_the_history_that_the_commands_print(

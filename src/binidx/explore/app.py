@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "source/{source:int}": ("source.html", views.show_source),
     "source/{source:int}/lengths": ("lengths.html", views.show_lengths),
     "source/{source:int}/tokens": ("tokens.html", views.show_tokens),
+    "source/{source:int}/duplicates": ("duplicates.html", views.show_duplicates),
     "source/{source:int}/document/{document:int}": ("document.html", views.show_document),
     "source/{source:int}/document/{document:int}/reads": ("reads.html", views.show_reads),
 }

@@ -1,12 +1,14 @@
-"""Counts over the sequences of a dataset: lengths, exact, and the most frequent tokens of some places."""
+"""Counts over a dataset: lengths, exact, the most frequent tokens of some places, equal documents of a part."""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks
@@ -21,6 +23,9 @@ SHORT = 1 << 16
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 PLACES, PLACE_TOKENS, MOST_TOKENS = 256, 4096, 30
 """Places of a dataset whose tokens are counted, tokens of each, and the most frequent ones."""
+
+COMPARED_DOCUMENTS, COMPARED_TOKENS = 1 << 16, 1 << 23
+"""Most documents that are compared with each other, and tokens of them."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +102,51 @@ def count_frequent_tokens(dataset: IndexedDataset) -> FrequentTokens:
     return FrequentTokens(
         list(zip(tokens[most].tolist(), times[most].tolist(), strict=True)), int(times.sum()), is_whole
     )
+
+
+@dataclass(frozen=True)
+class EqualDocuments:
+    """Documents with the same tokens: their numbers, ascending, and the number of tokens of each."""
+
+    documents: Sequence[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Equal documents among consecutive ones.
+
+    Attributes:
+        documents: numbers of the documents that were compared with each other.
+        groups: documents of two and more with the same tokens, the largest groups first.
+    """
+
+    documents: range
+    groups: Sequence[EqualDocuments]
+
+    @property
+    def num_copies(self) -> int:
+        """Number of documents that have the tokens of an earlier one."""
+        return sum(len(group.documents) - 1 for group in self.groups)
+
+
+@functools.lru_cache(maxsize=64)
+def find_duplicates(dataset: IndexedDataset, first: int) -> Duplicates:
+    """Compare documents from `first` on by hashes of their tokens, as many as the limits allow, by one read.
+
+    A document alone above the limit of tokens is compared with none; documents without tokens are left out.
+    """
+    index = dataset.index
+    bounds = np.array(index.document_indices[first : first + COMPARED_DOCUMENTS + 1], np.int64)
+    lengths = np.array(index.sequence_lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
+    ends = np.concatenate([[0], np.cumsum(lengths)])[bounds - bounds[0]]
+    count = int(ends.searchsorted(COMPARED_TOKENS, "right")) - 1
+    start, item = index.tokens_before(int(bounds[0])) * index.dtype_size, index.dtype_size
+    (stored,) = dataset.bin_reader.read([(start, start + int(ends[count]) * item)])
+    same = defaultdict[bytes, list[int]](list)
+    for number in range(count):
+        if text := stored[int(ends[number]) * item : int(ends[number + 1]) * item]:
+            same[xxhash.xxh3_128_digest(text)].append(number)
+    groups = sorted((each for each in same.values() if len(each) > 1), key=len, reverse=True)
+    shown = [EqualDocuments([first + n for n in each], int(ends[each[0] + 1] - ends[each[0]])) for each in groups]
+    return Duplicates(range(first, first + max(count, min(1, len(ends) - 1))), shown)

@@ -23,7 +23,7 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
-from binidx.explore.token_counts import count_frequent_tokens, count_lengths
+from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.token_bytes import token_table
@@ -244,6 +244,15 @@ def show_tokens(explored: Explored, query: Query, source: int) -> Values:
     counted = count_frequent_tokens(dataset)
     rows = [(token, count, next(text.pieces([token]))) for token, count in counted.most]
     return {"number": source, "counted": counted, "rows": rows}
+
+
+def show_duplicates(explored: Explored, query: Query, source: int) -> Values:
+    """Return the values of the list of equal documents among consecutive ones of a source, whose tokens are read."""
+    dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
+    count = len(dataset.index.document_indices) - 1
+    found = find_duplicates(dataset, min(first, count))
+    shown = {"number": source, "found": found, "groups": found.groups[:READS_SHOWN]}
+    return {**shown, "pager_of": Pager(first, max(len(found.documents), 1), count)}
 
 
 def show_repeats(explored: Explored, query: Query) -> Values:
