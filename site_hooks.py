@@ -1,9 +1,11 @@
-"""Hooks of the documentation site (mkdocs.yml): command pages from the parsers, links to names, docstring sections."""
+"""Hooks of the site (mkdocs.yml): pages of commands and notebooks, links to names, docstring sections."""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import html
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -38,13 +40,35 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each command, with links to the pages that use it."""
+    """Add a page for each notebook, and one for each command, with links to the pages that use it."""
+    for notebook in [each for each in files if each.src_uri.endswith(".ipynb")]:
+        content = notebook_page(json.loads(notebook.content_string))
+        files.append(File.generated(config, f"{notebook.src_uri.removesuffix('.ipynb')}.md", content=content))
     pages = {each.src_uri: each.content_string for each in files.documentation_pages()}
     users = {uri: text for uri, text in pages.items() if not uri.startswith(("reference/", "index.md"))}
     for name in COMMANDS:
         content = "\n".join([command_page(name), *links_to(name, users)])
         files.append(File.generated(config, f"{FOLDER}/{name}.md", content=content))
     return files
+
+
+def notebook_page(notebook: dict[str, Any]) -> str:
+    """Return a notebook in Markdown, with the richest form of each output."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = {
+                kind: "".join(lines) for kind, lines in output.get("data", {"text/plain": output.get("text")}).items()
+            }
+            if "image/svg+xml" in data:
+                image = base64.b64encode(data["image/svg+xml"].encode()).decode()
+                parts.append(f'<img alt="{html.escape(data["text/plain"])}" src="data:image/svg+xml;base64,{image}">')
+            else:
+                plain = f"```text\n{data['text/plain'].rstrip()}\n```"
+                parts.append(f"<div class=output>{data['text/html']}</div>" if "text/html" in data else plain)
+    return "\n\n".join(parts)
 
 
 def links_to(command: str, pages: dict[str, str]) -> list[str]:

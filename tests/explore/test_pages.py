@@ -300,8 +300,8 @@ def test_equal_documents_are_those_with_equal_tokens(tmp_path: Path, monkeypatch
         found = find_duplicates(dataset, first)
         assert sum(map(len, (texts[number] for number in found.documents))) <= 150
         expected = defaultdict[tuple[int, ...], list[int]](list)
-        for number in found.documents:
-            expected[tuple(texts[number])].append(number)
+        for place in found.documents:
+            expected[tuple(texts[place])].append(place)
         equal = sorted(group for text, group in expected.items() if text and len(group) > 1)
         assert sorted(group.documents for group in found.groups) == equal
         seen += found.documents

@@ -87,7 +87,8 @@ def draw_accounts(accounts: Sequence[SourceAccount], width: float = COLUMN_INCHE
         room = 0.8 / len(accounts)
         for place, source in enumerate(accounts):
             shares = np.array(source.seen) / max(sum(source.seen), 1)
-            axes.bar(np.arange(len(shares)) + place * room, shares, room, label=_short(source.source))
+            axes.bar(np.arange(len(shares)) + (place + 0.5) * room - 0.4, shares, room, label=_short(source.source))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel="times read", ylabel="share of documents")
 
     return _draw(draw, width)
@@ -140,7 +141,11 @@ def _draw(draw: Callable[[Any], None], width: float) -> Any:
     with _style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, width * 0.62), layout="constrained")
+        class NotebookFigure(Figure):  # notebooks show figures of pyplot alone
+            def _repr_svg_(self) -> str:
+                return figure_bytes(self, "svg").decode()
+
+        figure = NotebookFigure(figsize=(width, width * 0.62), layout="constrained")
         draw(axes := figure.subplots())
         if labels := axes.get_legend_handles_labels()[1]:
             widest = 0.45 + 0.058 * max(map(len, labels))  # inches, of 7 points
