@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
 import shlex
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.explored import read_html, served
 from helpers.pages import read_page, run_blocks
 from helpers.preprocess_jobs import tokenizer_path
 from helpers.research_run import RABBIT, build_research_run
 
 import binidx
+from binidx.explore.explored import Explored
 from binidx.loader.losses import LossRecorder, read_losses
 from binidx.tools import main
 
@@ -70,6 +75,74 @@ def test_every_question_is_answered_by_the_command_below_it(
     assert "largest of 1 domains: en.example.org" in scraped
     assert "- name and contact: **[to be completed]**" in public
     assert "Sources without a kind: **[to be completed]**" in public
+
+
+NUMBERS = {
+    "account": ("documents", "tokens", "samples_in_run", "samples_read", "tokens_read"),
+    "trace": ("rank", "slot", "sample", "doc"),
+    "where": ("step", "rank", "slot", "sample"),
+    "grep": ("document",),
+    "spikes": ("sample", "loss"),
+    "inspect": ("num_documents", "num_sequences", "num_tokens"),
+}
+"""Command -> names of its numbers that pages show."""
+
+EXPECTED: dict[str, Callable[[Any], set[str]]] = {
+    "2": lambda answer: set(),
+    "3": lambda answer: {f"{documents:,}" for source in answer[0] for documents in source["seen"] if documents},
+    "7": lambda answer: numbers_of(answer[:1], ("doc",)),
+    "8": lambda answer: {f"{len(answer)}", f"{answer[-1]['step']}"},
+    "9": lambda answer: {f"{answer[0]['spikes'][0]['loss']:.4g}"},
+    "10": lambda answer: numbers_of(answer[0]["spikes"][0]["samples"], ("sample", "loss")),
+    "14": lambda answer: {f"{row['origin']['row']}" for row in answer[0]["documents"] if row["document"] == 7},
+    "18": lambda answer: numbers_of(answer, ("percentiles",)),
+    "19": lambda answer: numbers_of(answer[0][1:], NUMBERS["account"][2:]),
+    "20": lambda answer: set(),
+}
+"""Question -> numbers that its page must show, unless those are `NUMBERS`."""
+
+
+def numbers_of(value: Any, names: tuple[str, ...]) -> set[str]:
+    """The numbers with these names anywhere in a JSON value, as pages show them."""
+    if isinstance(value, list):
+        return set[str]().union(*(numbers_of(each, names) for each in value))
+    if not isinstance(value, dict):
+        return set()
+    inner = [numbers_of(each, (*names, *(each if name in names and isinstance(each, dict) else ())))
+             for name, each in value.items()]  # fmt: skip
+    own = [value[name] for name in names if isinstance(value.get(name), int | float)]
+    shown = {f"{number:,}" if isinstance(number, int) else f"{number:.4f}" for number in own}
+    return shown.union(*inner)
+
+
+def test_clicks_answer_as_the_commands_beside_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    table = re.findall(r"^\| (\d+) \| .*? \| (.*?) \| `binidx (.*?)` \|$", read_page("how-to/twenty-questions"), re.M)
+    assert [int(number) for number, *_ in table] == [*range(1, 21)]
+    with served(Explored.open("run.json", tokenizer="tokenizer.json", losses="losses")) as server:
+        for number, address, command in table:
+            assert main([*shlex.split(command), "--json"]) == 0
+            answer = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            path = "" if address.startswith("(") else address.strip("`")
+            status, headers, page = server.get(f"/{server.digest}/{path}")
+            if status == 303:
+                page = server.page(f"{headers['location'].removeprefix('./')}/reads")
+            reader = read_html(page)
+            found = set(re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", " ".join(reader.texts)))
+            special, names = EXPECTED.get(number), NUMBERS[command.split()[0]]
+            assert (special(answer) if special else numbers_of(answer, names)) <= found, number
+            if number == "2":
+                read = [(row["source"], int(row["samples"])) for row in csv.DictReader(io.StringIO(page))]
+                counted = Counter(row["source"] for row in answer)
+                assert {name: sum(count for each, count in read if each == name) for name, _ in read} == counted
+            if number == "20":
+                halves = [{(row["source"], doc["doc"]) for row in answer if (row["step"] < 25) == first
+                           for doc in row["docs"] if doc["len"]} for first in (True, False)]  # fmt: skip
+                columns = [sum(int(row[place]) for row in reader.rows[1:]) for place in range(1, 6)]
+                one, two = halves
+                assert columns == [len(each) for each in (one, two, one & two, one - two, two - one)]
 
 
 def test_the_code_of_the_page_records_losses(folder: Path, tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
         ends = accumulate(stage.num_samples for stage in (each.run and each.run.stages) or ())
         changes = [schedule.step_of(end) for end in ends if schedule.consumed_samples < end < len(each.order)]
         starts += [RunStart(step, "stage") for step in changes if step in part]
+    seams.sort(key=lambda seam: seam.step)
     inside = [start for start in starts if steps.start < start.step < steps.stop]
     return Timeline(names, bounds, counts[1:], planned, epochs, sizes, lengths, skipped, seams, inside)
 
