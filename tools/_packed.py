@@ -12,6 +12,7 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.packed.packed_origins import PackedDocuments
+from binidx.packed.packed_rows import account_blocks, block_rows
 from binidx.packed.packed_run import Numbers, PackedRunOrder
 from binidx.run.global_order import SampleReads
 
@@ -82,12 +83,7 @@ def account_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None
     """Print for each set its size and its use up to a step."""
     if arguments.repeats or arguments.consumed_samples is not None:
         raise ConfigError("--repeats, --consumed-samples: packed files have no counts of documents; give --before-step")
-    stop, rows = stop_step(order, arguments.before_step), list[dict[str, Any]]()
-    for name, of, files, read in zip(order.names, order.sets, order.files or (), order.count_blocks(stop), strict=True):
-        total = of.num_files * of.num_blocks
-        sizes = {"source": name, "files": of.num_files, "blocks": total, "tokens": total * files.block_size}
-        used = {"blocks_read": int(read), "tokens_read": int(read) * files.block_size, "epochs": int(read) / total}
-        rows.append({**sizes, **used})
+    rows = account_blocks(order, stop_step(order, arguments.before_step))
     cells = [
         [f"{value:,}" if isinstance(value, int) else f"{value:.3f}" for value in list(row.values())[1:]] for row in rows
     ]
@@ -105,17 +101,7 @@ def print_blocks(
     decode: Callable[[list[int]], str] | None = None,
 ) -> None:
     """Print a row for each read of a block: where it is, and its documents if they are known."""
-    tokens = order.read(blocks) if decode else None
-    known = [PackedDocuments(files) for files in order.files or ()]
-    for place, (number, file, block, epoch) in enumerate(blocks.tolist()):
-        row: dict[str, Any] = {
-            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
-        }
-        row |= {"source": order.names[number], "epoch": epoch, "file": known[number].files.uris[file], "block": block}
-        if known[number].has_origin(file):
-            row["dataset"], row["docs"] = known[number].documents(file, block)
-        if decode and tokens is not None:
-            row["text"] = decode(tokens[place].tolist())
+    for row in block_rows(order, readings, blocks, decode):
         print(json.dumps(row) if as_json else _block(row))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.explored import PageServer, number, read_html, served, write_run
+from helpers.packed_runs import write_packed_run
 from tensorboardX import SummaryWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -312,6 +313,43 @@ def test_equal_documents_are_those_with_equal_tokens(tmp_path: Path, monkeypatch
         found = find_duplicates(dataset, seen[40])
         assert f"{found.num_copies} of {len(found.documents)} documents" in page
         assert f"from={found.documents.stop}" in page
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_over_packed_files_shows_what_the_commands_print(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = write_packed_run(tmp_path, seed)
+    with served(Explored.open(file)) as server:
+        (accounts,) = printed(capsys, "account", file, "--before-step", str(server.explored.steps.stop), "--json")
+        rows = [row for row in read_html(server.page("")).rows if row[0] in [each["source"] for each in accounts]]
+        names = ("files", "blocks", "tokens", "blocks_read", "tokens_read")
+        assert [[number(cell) for cell in row[2:7]] for row in rows] == [
+            [account[name] for name in names] for account in accounts
+        ]
+        for step in (0, 1):
+            traced = printed(capsys, "trace", file, "--step", str(step), "--json")
+            summaries = re.findall(r"<summary>(.*?)</summary>", server.page(f"step/{step}"))
+            shown = [[int(n) for n in re.findall(r"rank (\d+) slot (\d+).* block (\d+), epoch (\d+)", text)[0]]
+                     for text in summaries]  # fmt: skip
+            assert shown == [[row[name] for name in ("rank", "slot", "block", "epoch")] for row in traced]
+            row = traced[-1]
+            titles = [tag["title"] for _, tag in read_html(
+                server.page(f"step/{step}/{row['rank']}/{row['slot']}")).tags if "title" in tag]  # fmt: skip
+            tokens = [int(title.rpartition(": ")[2]) for title in titles if title and title.startswith("token ")]
+            assert tokens == [doc["doc"] * 1000 + doc["start"] + place
+                              for doc in row["docs"] for place in range(doc["len"])]  # fmt: skip
+        for source, prefix in enumerate(source.name for source in server.explored.sources):
+            asked = ["--source", prefix, "--document", "2", "--before-step", str(server.explored.steps.stop)]
+            found = printed(capsys, "where", file, *asked, "--json")
+            shown = [[number(cell) for cell in row[:5]] for row in
+                     read_html(server.page(f"source/{source}/document/2/reads")).rows[1:]]  # fmt: skip
+            names = ("step", "rank", "slot", "sample", "epoch")
+            assert shown == [[row[name] for name in names] for row in found][:200]
+            assert server.page(f"source/{source}/document/2")
+        assert server.get(f"/{server.digest}/step/1/seen")[0] == 404
+        assert "packed files" in server.get(f"/{server.digest}/repeats")[2]
+    assert "tokens read" in write_report(Explored.open(file))
 
 
 def test_a_resumed_run_shows_the_history_that_the_commands_print(

@@ -1,46 +1,20 @@
 """trace, where and account of packed runs against every block that their ranks read, and the tokens in it."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traceable_runs import write_source
+from helpers.packed_runs import SEPARATOR, write_packed_run
 
 from binidx.errors import ConfigError
-from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed import packed_order
-from binidx.packed.packed_convert import indexed_to_packed
 from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
 from binidx.packed.packed_origins import PackedDocuments
-from binidx.packed.packed_run import FORKS, load_packed_run
+from binidx.packed.packed_run import load_packed_run
 from binidx.tools import main
-
-SEPARATOR = 999_999
-
-
-def write_run(directory: Path, seed: int) -> tuple[str, random.Random]:
-    """The file of a random run over packed files whose tokens say where they come from."""
-    choose = random.Random(seed)
-    block = choose.randrange(2, 9)
-    sets = []
-    for name in ("web", "code")[: choose.randrange(1, 3)]:
-        prefix = write_source(directory / name, choose, choose.random() < 0.5)
-        options = {"add_separator": choose.random() < 0.5}
-        chunk = block * choose.randrange(1, 4) + choose.randrange(block)
-        files = indexed_to_packed(IndexedDataset(prefix), f"{directory}/packed", name, chunk, SEPARATOR, **options)
-        sets.append({"name": name, "files": files, "weight": choose.random() + 0.1})
-    described = {
-        "fork": choose.choice([*FORKS]), "block_size": block, "n_chunks": choose.randrange(1, 3), "seed": seed,
-        "sets": sets, "num_ranks": choose.randrange(1, 3), "num_workers": choose.randrange(3),
-        "micro_batch_size": choose.randrange(1, 4), "accumulation": choose.randrange(1, 3),
-        "shuffle_filenames": choose.choice([None, True, False]),
-    }  # fmt: skip
-    (directory / "packed.json").write_text(json.dumps(described))
-    return f"{directory}/packed.json", choose
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -49,7 +23,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
 
 
 def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    file, choose = write_run(directory, seed)
+    file, choose = write_packed_run(directory, seed)
     order = load_packed_run(file)
     count = order.num_steps()
     stop = min(20, 20 if count is None else count)
@@ -113,7 +87,7 @@ def test_draws_are_the_same_from_any_kept_state(at_end: AtEnd, monkeypatch: pyte
 
 
 def test_files_are_opened_as_they_are_needed(tmp_path: Path) -> None:
-    file, _ = write_run(tmp_path, 3)
+    file, _ = write_packed_run(tmp_path, 3)
     described = json.loads(Path(file).read_text())
     names = described["sets"][0]["files"]
     for name in names[1:]:

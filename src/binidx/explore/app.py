@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import BinidxError, redacted, redacted_text
-from binidx.explore import views
+from binidx.explore import packed_views, views
 from binidx.explore.explored import Explored
 from binidx.explore.guard import Guard
 from binidx.run.provenance.contents import trace_contents
@@ -43,6 +43,14 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "source/{source:int}/document/{document:int}/reads": ("reads.html", views.show_reads),
 }
 """Address of a page below that of its run -> its template, and the function of its values."""
+
+PACKED_PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "": ("packed_run.html", packed_views.show_run),
+    "step/{step:int}": ("packed_step.html", packed_views.show_step),
+    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", packed_views.show_text),
+    "source/{source:int}/document/{document:int}/reads": ("reads.html", packed_views.show_reads),
+}
+"""Pages of a run over packed files in the place of those of other runs."""
 
 ASSETS = {"explore.css": "text/css", "explore.js": "text/javascript", "icon.svg": "image/svg+xml"}
 DIRECTIONS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
@@ -93,6 +101,8 @@ class Pages:
     @property
     def first_page(self) -> tuple[str, Callable[..., Any]]:
         """The template of the first page, and the function of its values."""
+        if self.explored.packed:
+            return PACKED_PAGES[""]
         if self.explored.order is None:
             return "source.html", lambda explored, query: views.show_source(explored, query, 0)
         return "run.html", views.show_run
@@ -117,7 +127,7 @@ class Pages:
         """Return the addresses of all pages and files."""
         digest = self.explored.digest
         first = Route("/", lambda request: RedirectResponse(f"./{digest}/", 307))
-        shown = {"": self.first_page, **PAGES}
+        shown = {"": self.first_page, **PAGES, **(PACKED_PAGES if self.explored.packed else {})}
         pages = [Route(f"/{digest}/{path}", self._endpoint(*page)) for path, page in shown.items()]
         others = [
             Route(f"/{digest}/find", self._find),
@@ -258,7 +268,6 @@ def write_report(explored: Explored) -> str:
     """Return the first page, and the counts of each source, as one HTML file that needs nothing else."""
     pages, style = Pages(explored), read_asset("explore.css")
     template, view = pages.first_page
-    lengths: Sequence[Any] = [
-        views.show_lengths(explored, {}, source)["lengths"] for source in range(len(explored.sources))
-    ]
+    numbers = () if explored.packed else range(len(explored.sources))
+    lengths: Sequence[Any] = [views.show_lengths(explored, {}, source)["lengths"] for source in numbers]
     return pages.render(template, view(explored, {}), static=True, style=style, lengths=lengths)

@@ -15,6 +15,8 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
+from binidx.packed.packed_origins import origins_of
+from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
 from binidx.run.global_order import SampleReads
@@ -23,7 +25,7 @@ from binidx.run.provenance.contents import SampleContents
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
-from binidx.run.run_file import Run
+from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 
@@ -45,6 +47,7 @@ class Explored:
         losses: loss curve; None: none was given.
         other: order of another run, to compare; None: none was given.
         history: the runs that led to this one, and itself; None: a dataset alone.
+        packed: order of a run over packed files, whose sources are the datasets that they were made of.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Explored:
     losses: LossCurve | None = None
     other: RunOrder | None = None
     history: RunHistory | None = None
+    packed: PackedRunOrder | None = None
 
     @classmethod
     def open(
@@ -89,6 +93,14 @@ class Explored:
             identity = json.dumps([dataset.opened["idx"], dataset.index.num_tokens], sort_keys=True)
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
+        if is_packed_run(RUN_FILE.parse(read_run_file(Location(name, options)), name)):
+            if losses or compare:
+                raise ConfigError("loss, compare: found a run over packed files, which has neither; leave them out")
+            packed = load_packed_run(name, options)
+            origins = dict.fromkeys(origin for files in packed.files or () for origin in origins_of(files))
+            datasets = {prefix: _open_in_ranges(Location(prefix, options)) for prefix in origins}
+            sources = [StoredSource(prefix, dataset, range(len(dataset))) for prefix, dataset in datasets.items()]
+            return cls(name, sources, packed.fingerprint[:DIGEST_LENGTH], None, options, tokenizer, packed=packed)
         history = RunHistory.of(Run.load(name, options))
         order = history.last
         curve = LossCurve.read(Location.of(losses, options), order, first_number) if losses else None
@@ -101,6 +113,10 @@ class Explored:
     @property
     def steps(self) -> range:
         """Steps of the history, to the end of the run; of a run without end to that of an epoch."""
+        if self.packed:
+            blocks, size = sum(each.num_files * each.num_blocks for each in self.packed.sets), self.packed.num_rows
+            end = self.packed.num_steps()
+            return range(max(blocks // size(range(1)), 1) if end is None else end)
         if self.order is None or self.history is None:
             return range(0)
         count, schedule = self.order.num_steps(), self.order.reading.schedule
@@ -148,8 +164,9 @@ class Explored:
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""
-        known_origins(self.prefix(0), [0])
-        self.text(0)
+        if self.sources:
+            known_origins(self.prefix(0), [0])
+            self.text(0)
 
     __hash__ = object.__hash__
 

@@ -23,10 +23,12 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
+from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.contents import read_text, trace_contents
@@ -68,18 +70,6 @@ def show_run(explored: Explored, query: Query) -> Values:
     timeline = explored.timeline(steps, BINS)
     accounts = explored.accounts()
     colours = _colours(timeline.counts.sum(axis=0).tolist())
-    bounds = timeline.bounds.tolist()
-    losses = explored.losses.of_bins(timeline.bounds) if explored.losses else [None] * (len(bounds) - 1)
-    shares = timeline.shares
-    bins = [
-        {
-            "steps": range(*bounds[place : place + 2]),
-            "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
-            "loss": losses[place],
-            "skipped": int(timeline.skipped[place]),
-        }
-        for place in range(len(bounds) - 1)
-    ]
     planned = None if timeline.planned is None else timeline.planned.mean(axis=0).tolist()
     rows = [
         {
@@ -95,12 +85,26 @@ def show_run(explored: Explored, query: Query) -> Values:
         "order": order,
         "steps": steps,
         "whole": whole,
-        "timeline": timeline,
-        "panels": [*draw_timeline(timeline, explored.losses, colours)],
-        "bins": bins,
+        **show_charts(timeline, colours, explored.losses),
         "rows": rows,
         "command": ["account"],
     }
+
+
+def show_charts(timeline: Timeline, colours: Sequence[int], losses: LossCurve | None = None) -> Values:
+    """Return the values of the charts of a timeline, and of their bins, which lead to steps."""
+    bounds, shares = timeline.bounds.tolist(), timeline.shares
+    in_bins = losses.of_bins(timeline.bounds) if losses else [None] * len(shares)
+    bins = [
+        {
+            "steps": range(*bounds[place : place + 2]),
+            "shares": [(name, shares[place, source]) for source, name in enumerate(timeline.names)],
+            "loss": in_bins[place],
+            "skipped": int(timeline.skipped[place]),
+        }
+        for place in range(len(shares))
+    ]
+    return {"timeline": timeline, "bins": bins, "panels": [*draw_timeline(timeline, losses, colours)]}
 
 
 def show_step(explored: Explored, query: Query, step: int) -> Values:
@@ -405,7 +409,8 @@ def parse_range(text: str | None, whole: range) -> range:
 def _run_of(explored: Explored, step: int | None = None) -> RunOrder:
     """Return the order of a step of the run's history, by default of the run itself."""
     if explored.order is None:
-        raise NotFoundError(f"{explored.name}: is a dataset alone, which has no steps; name the file of a run")
+        kind = "a run over packed files, which has no such page" if explored.packed else "a dataset, which has no steps"
+        raise NotFoundError(f"{explored.name}: found {kind}, needs the file of a run over .bin and .idx")
     return explored.order if step is None else explored.order_at(step)
 
 

@@ -163,3 +163,10 @@ class PackedDocuments:
                     blocks = range(first // size, -(-last // size)) if first < last else range(0)
                     rows += [(numbers[number], block) for block in blocks if number in numbers]
         return np.array(rows, np.int64).reshape(-1, 2)
+
+
+def origins_of(files: PackedFiles) -> list[str]:
+    """Return the prefixes of the datasets of which files were made, as far as they are known."""
+    found = (FILE_NAME.fullmatch(uri) for uri in files.uris)
+    documents, names = PackedDocuments(files), dict.fromkeys(match[1] for match in found if match)
+    return [origin[0].dataset for name in names if (origin := documents._find_origin(name))]
