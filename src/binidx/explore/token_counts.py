@@ -130,7 +130,7 @@ class Duplicates:
         return sum(len(group.documents) - 1 for group in self.groups)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def find_duplicates(dataset: IndexedDataset, first: int) -> Duplicates:
     """Compare documents from `first` on by hashes of their tokens, as many as the limits allow, by one read.
 
