@@ -352,6 +352,12 @@ def test_a_run_over_packed_files_shows_what_the_commands_print(
         assert server.get(f"/{server.digest}/step/1/seen")[0] == 404
         assert "packed files" in server.get(f"/{server.digest}/repeats")[2]
     assert "tokens read" in write_report(Explored.open(file))
+    for origin in tmp_path.rglob("*.packed.json"):
+        origin.unlink()
+    with served(Explored.open(file)) as server:
+        assert server.page("")
+        assert "document" not in server.page("step/0").partition("<summary>")[2]
+        assert "give --tokenizer" in server.page("step/0/0/0")
 
 
 def test_a_resumed_run_shows_the_history_that_the_commands_print(

@@ -45,10 +45,10 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
 """Address of a page below that of its run -> its template, and the function of its values."""
 
 PACKED_PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "": ("packed_run.html", packed_views.show_run),
-    "step/{step:int}": ("packed_step.html", packed_views.show_step),
-    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", packed_views.show_text),
-    "source/{source:int}/document/{document:int}/reads": ("reads.html", packed_views.show_reads),
+    "": ("packed_run.html", packed_views.show_packed_run),
+    "step/{step:int}": ("packed_step.html", packed_views.show_packed_step),
+    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", packed_views.show_block_text),
+    "source/{source:int}/document/{document:int}/reads": ("reads.html", packed_views.show_block_reads),
 }
 """Pages of a run over packed files in the place of those of other runs."""
 

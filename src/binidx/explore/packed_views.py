@@ -33,7 +33,7 @@ BINS = 24
 """Bins of the timeline; draws are followed to the bounds of each."""
 
 
-def show_run(explored: Explored, query: Query) -> Values:
+def show_packed_run(explored: Explored, query: Query) -> Values:
     """Return the values of the page of a run: its sets over some steps, and the account of them."""
     order, whole = _order_of(explored), explored.steps
     steps = parse_range(query.get("steps"), whole)
@@ -63,7 +63,7 @@ def build_packed_timeline(order: PackedRunOrder, steps: range) -> Timeline:
     return Timeline(order.names, bounds, np.diff(read, axis=0), *shared, [], [])
 
 
-def show_step(explored: Explored, query: Query, step: int) -> Values:
+def show_packed_step(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the page of a step: its blocks and their documents."""
     order, first = _order_of(explored), parse_number(query, "from", 0)
     rank = parse_number(query, "rank", None)
@@ -78,7 +78,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     return {**shown, "pager_of": Pager(first, SAMPLES_SHOWN, len(blocks))}
 
 
-def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
+def show_block_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
     """Return the values of the text of a block: of the pieces of its documents, or of all its tokens."""
     order = _order_of(explored)
     check_steps(range(step, step + 1), order.num_steps())
@@ -90,10 +90,12 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
     one = slice(slot, slot + 1)
     (row,) = (_numbered(explored, each) for each in block_rows(order, _some(reads, one), blocks[one]))
     number, tokens = row["number"], order.read(blocks[one])[0].tolist()
-    name, options = explored.tokenizer, explored.options
-    text = explored.text(number) if number is not None else TokenText(reason="the dataset of the file is not known")
-    if number is None and name:
-        text = TokenText.open(Location(explored.name, options), name)
+    if number is not None:
+        text = explored.text(number)
+    elif explored.tokenizer:
+        text = TokenText.open(Location(explored.name, explored.options), explored.tokenizer)
+    else:
+        text = TokenText(reason="the dataset of the file, which names its tokenizer, is not known; give --tokenizer")
     # Without an origin the block is one piece, and separators between documents are shown in any case.
     row["docs"] = row.get("docs") or [{"doc": None, "start": 0, "len": len(tokens), "dst": 0}]
     for doc in row["docs"]:
@@ -102,7 +104,7 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
     return {"row": row, "number": number, "reason": text.reason, "step": step, "command": command}
 
 
-def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
+def show_block_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; the ranks that read it are followed from step 0 on."""
     order = _order_of(explored)
     if source >= len(explored.sources):
