@@ -19,7 +19,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.loader.losses import LossRecorder, read_losses
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.spikes import find_spikes
+from binidx.run.provenance.spikes import RunLosses, find_spikes
 from binidx.run.schedule import BatchSchedule
 
 
@@ -105,7 +105,8 @@ def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
     losses = (3 + 0.1 * rng.standard_normal(len(positions))).astype(np.float32)
     losses[rng.random(len(losses)) < 0.03] += 2
     losses[-3:] = math.nan if seed % 4 == 0 else 3
-    found = {spike.step: spike for spike in find_spikes(order, positions, losses, window=15, threshold=4)}
+    runs = [RunLosses.of(order, positions, losses)]
+    found = {spike.step: spike for spike in find_spikes(runs, window=15, threshold=4)}
     mean = {step: losses[positions // 2 == step].astype(float).mean() for step in np.unique(positions // 2).tolist()}
     expected = []
     for place, step in enumerate(mean):

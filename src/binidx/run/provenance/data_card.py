@@ -19,7 +19,7 @@ from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
 
 OPEN = "**[to be completed]**"
@@ -43,17 +43,17 @@ TOP_SHARE = 10
 
 
 def build_card(
-    order: RunOrder,
+    history: RunHistory,
     stop_step: int,
     about: Mapping[str, Mapping[str, str]] | None = None,
     *,
     repeats: bool = False,
     most_domains: int = 20,
 ) -> dict[str, Any]:
-    """Return the data card of a run in JSON values.
+    """Return the data card of a model's runs in JSON values.
 
     Args:
-        order: order of the run.
+        history: the runs.
         stop_step: first step that does not count.
         about: prefix of a source -> its license, languages, kind (a key of KINDS) and cut_off, as far as known.
         repeats: also count how often documents were read, as `account` does.
@@ -64,30 +64,30 @@ def build_card(
 
     Source: ours.
     """
-    about = about or {}
+    about, config = about or {}, history.last.config
     for name, given in about.items():
         unknown = [
-            *({name} - {*order.prefixes}),
+            *({name} - {*history.sources}),
             *(given.keys() - {*GIVEN}),
             *({given.get("kind", "other")} - {*KINDS}),
         ]
         if unknown:
             needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(KINDS)}"
             raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
-    accounts = account(order, stop_step, repeats=repeats)
+    accounts = account(history, stop_step, repeats=repeats)
     sources = []
-    for source, used in zip(order.sources, accounts, strict=True):
-        dataset = WholeDataset(Location(source.prefix, order.config.storage_options))
+    for used in accounts:
+        dataset = WholeDataset(Location(history.sources[used.source].prefix, config.storage_options))
         job = (dataset.source.manifest or {}).get("job", {})
         recorded: dict[str, Any] = {
             "tokenizer": job.get("tokenizer", {}).get("uri"),
             "inputs": len(job.get("inputs", [])) or None,
         }
-        own = {name: about.get(source.name, {}).get(name) for name in GIVEN}
+        own = {name: about.get(used.source, {}).get(name) for name in GIVEN}
         sources.append({**asdict(used), "seen": list(used.seen), **recorded, **own, **_domains(dataset, most_domains)})
     totals = {name: sum(each[name] for each in sources) for name in ("documents", "tokens", "tokens_read")}
-    shape = {"sequence_length": order.config.sequence_length, "random_seed": order.config.random_seed}
-    return {"steps": stop_step, **totals, **shape, "fingerprint": order.fingerprint, "sources": sources}
+    shape = {"sequence_length": config.sequence_length, "random_seed": config.random_seed, "runs": len(history.runs)}
+    return {"steps": stop_step, **totals, **shape, "fingerprint": history.fingerprint, "sources": sources}
 
 
 def _domains(dataset: WholeDataset, most: int) -> dict[str, Any]:
