@@ -1,7 +1,8 @@
 """Print a data card of a run: its sources, their sizes and domains, and how much of each was read.
 
 What data cannot give stands in --about: {"s3://corpus/en": {"license": "CC-BY-4.0", "languages":
-"English", "kind": "scraped", "cut_off": "2025-03"}}; the rest is left open, visibly. Domains are those of the ids in
+"English", "kind": "scraped", "cut_off": "2025-03"}}, with a kind of public, licensed, private, scraped, user, synthetic
+and other; the rest is left open, visibly. Domains are those of the ids in
 the lineage of a source that are URLs (preprocess --id-key url). --public prints the public summary of training content
 instead that Article 53(1)(d) of the EU AI Act asks of providers, as a draft to complete. A run that names the one
 before it is counted with its whole history.

@@ -63,12 +63,19 @@ def test_every_question_is_answered_by_the_command_below_it(
     card, public = answers[20]
     assert "| CC-BY-4.0 | **[to be completed]** | scraped | 2025-03 |" in card
     assert "top domains of 1, with documents: en.example.org (60)" in card
-    assert "- text: less than 1 billion tokens (25,600, repeats included)" in public
-    assert "- latest date of acquisition: 2025-03" in public
+    assert "| Text | Less than 1 billion tokens (" in public
+    assert "; 25,600 read, repeats included) |" in public
+    assert "- Latest date of data acquisition/collection for model training: 2025-03" in public
+    headings = re.findall(r"^#+ ([\d.]+)", public, re.M)
+    assert headings == [
+        *("1.", "1.1.", "1.2.", "1.3.", "2.", "2.1.", "2.2.", "2.2.1.", "2.2.2.", "2.3.", "2.4.", "2.5.", "2.6."),
+        *("3.", "3.1.", "3.2.", "3.3."),
+    ]
     scraped = public.partition("### 2.3")[2].partition("###")[0]
+    assert "- Purposes of the crawler(s): **[to be completed]**" in scraped
     assert "`en_text_document`: 60 documents" in scraped
-    assert "largest of 1 domains: en.example.org" in scraped
-    assert "- name and contact: **[to be completed]**" in public
+    assert "most relevant of 1 domain names: en.example.org" in scraped
+    assert "- Provider name and contact details: **[to be completed]**" in public
     assert "Sources without a kind: **[to be completed]**" in public
 
 
