@@ -82,6 +82,8 @@ def test_the_loader_records_the_positions_of_its_samples(tmp_path: Path) -> None
         loader = binidx.build_pretraining_data_loader(train, 0, 2, rank, 2, losses_to=tmp_path / "losses")
         for batch, _ in zip(loader, range(4), strict=False):
             loader.record_losses(None, batch["tokens"].double().mean(1))
+        loader.state_dict()  # of a checkpoint: writes what is recorded
+        assert len(read_losses(tmp_path / "losses")[0]) == (rank + 1) * 8
         loader.record_losses(1, [7.0, 8.0])
         del loader, batch
     positions, losses = read_losses(tmp_path / "losses")
