@@ -276,7 +276,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
     assert main(["bake", f"{tmp_path}/run.json", f"{tmp_path}/baked"]) == 2
-    assert "a run over packed files; binidx order takes it" in capsys.readouterr().err
+    assert "a run over packed files; trace, where, account and order take it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "fork: found 'mine', needs one of lit-gpt" in capsys.readouterr().err

@@ -352,11 +352,10 @@ class WeightSchedule:
 
     def weights(self, batches: Rows) -> NDArray[np.float64]:
         """Return the weights at some micro-batches, each different one computed once."""
-        _, *rest = self.numbers
-        if self.kind == "const":
-            return np.full(len(batches), float(self.numbers[0]))
-        keys = {"step": lambda: batches // rest[0], "linear": lambda: np.minimum(batches, rest[1])}
-        own = keys.get(self.kind, lambda: batches % rest[1])()
+        own, last = batches * 0, self.numbers[1 if self.kind == "step" else -1]
+        if self.kind != "const":
+            rule = {"step": np.floor_divide, "linear": np.minimum, "cosine": np.remainder}[self.kind]
+            own = rule(batches, last)
         _, places, inverse = np.unique(own, return_index=True, return_inverse=True)
         return np.array([self.weight(batch) for batch in batches[places].tolist()], np.float64)[inverse]
 
@@ -369,8 +368,8 @@ class SetDraws:
     """The set of each block of a worker, drawn with replacement, by position.
 
     The generator's state and the counts of each set are kept for every DRAWN_AT_ONCE draws, 2.5 KB for each: the next
-    look at any position draws at most so many. The first one at position 6,000,000 draws all before it, in 0.1 to 0.5 s:
-    a Mersenne Twister can jump there, but how often each set was drawn, which decides its next block, has no formula.
+    look at any position draws at most so many. The first one at position 6,000,000 draws all before it, in 0.1 to 0.5
+    s: a Mersenne Twister can jump there, but how often each set was drawn, which decides its block, has no formula.
 
     Args:
         seed: seed of the draws.
