@@ -40,9 +40,14 @@ def train_dataset(options: argparse.Namespace) -> Any:
     )
 
 
-def train_loader(dataset: Any) -> Any:
-    """Micro-batches of this rank. With tensor or pipeline parallelism give the mesh: `find_topology(mesh["dp"])`."""
-    return binidx.build_pretraining_data_loader(dataset, 0, MICRO_BATCH_SIZE, *binidx.find_topology())
+def train_loader(dataset: Any, losses_to: Path | None = None) -> Any:
+    """Micro-batches of this rank. With tensor or pipeline parallelism give the mesh: `find_topology(mesh["dp"])`.
+
+    `loader.record_losses(number, losses)` writes into the folder `losses_to`, for `binidx spikes`. `number` is that of
+    the micro-batch in the whole run: a trainer may have fetched others since.
+    """
+    topology = binidx.find_topology()
+    return binidx.build_pretraining_data_loader(dataset, 0, MICRO_BATCH_SIZE, *topology, losses_to=losses_to)
 
 
 def join_ranks() -> None:
@@ -79,12 +84,13 @@ class TinyModel(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
         loss = torch.nn.functional.cross_entropy(self.head(self.embed(tokens)).mT, labels, reduction="none")
-        return (loss * loss_mask).sum() / loss_mask.sum()
+        return (loss * loss_mask).sum(1) / loss_mask.sum(1).clamp(min=1)
 
 
-def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    loss: torch.Tensor = model(batch["tokens"], batch["labels"], batch["loss_mask"])
-    return loss
+def losses_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Loss of each sample, (B,), of which the trainer takes the mean."""
+    losses: torch.Tensor = model(batch["tokens"], batch["labels"], batch["loss_mask"])
+    return losses
 
 
 def tell(step: int, batch: dict[str, torch.Tensor], loss: torch.Tensor) -> None:

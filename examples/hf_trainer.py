@@ -7,19 +7,25 @@ loader, so a callback tells the loader where to begin.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from common import MICRO_BATCH_SIZE, TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+from common import MICRO_BATCH_SIZE, TinyModel, arguments, losses_of, tell, train_dataset, train_loader
 
 
 class Trainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
-        return train_loader(self.train_dataset)
+        return train_loader(self.train_dataset, Path(self.args.output_dir) / "losses")
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
-        loss = loss_of(model, inputs)
+        losses = losses_of(model, inputs)
+        if model.training:
+            loader = self.callback_handler.train_dataloader
+            loader.record_losses(loader.number, losses)
+            loader.number += 1
+        loss = losses.mean()
         tell(self.state.global_step, inputs, loss)
         return loss
 
@@ -28,6 +34,10 @@ class GoOn(transformers.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, _: Any, train_dataloader: Any = None, **__: Any) -> None:
         samples_of_step = MICRO_BATCH_SIZE * args.gradient_accumulation_steps * args.world_size
         train_dataloader.consumed_samples = state.global_step * samples_of_step
+        train_dataloader.number = state.global_step * args.gradient_accumulation_steps  # of the micro-batch to train
+
+    def on_save(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
+        train_dataloader.state_dict()  # writes the losses recorded so far
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning
 import torch
-from common import TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+from common import TinyModel, arguments, losses_of, tell, train_dataset, train_loader
 
 
 class Module(lightning.LightningModule):
@@ -20,7 +20,9 @@ class Module(lightning.LightningModule):
         self.model = TinyModel(vocab_size)
 
     def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        loss = loss_of(self.model, batch)
+        losses = losses_of(self.model, batch)
+        self.trainer.train_dataloader.record_losses(self.global_step, losses)
+        loss = losses.mean()
         tell(self.global_step, batch, loss)
         return loss
 
@@ -34,7 +36,7 @@ class Data(lightning.LightningDataModule):
         self.options = options
 
     def train_dataloader(self) -> Any:
-        return train_loader(train_dataset(self.options))
+        return train_loader(train_dataset(self.options), self.options.save / "losses")
 
 
 def main(argv: list[str] | None = None) -> None:

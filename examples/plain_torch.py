@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from common import TinyModel, arguments, join_ranks, loss_of, replicate, save, tell, train_dataset, train_loader
+from common import TinyModel, arguments, join_ranks, losses_of, replicate, save, tell, train_dataset, train_loader
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -11,7 +11,8 @@ def main(argv: list[str] | None = None) -> None:
     join_ranks()
     model = TinyModel(options.vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader, start, checkpoint = train_loader(train_dataset(options)), 0, options.save / "checkpoint.pt"
+    loader = train_loader(train_dataset(options), options.save / "losses")
+    start, checkpoint = 0, options.save / "checkpoint.pt"
     if options.resume and checkpoint.exists():
         saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
@@ -21,7 +22,9 @@ def main(argv: list[str] | None = None) -> None:
 
     replica = replicate(model)
     for step, batch in zip(range(start, options.steps), loader):  # noqa: B905
-        loss = loss_of(replica, batch)
+        losses = losses_of(replica, batch)
+        loader.record_losses(step, losses)
+        loss = losses.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

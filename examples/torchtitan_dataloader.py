@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from common import TinyModel, arguments, join_ranks, loss_of, replicate, save, tell, train_dataset, train_loader
+from common import TinyModel, arguments, join_ranks, losses_of, replicate, save, tell, train_dataset, train_loader
 from torchtitan.components.dataloader import BaseDataLoader
 
 Pair = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -21,19 +21,19 @@ class MegatronTokens(BaseDataLoader):  # type: ignore[misc]
     """Pairs of ({"input": (B, S), "loss_mask": (B, S)}, labels (B, S)) of this rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._loader = train_loader(train_dataset(options))
+        self.loader = train_loader(train_dataset(options), options.save / "losses")
 
     def __iter__(self) -> Iterator[Pair]:
-        for batch in self._loader:
+        for batch in self.loader:
             yield {"input": batch["tokens"], "loss_mask": batch["loss_mask"]}, batch["labels"]
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict:  # torchtitan loads an empty one where a checkpoint has none
-            self._loader.load_state_dict(state_dict)
+            self.loader.load_state_dict(state_dict)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> None:
     replica = replicate(model)
     for step, (inputs, labels) in zip(range(start, options.steps), data):  # noqa: B905
         batch = {"tokens": inputs["input"], "labels": labels, "loss_mask": inputs["loss_mask"]}
-        loss = loss_of(replica, batch)
+        losses = losses_of(replica, batch)
+        data.loader.record_losses(step, losses)
+        loss = losses.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

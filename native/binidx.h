@@ -379,13 +379,13 @@ typedef struct {
     int64_t num_patterns;  /* below 2^31 */
     int64_t unit;
     int64_t longest; /* the longest of the patterns */
-    int64_t window;  /* at most the shortest of them, and 254 symbols longer than the block */
+    int64_t window;  /* at most the shortest of them */
     int64_t block;   /* at most the window: 1 to 8, or 16 */
-    int32_t skips;   /* whether to move on by more than one symbol */
+    int64_t stride;  /* symbols from one sample to the next, with which a block still fits into the window */
     int64_t bits;    /* 3 to 32 */
     int64_t head_bits; /* 1 to 31 */
-    uint8_t *shifts; /* (1 << bits,) scratch, as the next two: hash of a block -> symbols to move on; without skips a bit
-                        for each hash that a pattern has */
+    uint8_t *sampled, *ends; /* (1 << bits - 3,) scratch, as the next two: a bit for the hash of each block that ends in
+                                the last `stride` symbols of a pattern's window, and that ends with it */
     int32_t *heads;  /* (1 << head_bits,) hash of a window -> first pattern that begins with it; -1: none */
     int32_t *next;   /* (num_patterns,) pattern -> the next one of the same hash; -1: none */
 } binidx_patterns;

@@ -1,7 +1,7 @@
 /* fuzz_scan_tokens.c: patterns in documents, read in pieces, against a look at every place of every text.
  *
  * Input: patterns 1, flags 1, cut 1, then a byte a length of a pattern and its letters, and a byte a token or the end of
- * a document. Flags: 1 no table, two bytes a token; 2 shifts; 4 long patterns; 8 little room for text.
+ * a document. Flags: 1 no table, two bytes a token; 2 samples; 4 long patterns; 8 little room for text; 16 long blocks.
  * Token t of the table is t letters, so that 0 is empty and some are longer than 16.
  */
 #include "binidx.h"
@@ -23,9 +23,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         bounds[k + 1] = bounds[k] + length;
         shortest = length < shortest ? length : shortest, p.longest = length > p.longest ? length : p.longest;
     }
-    p.bytes = bytes, p.bounds = bounds, p.skips = flags >> 1 & 1, p.window = shortest;
-    p.block = shortest >= 16 && !p.skips ? 16 : shortest < 4 ? shortest : 4;
-    p.shifts = bytes_of(1 << BITS), p.heads = bytes_of(4 << 3), p.next = bytes_of(4 * p.num_patterns);
+    p.bytes = bytes, p.bounds = bounds, p.window = shortest;
+    p.block = shortest >= 16 && flags & 16 ? 16 : shortest < 4 ? shortest : 4;
+    p.stride = flags & 2 ? (shortest - p.block) / p.unit + 1 : 1;
+    p.sampled = bytes_of(1 << (BITS - 3)), p.ends = bytes_of(1 << (BITS - 3)), p.heads = bytes_of(4 << 3), p.next = bytes_of(4 * p.num_patterns);
     same(binidx_index_patterns(&p) == p.num_patterns);
     uint8_t *table = bytes_of(VOCABULARY * VOCABULARY + 16), *text = bytes_of(TOKENS * VOCABULARY);
     int32_t *offsets = bytes_of(4 * (VOCABULARY + 1));
@@ -81,7 +82,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
     }
     note(matches, 8 * count * p.num_patterns);
-    free(bounds), free(bytes), free(p.shifts), free(p.heads), free(p.next), free(table), free(text), free(offsets);
+    free(bounds), free(bytes), free(p.sampled), free(p.ends), free(p.heads), free(p.next), free(table), free(text), free(offsets);
     free(tokens), free(ends), free(s.text), free(s.hits), free(s.rows), free(matches), free(firsts), free(piece);
     return 0;
 }

@@ -412,13 +412,13 @@ static void test_pieces_in_another_order_by_hand(void) {
 
 /* "abab" and "ba" in tokens of a table, over the ends of calls, and of documents in vain. */
 static void test_patterns_in_documents_by_hand(void) {
-    uint8_t *bytes = heap("ababba", 6), *shifts = heap(NULL, 256), *text = heap(NULL, 64), *table = heap(NULL, 3 + 16);
+    uint8_t *bytes = heap("ababba", 6), *marks = heap(NULL, 64), *text = heap(NULL, 64), *table = heap(NULL, 3 + 16);
     int64_t *bounds = heap((int64_t[]){0, 4, 6}, 24), *hits = heap(NULL, 4 * 32), *rows = heap((int64_t[]){0, 0}, 16);
     int32_t *heads = heap(NULL, 4 * 256), *next = heap(NULL, 8), *offsets = heap((int32_t[]){0, 2, 3}, 12);
     uint16_t *tokens = heap((uint16_t[]){1, 0, 0, 1, 0}, 10); /* b ab ab b | ab */
     int64_t *documents = heap((int64_t[]){0, 4, 5}, 24), *rest = heap((int64_t[]){0, 1}, 16);
     binidx_patterns p = {.bytes = bytes, .bounds = bounds, .num_patterns = 2, .unit = 1, .longest = 4, .window = 2,
-                         .block = 2, .bits = 8, .head_bits = 8, .shifts = shifts, .heads = heads, .next = next};
+                         .block = 2, .stride = 1, .bits = 8, .head_bits = 8, .sampled = marks, .ends = marks + 32, .heads = heads, .next = next};
     CHECK(binidx_index_patterns(&p) == 2);
     memcpy(table, "abb", 3);
     binidx_scan s = {.patterns = &p, .bytes = table, .offsets = offsets, .vocab_size = 2, .longest_token = 2,
@@ -435,7 +435,7 @@ static void test_patterns_in_documents_by_hand(void) {
     CHECK(binidx_scan_documents(&s, tokens, rest, 1, 0) == BINIDX_BAD_ID && s.bad_token == 0);
     p.window = 4;
     CHECK(binidx_index_patterns(&p) == BINIDX_BAD_LENGTH);
-    free(bytes), free(shifts), free(text), free(table), free(bounds), free(hits), free(rows), free(heads), free(next);
+    free(bytes), free(marks), free(text), free(table), free(bounds), free(hits), free(rows), free(heads), free(next);
     free(offsets), free(tokens), free(documents), free(rest);
 }
 

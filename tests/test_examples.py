@@ -23,6 +23,7 @@ from helpers.ports import free_port
 from torch.distributed.run import get_args_parser as torch_launcher
 
 import binidx
+from binidx.loader.losses import read_losses
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OTHERS = ("common", "metrics", "compare_with_megatron")
@@ -92,6 +93,14 @@ def expected(corpus: str) -> list[str]:
     return [blake2b(np.asarray(loader[step]["tokens"]).tobytes(), digest_size=8).hexdigest() for step in range(6)]
 
 
+def recorded(folder: Path) -> list[float]:
+    """Mean of the losses of each micro-batch of four samples, by position."""
+    positions, losses = read_losses(folder / "losses")
+    assert positions.tolist() == [*range(len(positions))]
+    means: list[float] = losses.reshape(-1, 4).mean(1).tolist()
+    return means
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_stopped_and_resumed_example_reads_and_learns_what_the_unbroken_one_does(
     script: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
@@ -102,6 +111,8 @@ def test_a_stopped_and_resumed_example_reads_and_learns_what_the_unbroken_one_do
     assert [line["step"] for line in lines] == [*range(6), *range(2), *range(2, 6)]
     assert [line["read"] for line in lines[:6]] == expected
     assert lines[6:] == lines[:6]
+    for folder in ("whole", "parts"):
+        assert recorded(tmp_path / folder) == pytest.approx([line["loss"] for line in lines[:6]], abs=1e-5)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -112,6 +123,8 @@ def test_two_ranks_read_disjoint_batches_and_leave_none_out(
     first, second = run(trainers, script, [argued], torchrun(2))
     assert [line["read"] for line in first] == expected[::2]
     assert [line["read"] for line in second] == expected[1::2]
+    told = [line["loss"] for pair in zip(first, second, strict=True) for line in pair]
+    assert recorded(tmp_path) == pytest.approx(told, abs=1e-5)
 
 
 def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
@@ -121,6 +134,8 @@ def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
     argued = [[corpus, *OPTIONS, "--steps", steps, "--save", *rest] for steps, *rest in runs]
     (lines,) = run(trainers, "hf_trainer", argued, [{}], change="accumulate_gradients")
     assert [line["read"] for line in lines] == 2 * expected
+    for folder in ("whole", "parts"):
+        assert recorded(tmp_path / folder) == pytest.approx([line["loss"] for line in lines[:6]], abs=1e-5)
 
 
 @pytest.mark.parametrize(("script", "framework"), [("hf_trainer", "hugging_face"), ("lightning_trainer", "lightning")])

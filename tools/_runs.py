@@ -8,7 +8,7 @@ import shutil
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from binidx.corpus.origins import origin_text
@@ -19,6 +19,7 @@ from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
+from binidx.run.provenance.exposures import STEPS, Exposures
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
@@ -84,7 +85,8 @@ def load_sized(arguments: argparse.Namespace) -> Run:
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: value for name, value in chosen(arguments, *names).items() if value is not None}
+    given = vars(arguments)
+    return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def load_run(arguments: argparse.Namespace) -> Run:
@@ -96,16 +98,13 @@ def load_run(arguments: argparse.Namespace) -> Run:
     return dataset.as_run(**{"micro_batch_size": 1, **batch})
 
 
-def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """Return the order of the run, without those before it; with `in_ranges`, ranges of indices are read as needed.
+def open_run(arguments: argparse.Namespace) -> RunOrder:
+    """Return the order of the run, without those before it, with its indices loaded.
 
     Args:
         arguments: with those of `add_run`.
-        in_ranges: whether to read indices by ranges.
     """
     run = Run.load(arguments.run, arguments.storage_options)
-    if in_ranges:
-        return RunOrder.open(run)
     if run.build()[0] is None:
         raise ConfigError(f"{arguments.run}: has no train split")
     return RunOrder.of(run)
@@ -231,15 +230,26 @@ def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
     return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
 
 
-def listed_documents(order: RunOrder, listed: DocumentList) -> dict[int, Numbers]:
-    """Return source -> numbers of the documents in a list; ConfigError if a line names no document of the run."""
-    names, documents = order.prefixes, dict[int, Numbers]()
-    listed.check_sources(names)
-    for number, source in enumerate(order.sources):
-        if source.name in listed.by_source or None in listed.by_source:
-            count = len(source.dataset.document_indices) - 1
-            documents[number] = listed.documents_of(source.name, count, is_only=len(names) == 1)
-    return documents
+def listed_documents(history: RunHistory, listed: DocumentList) -> dict[str, Numbers]:
+    """Return prefix -> numbers of the documents in a list; ConfigError if a line names no document of the history."""
+    sources = history.sources
+    listed.check_sources(sources.keys())
+    return {
+        name: listed.documents_of(name, len(source.dataset.document_indices) - 1, is_only=len(sources) == 1)
+        for name, source in sources.items()
+        if {name, None} & listed.by_source.keys()
+    }
+
+
+def exposure_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
+    """Return a row of JSON values for each document."""
+    names = [option.name for option in fields(Exposures)]
+    rows = [
+        {"source": source, **dict(zip(names, values, strict=True))}
+        for source, each in found.items()
+        for values in zip(*(getattr(each, name).tolist() for name in names), strict=True)
+    ]
+    return [row | {name: None if row[name] < 0 else row[name] for name in STEPS} for row in rows]
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

@@ -1,9 +1,10 @@
-"""Count how often a run has read documents, when first and last, and how many of their tokens.
+"""Count how often a model has read documents, when first and last, and how many of their tokens.
 
 The documents are those of a list (a number, or prefix, tab and number on each line, as `binidx grep` prints them), or
 those in which the text of a file stands. `times` counts reads of a document's first token, `samples` the samples with
-a token of it as an input, `tokens` its tokens that were inputs. Only indices are read: a million documents take seconds
-for each hundred million samples.
+a token of it as an input, `trained` those that no iteration to skip has read, `tokens` its tokens that were inputs. A
+run that names the one before it is counted over its whole history. Only indices are read: a million documents take
+seconds for each hundred million samples.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -15,7 +16,6 @@ example:
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from binidx.errors import ConfigError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.token_bytes import token_table
-from binidx.run.provenance.exposures import Exposures, count_exposures
+from binidx.run.provenance.exposures import count_exposures
 from binidx.search.document_search import find_tokenizer, search_documents
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -31,7 +31,7 @@ from binidx.storage.open import open_object, read_whole
 from ._command import command, print_result
 from ._display import Bar, counts
 from ._display import table as columns
-from ._runs import MANY_DOCUMENTS, add_run, listed_documents, open_run, read_list, stop_step
+from ._runs import MANY_DOCUMENTS, add_run, exposure_rows, listed_documents, open_history, read_list, stop_step
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -49,34 +49,22 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     """Count the exposures, and print a row for each document."""
     options = arguments.storage_options
     listed = read_list(arguments.documents, options) if arguments.documents else None
-    order = open_run(arguments, in_ranges=listed is None or len(listed) < MANY_DOCUMENTS)
-    stop = stop_step(order, arguments.before_step)
+    history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
+    stop = stop_step(history, arguments.before_step)
     if listed is not None:
-        documents = listed_documents(order, listed)
+        documents = listed_documents(history, listed)
     else:
         text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
-        locations = [Location(source.prefix, options) for source in order.sources]
-        uri = arguments.tokenizer
-        spec = find_tokenizer(locations) if uri is None else describe_tokenizer(uri, storage_options=options)
+        names = {Location(source.prefix).uri: name for name, source in history.sources.items()}
+        uri, prefixes = arguments.tokenizer, [Location(prefix, options) for prefix in names]
+        spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
         with Bar("exposures", arguments.progress) as bar:
-            found = search_documents(locations, [text], token_table(spec, options), watch=bar).documents()
-        prefixes = [location.uri for location in locations]
-        documents = {source: found[prefix] for source, prefix in enumerate(prefixes) if prefix in found}
+            hits = search_documents(prefixes, [text], token_table(spec, options), watch=bar).documents()
+        documents = {names[prefix]: numbers for prefix, numbers in hits.items()}
     try:
-        exposures = {
-            source: count_exposures(order, source, numbers, stop, earlier=not arguments.no_earlier)
-            for source, numbers in documents.items()
-        }
+        rows = exposure_rows(count_exposures(history, documents, stop, earlier=not arguments.no_earlier))
     except IndexError as error:
         raise ConfigError(f"documents: {error}") from error
-    names = [field.name for field in fields(Exposures)]
-    rows = [
-        {"source": order.prefixes[source], **dict(zip(names, values, strict=True))}
-        for source, found in exposures.items()
-        for values in zip(*(getattr(found, name).tolist() for name in names), strict=True)
-    ]
-    for row in rows:
-        row |= {name: None if row[name] < 0 else row[name] for name in ("first_step", "last_step")}
     print_result({"steps": stop, "documents": rows}, _table(rows, stop), arguments)
 
 
@@ -85,7 +73,7 @@ def _table(rows: list[dict[str, Any]], stop: int) -> str:
     cells = [
         [row["source"], *("-" if value is None else f"{value:,}" for value in [*row.values()][1:])] for row in rows
     ]
-    head = ["source", "document", "times", "samples", "tokens", "first step", "last step"]
+    head = ["source", "document", "times", "samples", "trained", "tokens", "first step", "last step"]
     times = np.bincount([row["times"] for row in rows]) if rows else np.zeros(0, np.int64)
     seen = ", ".join(f"{number}x: {count:,}" for number, count in enumerate(times.tolist()) if count)
     text = f"{counts(documents=len(rows))}, steps before {stop:,}; seen {seen or 'none'}"

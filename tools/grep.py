@@ -49,7 +49,7 @@ from binidx.storage.location import Location
 from ._command import add_json, add_workers, chosen_workers, command, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._runs import open_run, stop_step
+from ._runs import open_history, stop_step
 
 AROUND = 60
 """Bytes of text before and after a match that --show prints."""
@@ -75,19 +75,19 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
-    order = open_run(arguments, in_ranges=True) if arguments.run else None
+    history = open_history(arguments) if arguments.run else None
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
     prefixes = [as_prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
     names_of: dict[str, str] = {}
-    if order is not None and not prefixes:
-        names_of = {source.prefix: source.name for source in order.sources}
+    if history is not None and not prefixes:
+        names_of = {source.prefix: name for name, source in history.sources.items()}
         prefixes = [*names_of]
     if not (texts or arguments.queries) or not prefixes:
         raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
     if arguments.queries and (texts or arguments.tokens):
         raise ConfigError("queries, texts: found both, need one")
-    if order is not None and not arguments.queries:
+    if history is not None and not arguments.queries:
         raise ConfigError("run: needs --queries; of other texts: | binidx exposures RUN --documents -")
     options = arguments.storage_options
     items = read_queries(Location.of(arguments.queries, options), arguments.key) if arguments.queries else []
@@ -105,13 +105,10 @@ def grep(arguments: argparse.Namespace) -> None:
     if items:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]
-        if order is not None:
-            stop, numbers = stop_step(order, arguments.before_step), result.documents()
-            exposures = [
-                (name, count_exposures(order, source, numbers[name], stop))
-                for source, name in enumerate(order.prefixes)
-                if name in numbers
-            ]
+        if history is not None:
+            stop, numbers = stop_step(history, arguments.before_step), result.documents()
+            own = {name: numbers[name] for name in history.sources if name in numbers}
+            exposures = count_exposures(history, own, stop)
             rows = [row | total_exposures(exposures, item.documents) for row, item in zip(rows, found, strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
     else:

@@ -4,6 +4,9 @@ A step is a spike if its loss is above median + K * 1.4826 * MAD of the losses o
 median absolute deviation; Hampel's identifier). Its samples are ranked by their loss above the mean of their source in
 these steps. The losses are those that loader.record_losses wrote; the folder is by default `losses` beside RUN.
 
+A run that names the one before it is looked at with its whole history: each step with the losses of the run that
+trained it, from `losses` beside the file of that run, or one --losses for all runs or for each, the earliest first.
+
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
@@ -14,26 +17,30 @@ example:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
+from collections.abc import Sequence
 
+from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.loader.losses import read_losses
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.sample_rows import build_rows
-from binidx.run.provenance.spikes import find_spikes
+from binidx.run.provenance.spikes import RunLosses, find_spikes
 from binidx.storage.location import Location
 
 from ._command import command
 from ._display import counts
-from ._runs import add_run, decoder, open_run, print_rows, stop_step
+from ._runs import add_run, decoder, open_history, print_rows, stop_step
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
-    options.add_argument("--losses", metavar="DIR", help="folder of the losses (losses, beside RUN)")
+    options.add_argument("--losses", metavar="DIR", action="append", help="folder of the losses (losses, beside RUN)")
     options.add_argument("--window", type=int, default=200, metavar="N", help="steps before a step (200)")
     options.add_argument("--threshold", type=float, default=6.0, metavar="K", help="see above (6)")
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N")
@@ -43,15 +50,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def print_spikes(arguments: argparse.Namespace) -> None:
     """Print each spike with its samples."""
-    order, options = open_run(arguments, in_ranges=True), arguments.storage_options
-    folder = Location(arguments.losses or f"{arguments.run.rpartition('/')[0] or '.'}/losses", options)
-    decode = decoder(arguments.tokenizer, options)
-    stop = None if arguments.before_step is None else stop_step(order, arguments.before_step)
+    history, options = open_history(arguments), arguments.storage_options
+    decode, given = decoder(arguments.tokenizer, options), arguments.before_step
+    if given is not None:
+        stop_step(history, given)
+    runs = read_run_losses(history, arguments.losses or [None], arguments.run, given)
     spikes = []
-    judged = {"window": arguments.window, "threshold": arguments.threshold, "stop_step": stop}
-    for spike in find_spikes(order, *read_losses(folder), **judged):
+    for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
         reads = SampleReads(*(column[: arguments.most_samples] for column in spike.reads))
-        rows = [*build_rows(order, reads, trace_contents(order.order, reads.sample), decode)]
+        rows = [*build_rows(spike.order, reads, trace_contents(spike.order.order, reads.sample), decode)]
         marks = {name: _round(getattr(spike, name)) for name in ("loss", "median", "limit")}
         losses = zip(rows, spike.losses.tolist(), spike.excess.tolist(), strict=False)
         samples = [{**row, "loss": _round(loss), "excess": _round(excess)} for row, loss, excess in losses]
@@ -64,6 +71,52 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"spikes": spikes}))
     print(counts(spikes=len(spikes)), file=sys.stderr)
+
+
+def read_run_losses(
+    history: RunHistory, folders: Sequence[str | None], file: str, before_step: int | None
+) -> list[RunLosses]:
+    """Return the recorded losses of the runs of a history, each of the steps that it trained.
+
+    Args:
+        history: the runs.
+        folders: folder of the losses of each run, or one for all; None: `losses` beside its file.
+        file: path or URI of the file of the last run.
+        before_step: first step that is not looked at; None: all are.
+
+    Raises:
+        ConfigError: another number of folders, or runs that wrote losses of the same positions into one folder.
+        ObjectNotFoundError: no run has losses.
+    """
+    files, runs, missing = (
+        [name or file for name in history.files],
+        list[tuple[str, RunLosses]](),
+        list[ObjectNotFoundError](),
+    )
+    if len(folders) not in (1, len(files)):
+        raise ConfigError(f"losses: found {len(folders)} folders, needs one, or one of each of {len(files)} runs")
+    for number, (run, name) in enumerate(zip(history.runs, files, strict=True)):
+        limits = [before_step, *(later.first_step for later in history.runs[number + 1 : number + 2])]
+        stop = min((step for step in limits if step is not None), default=None)
+        beside = f"{name.rpartition('/')[0] or '.'}/losses"
+        place = Location(folders[min(number, len(folders) - 1)] or beside, run.config.storage_options)
+        try:
+            if stop is None or stop > run.first_step:
+                found = RunLosses.of(history.order_of(number), *read_losses(place), stop)
+                runs.append((place.absolute, found))
+        except ObjectNotFoundError as error:
+            missing.append(error)
+    for (folder, earlier), (other, later) in itertools.combinations([run for run in runs if len(run[1].steps)], 2):
+        if folder == other and max(earlier.positions[0], later.positions[0]) <= min(
+            earlier.positions[-1], later.positions[-1]
+        ):
+            raise ConfigError(
+                f"losses: {folder}: two runs of the history wrote losses of the same positions, one over the other; "
+                f"record those of each run in a folder of its own"
+            )
+    if missing and not runs:
+        raise missing[0]
+    return [losses for _, losses in runs]
 
 
 def _round(value: float) -> float | None:

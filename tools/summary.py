@@ -1,9 +1,11 @@
 """Print a data card of a run: its sources, their sizes and domains, and how much of each was read.
 
 What data cannot give stands in --about: {"s3://corpus/en": {"license": "CC-BY-4.0", "languages":
-"English", "kind": "scraped", "cut_off": "2025-03"}}; the rest is left open, visibly. Domains are those of the ids in
+"English", "kind": "scraped", "cut_off": "2025-03"}}, with a kind of public, licensed, private, scraped, user, synthetic
+and other; the rest is left open, visibly. Domains are those of the ids in
 the lineage of a source that are URLs (preprocess --id-key url). --public prints the public summary of training content
-instead that Article 53(1)(d) of the EU AI Act asks of providers, as a draft to complete.
+instead that Article 53(1)(d) of the EU AI Act asks of providers, as a draft to complete. A run that names the one
+before it is counted with its whole history.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -19,7 +21,7 @@ import argparse
 from binidx.run.provenance.data_card import build_card, format_card, format_public_summary
 
 from ._command import command, json_object, print_result
-from ._runs import add_run, open_run, stop_step
+from ._runs import add_run, open_history, stop_step
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -34,11 +36,11 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def summarise(arguments: argparse.Namespace) -> None:
     """Build the card, and print it."""
-    order = open_run(arguments, in_ranges=not arguments.repeats)
+    history = open_history(arguments, whole=arguments.repeats)
     options = {"repeats": arguments.repeats, "most_domains": arguments.domains}
     if arguments.public:
         options["most_domains"] = 1 << 31
-    card = build_card(order, stop_step(order, arguments.before_step), arguments.about, **options)
+    card = build_card(history, stop_step(history, arguments.before_step), arguments.about, **options)
     print_result(card, (format_public_summary if arguments.public else format_card)(card), arguments)
 
 

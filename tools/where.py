@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields
+from typing import Any
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.run.provenance.history import DocumentReads, RunHistory, count_reads
-from binidx.run.provenance.run_order import RunOrder
+from binidx.order.order_protocols import Numbers, Source
+from binidx.run.provenance.exposures import STEPS, Exposures, count_exposures
+from binidx.run.provenance.history import RunHistory, find_sources
 from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
@@ -42,6 +43,7 @@ from ._runs import (
     MANY_DOCUMENTS,
     add_run,
     add_topology,
+    exposure_rows,
     listed_documents,
     open_history,
     open_packed,
@@ -78,51 +80,44 @@ def find(arguments: argparse.Namespace) -> None:
         return
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
     history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
-    stop = stop_step(history, arguments.before_step)
-    rows, steps, past, missing = 0, set[int](), 0, list[ConfigError]()
-    table: dict[tuple[str, int], DocumentReads] = {}
-    parts = [*history.orders(range(history.first_step, stop))]
-    for number, (order, part) in enumerate(parts):
-        try:
-            documents = (
-                find_documents(order, select_sources(order, arguments.source), arguments.document)
-                if listed is None
-                else listed_documents(order, listed)
-            )
-        except ConfigError as error:  # another run of the history may have the source
-            missing.append(error)
-            continue
-        earlier = number == 0 and not arguments.no_earlier
-        for source in sorted(documents):
-            try:
-                readings, contents = order.where(source, documents[source], part.stop, earlier=earlier)
-            except IndexError as error:
-                raise ConfigError(str(error)) from error
-            if arguments.count:
-                for found in count_reads(order, source, documents[source], readings, contents):
-                    key = found.source, found.document
-                    table[key] = table[key] + found if key in table else found
-                rows += len(readings.step)
-            else:
-                rows += print_rows(build_rows(order, readings, contents), arguments.json)
-            past += int((readings.step < 0).sum())
-            steps |= set(readings.step[readings.step >= 0].tolist())
-    if len(missing) == len(parts):
-        raise missing[0]
-    if arguments.count:
-        print_counts([*table.values()], arguments)
+    stop, given = stop_step(history, arguments.before_step), not arguments.no_earlier
+    documents: Mapping[str, Sequence[int] | Numbers]
+    if listed is None:
+        sources = select_sources(history, arguments.source)
+        documents = find_documents(sources, arguments.document, arguments.storage_options)
+    else:
+        documents = listed_documents(history, listed)
+    try:
+        if arguments.count:
+            print_counts(count_exposures(history, documents, stop, earlier=given, labels=True), arguments)
+            return
+        num_rows, steps, past = 0, set[int](), 0
+        for name, order, source, end, is_first in find_sources(history, documents.keys(), stop):
+            reads, contents = order.where(source, documents[name], end, earlier=given and is_first)
+            num_rows += print_rows(build_rows(order, reads, contents), arguments.json)
+            past += int((reads.step < 0).sum())
+            steps |= set(reads.step[reads.step >= 0].tolist())
+    except IndexError as error:
+        raise ConfigError(str(error)) from error
     print(
-        f"{counts(samples=rows)} in {len(steps):,} of {counts(steps=stop - history.first_step)}"
+        f"{counts(samples=num_rows)} in {len(steps):,} of {counts(steps=stop - history.first_step)}"
         f"{_earlier(history, arguments, past)}",
         file=sys.stderr,
     )
 
 
-def print_counts(reads: Sequence[DocumentReads], arguments: argparse.Namespace) -> None:
+def print_counts(found: Mapping[str, Exposures], arguments: argparse.Namespace) -> None:
     """Print a row for each document."""
-    rows = [["" if value is None else str(value) for value in asdict(each).values()] for each in reads]
-    names = [option.name.replace("_", " ") for option in fields(DocumentReads)]
-    print_result([asdict(each) for each in reads], columns(names, rows, most_rows=len(rows)), arguments)
+    names = {"samples": "samples_read", "samples_trained": "samples_trained", "tokens": "tokens_read"}
+    rows = [
+        {new: row[old] for old, new in {"source": "source", "document": "document", **names}.items()}
+        | {name: row[name] for name in STEPS}
+        for row in exposure_rows(found)
+    ]
+    text = columns([name.replace("_", " ") for name in rows[0]] if rows else [], [
+        ["" if value is None else str(value) for value in row.values()] for row in rows
+    ], most_rows=len(rows))  # fmt: skip
+    print_result(rows, text, arguments)
 
 
 def _earlier(history: RunHistory, arguments: argparse.Namespace, past: int) -> str:
@@ -136,35 +131,36 @@ def _earlier(history: RunHistory, arguments: argparse.Namespace, past: int) -> s
     return f" and {before}; {past:,} of them before, with step and rank by the run.json of the earlier part"
 
 
-def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
-    """Return source -> numbers of the named documents.
+def find_documents(
+    sources: Mapping[str, Source], names: Sequence[str], options: Mapping[str, Any] | None
+) -> dict[str, list[int]]:
+    """Return prefix -> numbers of the named documents.
 
     Args:
-        order: order of the run.
-        sources: numbers of the sources to search.
+        sources: the sources to search, by their prefix.
         names: numbers, FILE:ROW or id=ID.
+        options: fsspec's options of their stores.
     """
-    documents: dict[int, list[int]] = {}
+    documents: dict[str, list[int]] = {}
     for name in names:
         if name.isdecimal():
             if len(sources) > 1:
-                raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(order.prefixes)}")
-            documents.setdefault(sources[0], []).append(int(name))
+                raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(sources)}")
+            documents.setdefault(next(iter(sources)), []).append(int(name))
             continue
-        for source, numbers in search_lineage(order, sources, name).items():
+        for prefix, numbers in search_lineage(sources, name, options).items():
             if len(sources) > 1:
                 told = ", ".join(f"{number:,}" for number in numbers)
-                print(f"binidx: {name}: document {told} of {order.prefixes[source]}", file=sys.stderr)
-            documents.setdefault(source, []).extend(numbers)
+                print(f"binidx: {name}: document {told} of {prefix}", file=sys.stderr)
+            documents.setdefault(prefix, []).extend(numbers)
     return documents
 
 
-def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
-    """Return source -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
+def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    """Return prefix -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
 
     Args:
-        order: order of the run.
-        sources: numbers of the sources to search.
+        sources, options: as for `find_documents`.
         name: FILE:ROW or id=ID.
 
     Raises:
@@ -175,8 +171,8 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
     if not (name.startswith("id=") or (colon and row.isdecimal())):
         raise ConfigError(f"--document: found {name}, needs a number, FILE:ROW or id=ID")
 
-    def search(source: int) -> list[int] | ObjectNotFoundError:
-        prefix = Location(order.sources[source].prefix, order.config.storage_options)
+    def search(source: Source) -> list[int] | ObjectNotFoundError:
+        prefix = Location(source.prefix, options)
         try:
             if name.startswith("id="):
                 return documents_with_id(prefix, name.removeprefix("id="))
@@ -185,26 +181,25 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
             return error
 
     with ThreadPoolExecutor(SEARCHES, "binidx-where") as pool:
-        answers = dict(zip(sources, pool.map(search, sources), strict=True))
+        answers = dict(zip(sources, pool.map(search, sources.values()), strict=True))
     missing = [answer for answer in answers.values() if isinstance(answer, ObjectNotFoundError)]
     if len(missing) == len(answers):
         raise missing[0]
-    numbers = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
+    numbers = {prefix: answer for prefix, answer in answers.items() if isinstance(answer, list) and answer}
     if not numbers:
         without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
-        searched = order.prefixes[sources[0]] if len(sources) == 1 else f"{len(sources)} sources{without}"
+        searched = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} sources{without}"
         raise ConfigError(f"--document: {name} not found in {searched}")
     return numbers
 
 
-def select_sources(order: RunOrder, prefix: str | None) -> list[int]:
-    """Return the numbers of the sources: the one with a prefix, or all."""
-    names = order.prefixes
+def select_sources(history: RunHistory, prefix: str | None) -> dict[str, Source]:
+    """Return the sources of a history by their prefix: the one with a prefix, or all."""
     if prefix is None:
-        return list(range(len(names)))
-    if prefix not in names:
-        raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(names)}")
-    return [names.index(prefix)]
+        return history.sources
+    if prefix not in history.sources:
+        raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(history.sources)}")
+    return {prefix: history.sources[prefix]}
 
 
 main = command("where", __doc__, add_options, find)

@@ -68,12 +68,19 @@ def test_every_question_is_answered_by_the_command_below_it(
     card, public = answers[20]
     assert "| CC-BY-4.0 | **[to be completed]** | scraped | 2025-03 |" in card
     assert "top domains of 1, with documents: en.example.org (60)" in card
-    assert "- text: less than 1 billion tokens (25,600, repeats included)" in public
-    assert "- latest date of acquisition: 2025-03" in public
+    assert "| Text | Less than 1 billion tokens (" in public
+    assert "; 25,600 read, repeats included) |" in public
+    assert "- Latest date of data acquisition/collection for model training: 2025-03" in public
+    headings = re.findall(r"^#+ ([\d.]+)", public, re.M)
+    assert headings == [
+        *("1.", "1.1.", "1.2.", "1.3.", "2.", "2.1.", "2.2.", "2.2.1.", "2.2.2.", "2.3.", "2.4.", "2.5.", "2.6."),
+        *("3.", "3.1.", "3.2.", "3.3."),
+    ]
     scraped = public.partition("### 2.3")[2].partition("###")[0]
+    assert "- Purposes of the crawler(s): **[to be completed]**" in scraped
     assert "`en_text_document`: 60 documents" in scraped
-    assert "largest of 1 domains: en.example.org" in scraped
-    assert "- name and contact: **[to be completed]**" in public
+    assert "most relevant of 1 domain names: en.example.org" in scraped
+    assert "- Provider name and contact details: **[to be completed]**" in public
     assert "Sources without a kind: **[to be completed]**" in public
 
 
@@ -147,12 +154,14 @@ def test_clicks_answer_as_the_commands_beside_them(
 
 def test_the_code_of_the_page_records_losses(folder: Path, tmp_path: Path) -> None:
     train = binidx.Run.load(f"{folder}/run.json").build()[0]
-    names: dict[str, Any] = {"binidx": binidx, "train": train, "folder": str(tmp_path), "consumed_samples": 16}
+    names: dict[str, Any] = {"binidx": binidx, "train": train, "folder": str(tmp_path)}
+    names |= {"loss_mask": torch.ones(2, 64), "token_losses": torch.full((2, 64), 7.0), "consumed_train_samples": 1000}
+    names |= {"data_parallel_rank": 1, "data_parallel_size": 3}
     run_blocks("how-to/twenty-questions", {**names, "loss_of_each_token": lambda batch: batch["tokens"].double()})
     positions, losses = read_losses(tmp_path / "losses")
     assert positions[:4].tolist() == [0, 1, 2, 3]
     assert float(losses[0]) == pytest.approx(float(torch.as_tensor(train[0]["tokens"]).double().mean()))
-    assert set(positions.tolist()) >= {22, 23}
+    assert positions[losses == 7].tolist() == [1002, 1003, 1008, 1009]
 
 
 def test_what_is_told_of_sources_must_be_of_sources(folder: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -33,6 +33,7 @@ FAULTS = [
     ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
     ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
     ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
+    ("find_patterns.c", "i < p->stride", "i < p->stride - 1", "not the plain rule"),
     ("scan_tokens.c", "start + length > s->held", "start + length >= s->held", "not the plain rule"),
     ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
     ("first_fit.c", "group[way] < length", "group[way] <= length", "checks failed"),

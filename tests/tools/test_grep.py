@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,10 @@ def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any) -> 
     assert {name: exposures[0][name] for name in ("times", "first_step", "last_step")} == {
         name: items["rabbit"][name] for name in ("times", "first_step", "last_step")
     }
+    run = binidx.Run.load("run.json")
+    replace(run, first_step=20, consumed_samples=160, previous="run.json").save("resumed.json")
+    resumed = json.loads(binidx_out(*call[:-1], "resumed.json", "--json"))["items"]
+    assert resumed == [*items.values()]
     table = binidx_out(*call).splitlines()
     assert table[0].split() == ["item", "found", "of", "documents", "times", "first", "step", "last", "step"]
     assert table[-1] == "1 of 3 items found, 1 with too few words"

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import binidx
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.loader.losses import LossRecorder
 from binidx.packed.packed_files import PackedDatasetBuilder
 from binidx.run.provenance.export import parquet
 from binidx.storage.location import Location
@@ -275,7 +276,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
     assert main(["bake", f"{tmp_path}/run.json", f"{tmp_path}/baked"]) == 2
-    assert "a run over packed files; binidx order takes it" in capsys.readouterr().err
+    assert "a run over packed files; trace, where, account and order take it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "fork: found 'mine', needs one of lit-gpt" in capsys.readouterr().err
@@ -386,6 +387,77 @@ def test_one_command_counts_the_reads_of_a_document(resumed: Path, capsys: pytes
         assert (each["samples_read"], each["samples_trained"]) == (len(own), sum(row["trained"] for row in own))
     assert main([*asked, "--count"]) == 0
     assert "first step" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def changed(resumed: Path) -> Path:
+    """A third run that follows at step 9, over one of the two sources, from its first sample on."""
+    run = binidx.Run.load(str(resumed))
+    config = replace(run.config, blend=([f"{resumed.parent}/code"], None))
+    follows = {"first_step": 9, "consumed_samples": 0, "earlier_samples": 72, "previous": str(resumed)}
+    file = resumed.parent / "changed.json"
+    replace(run, config=config, sizes=[64, 0, 0], **follows).save(str(file))
+    return file
+
+
+def test_exposures_and_the_card_are_those_of_the_history(
+    changed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    listed = [(f"{changed.parent}/{name}", number) for name in ("en", "code") for number in (3, 7, 50)]
+    (tmp_path / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
+    asked = [str(changed), "--documents", f"{tmp_path}/list.txt", "--before-step", "15"]
+    reads = rows(capsys, "where", *asked)
+    assert {row["source"] for row in reads if row["step"] < 9} == {name for name, _ in listed}
+    assert {row["source"] for row in reads if row["step"] >= 9} == {listed[-1][0]}
+    (counted,), (found,) = rows(capsys, "where", *asked, "--count"), rows(capsys, "exposures", *asked)
+    assert [(row["source"], row["document"]) for row in found["documents"]] == listed
+    for row, count in zip(found["documents"], counted, strict=True):
+        pieces = [
+            (each["step"], each["trained"], min(doc["dst"] + doc["len"], 24) - doc["dst"], doc["len"])
+            for each in reads if each["source"] == row["source"]
+            for doc in each["docs"] if doc["doc"] == row["document"] and doc["len"]
+        ]  # fmt: skip
+        own = [piece for piece in pieces if piece[2] > 0]
+        steps, every = [step for step, *_ in own], [step for step, *_ in pieces]
+        assert (row["samples"], row["samples_trained"]) == (len(own), sum(trained for _, trained, *_ in own))
+        assert (row["first_step"], row["last_step"]) == (min(steps, default=None), max(steps, default=None))
+        assert row["tokens"] == sum(tokens for _, _, tokens, _ in own)
+        assert (count["samples_read"], count["tokens_read"]) == (len(every), sum(length for *_, length in pieces))
+        assert count["samples_trained"] == sum(trained for _, trained, *_ in pieces)
+        assert (count["first_step"], count["last_step"]) == (min(every, default=None), max(every, default=None))
+    (card,) = rows(capsys, "summary", str(changed), "--before-step", "15")
+    (accounts,) = rows(capsys, "account", str(changed), "--before-step", "15")
+    assert (card["runs"], card["tokens_read"]) == (3, 15 * 8 * 24)
+    assert [(each["source"], each["tokens_read"]) for each in card["sources"]] == [
+        (each["source"], each["tokens_read"]) for each in accounts
+    ]
+    (tmp_path / "list.txt").write_text(f"{changed.parent}/fr\t1\n")
+    assert main(["exposures", *asked]) == 2
+    assert "fr, needs the prefix of one of 2 sources" in capsys.readouterr().err
+
+
+def test_spikes_of_a_history_are_those_of_the_steps_that_were_trained(
+    changed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rng, folders = np.random.default_rng(0), [f"{tmp_path}/{name}" for name in "abc"]
+    for folder, first, steps in zip(folders, (0, 40, 0), (range(8), range(5, 12), range(9, 16)), strict=True):
+        recorder = LossRecorder(folder)
+        for step in steps:
+            spike = 5 * (folder != folders[2] and step in (5, 10)) + 5 * (folder == folders[2] and step == 13)
+            recorder.record(first + (step - steps[0]) * 8, 2 + spike + 0.01 * rng.random(8))
+        recorder.close()
+    given = [option for folder in folders for option in ("--losses", folder)]
+    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12")
+    assert [spike["step"] for spike in found["spikes"]] == [13]
+    assert {sample["source"] for sample in found["spikes"][0]["samples"]} == {f"{changed.parent}/code"}
+    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--before-step", "13")
+    assert found["spikes"] == []
+    assert main(["spikes", str(changed), *given[:2]]) == 2
+    assert "two runs of the history wrote losses of the same positions" in capsys.readouterr().err
+    assert main(["spikes", str(changed), *given[:4]]) == 2
+    assert "found 2 folders, needs one, or one of each of 3 runs" in capsys.readouterr().err
+    assert main(["spikes", str(changed)]) == 2
+    assert "losses: no such object" in capsys.readouterr().err
 
 
 def test_a_history_is_accounted_and_exported(resumed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

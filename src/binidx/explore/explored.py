@@ -105,10 +105,9 @@ class Explored:
         order = history.last
         curve = LossCurve.read(Location.of(losses, options), order, first_number) if losses else None
         other = RunOrder.open(Run.load(compare, options)) if compare else None
-        stop = order.num_steps() or order.first_step
-        marks = [part.fingerprint for part, _ in history.orders(range(history.first_step, stop))]
-        digest = hashlib.blake2b("".join(marks).encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
-        return cls(name, order.sources, digest, order, options, tokenizer, curve, other, history)
+        return cls(
+            name, order.sources, history.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve, other, history
+        )
 
     @property
     def steps(self) -> range:

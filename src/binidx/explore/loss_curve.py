@@ -20,7 +20,7 @@ from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import trace_origins
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.spikes import mean_losses
+from binidx.run.provenance.spikes import RunLosses, mean_losses
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores.fsspec_store import list_stored_files
@@ -67,16 +67,8 @@ class LossCurve:
         if EVENT_FILE in place.name or any(EVENT_FILE in name for name in names):
             events = [place / name for name in names if EVENT_FILE in name] or [place]
             return cls.of_scalars(place, read_scalars(events), first_number)
-        schedule, (positions, losses) = order.reading.schedule, read_losses(place)
-        positions, losses = positions[later := positions >= schedule.consumed_samples], losses[later]
-        last = schedule.step_of(int(positions[-1])) if len(positions) else 0
-        bounds = np.array([schedule.samples_before(step) for step in range(last + 2)])
-        at = np.searchsorted(positions, bounds)
-        steps = np.flatnonzero(np.diff(at))
-        means = (
-            np.add.reduceat(losses.astype(np.float64), at[steps]) / np.diff(at)[steps] if len(steps) else np.empty(0)
-        )
-        return cls(steps, means, positions, losses)
+        found = RunLosses.of(order, *read_losses(place))
+        return cls(found.steps, found.means, found.positions, found.losses)
 
     @classmethod
     def of_file(cls, file: Location, first_number: int = 0) -> LossCurve:
@@ -142,7 +134,7 @@ class LossCurve:
         bounds = [order.reading.schedule.samples_before(number) for number in (first, step)]
         before = slice(*np.searchsorted(self.positions, bounds).tolist())
         median = float(np.median(self.losses[max(place - WINDOW, 0) : place])) if len(window) else np.nan
-        means = mean_losses(order, self.positions[before], self.of_positions[before], median)
+        means = mean_losses(order, [(order, self.positions[before], self.of_positions[before])], median)
         at = np.minimum(np.searchsorted(self.positions, reads.position), len(self.positions) - 1)
         losses = np.where(self.positions[at] == reads.position, self.of_positions[at], np.nan)
         excess = losses - means[trace_origins(order.order, reads.sample).source]

@@ -4,10 +4,12 @@
         position int64     samples consumed before it, over all ranks: the same at any topology
         loss float32
 
-A file appears whole, or not at all. A killed process loses the rows of its last minutes; a run that resumes before them
-records them again. Of several losses of a position the one in the newest file counts, so a replayed step replaces.
+A file appears whole, or not at all. A killed process loses the rows since its last file. The loader's `state_dict`
+writes one, so a run that resumes from that state records the lost ones again. Of several losses of a position the one
+in the newest file counts, so a replayed step replaces.
 
-Cost: 4 to 6 bytes a sample; a write of some milliseconds for each 65,536 samples of a rank, or ten minutes.
+Cost: 4 to 6 bytes a sample, 3 to 30 us a micro-batch; a write of 2 to 35 ms on a disk for each 65,536 samples of a
+rank, or ten minutes.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ class LossRecorder:
 
     def close(self) -> None:
         """Write the rows that are not written yet."""
-        _write(self._place, self.rank, self._rows)
+        if self._rows:
+            _write(self._place, self.rank, self._rows)
         self._count, self._began = 0, time.monotonic()
 
 
@@ -111,14 +114,12 @@ def _is_tensor(losses: Any) -> bool:
 
 
 def _write_at_end(pid: int, *arguments: Any) -> None:
-    if os.getpid() == pid:  # a forked worker has a copy of the rows
+    if os.getpid() == pid and arguments[-1]:  # a forked worker has a copy of the rows
         _write(*arguments)
 
 
 def _write(folder: Location, rank: int, rows: Rows) -> None:
     """Write rows as one file, and remove them from the list."""
-    if not rows:
-        return
     from binidx.format.arrow import pa, parquet
 
     losses = [np.asarray(values.cpu() if _is_tensor(values) else values, np.float32).reshape(-1) for _, values in rows]

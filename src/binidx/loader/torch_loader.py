@@ -324,8 +324,10 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
 
         Also `total_samples`, the samples of the dataset; `order`, the identity of the run that a baked one stores; and
-        `tokens`, the digests of the tokens of each dataset, if there are any.
+        `tokens`, the digests of the tokens of each dataset, if there are any. Recorded losses of this rank are written
+        before, since a run that resumes from the state does not record them again.
         """
+        self._losses.close()
         sampler, order = self._sampler, get_stored_order(self.dataset)
         state: State = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, sampler)}
         state |= {"total_samples": sampler.total_samples, **({} if order is None else {"order": order})}

@@ -18,8 +18,11 @@ PADDING = 16
 TEXT_BYTES = 128 << 10
 """Bytes of text that are searched together, so that they are in a core's own cache."""
 
-LEAST_SHIFT = 8
-"""Symbols that windows must allow to move on by; with fewer, the search without shifts is faster."""
+LEAST_STRIDE = 4
+"""Symbols from one sample to the next for which blocks have 16 bytes."""
+
+MOST_BLOCKS = 1 << 18
+"""Blocks of all patterns: the bits of their hashes stay in a core's own cache."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,12 @@ class TokenSearch:
             raise ValueError(f"patterns: found lengths {sorted(set(lengths))[:3]}, need multiples of {unit} above 0")
         window = _choose_window(count, min(lengths), unit)
         bounds, text = np.cumsum([0, *lengths], dtype=np.int64), np.frombuffer(b"".join(patterns), np.uint8)
-        sizes = 1 << (window["bits"] - 3 * (not window["skips"])), 1 << window["head_bits"]
-        scratch = np.empty(sizes[0], np.uint8), np.empty(sizes[1], np.int32), np.empty(count, np.int32)
+        blocks = np.empty((2, 1 << (window["bits"] - 3)), np.uint8)
+        scratch = blocks, np.empty(1 << window["head_bits"], np.int32), np.empty(count, np.int32)
         self._patterns = ffi.new("binidx_patterns *", {
             "bytes": items(text, np.uint8), "bounds": items(bounds, np.int64), "num_patterns": count, "unit": unit,
-            "longest": max(lengths), **window, "shifts": items(scratch[0], np.uint8),
+            "longest": max(lengths), **window, "sampled": items(blocks[0], np.uint8),
+            "ends": items(blocks[1], np.uint8),
             "heads": items(scratch[1], np.int32), "next": items(scratch[2], np.int32),
         })  # fmt: skip
         assert lib.binidx_index_patterns(self._patterns) == count
@@ -121,11 +125,9 @@ class TokenSearch:
 
 def _choose_window(count: int, shortest: int, unit: int) -> dict[str, int]:
     """Return the window, the block and the hash for `count` patterns of at least `shortest` bytes."""
-    block = min(shortest, max(4, unit))
-    shifts = min((shortest - block) // unit + 1, 255)
-    heads = {"head_bits": max(count.bit_length() + 1, 4)}
-    if count > 1 and shifts >= LEAST_SHIFT and count * shifts <= 1 << 12:
-        return {"window": block + (shifts - 1) * unit, "block": block, "skips": 1, "bits": 15, **heads}
-    window = min(shortest, 64) // unit * unit
-    block = 16 if window >= 16 else min(window, 8) // unit * unit
-    return {"window": window, "block": block, "skips": 0, "bits": min(max(count.bit_length() + 6, 15), 26), **heads}
+    whole = min(shortest, 8) // unit * unit  # the blocks of 8 bytes of text are common, those of 16 rare
+    block = 16 if (shortest - 16) // unit + 1 >= LEAST_STRIDE or not whole else whole
+    stride = max(min((shortest - block) // unit + 1, MOST_BLOCKS // count), 1)
+    window = block + (stride - 1) * unit
+    sizes = {"bits": min(max((count * stride).bit_length() + 3, 15), 26), "head_bits": max(count.bit_length() + 1, 4)}
+    return {"window": window, "block": block, "stride": stride, **sizes}

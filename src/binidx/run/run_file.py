@@ -380,7 +380,9 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     """
     values = RUN_FILE.parse(text, "")
     if is_packed_run(values):
-        raise ConfigError("a run over packed files; binidx order takes it, and binidx.load_packed_run")
+        raise ConfigError(
+            "a run over packed files; trace, where, account and order take it, and binidx.load_packed_run"
+        )
     RUN_FILE.convert(values, "")
     config, steps = values["config"], values["config"].get("steps") or {}
     blends = {"blend": _pair(config.get("blend"))}

@@ -37,7 +37,7 @@ def test_exposures_are_those_of_the_tokens_that_were_served(
     for number, source in enumerate(order.sources):
         count = len(source.dataset.document_indices) - 1
         documents = choose.sample(range(count), choose.randrange(1, count))
-        found = count_exposures(order, number, documents, stop)
+        found = count_exposures(order, {source.name: documents}, stop)[source.name]
         assert found.document.tolist() == sorted(documents)
         for place, document in enumerate(found.document.tolist()):
             inputs = [
@@ -52,7 +52,7 @@ def test_exposures_are_those_of_the_tokens_that_were_served(
                 firsts, len(own), sum(len(tokens) for _, tokens in own)
             ]  # fmt: skip
             assert (found.first_step[place], found.last_step[place]) == (min(steps), max(steps))
-        total = total_exposures([("a", found)], {"a": found.document})
+        total = total_exposures({"a": found}, {"a": found.document})
         assert total["tokens"] == found.tokens.sum()
         assert total["last_step"] == (None if (last := found.last_step.max()) < 0 else last)
 
@@ -62,9 +62,11 @@ def test_samples_before_a_resumed_run_count_without_a_step(tmp_path: Path) -> No
     whole = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset)))
     resumed = replace(whole, reading=GlobalOrder(BatchSchedule(2, 1, 2, consumed_samples=4), len(dataset)))
     documents = np.arange(len(dataset.order.sources[0].dataset.document_indices) - 1)
-    steps = whole.num_steps() or 0
-    expected = count_exposures(whole, 0, documents, steps)
-    found = count_exposures(resumed, 0, documents, steps - 2)
+    steps, name = whole.num_steps() or 0, whole.prefixes[0]
+    expected = count_exposures(whole, {name: documents}, steps)[name]
+    found = count_exposures(resumed, {name: documents}, steps - 2)[name]
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.last_step.tolist() == np.where(expected.last_step < 2, -1, expected.last_step - 2).tolist()
-    assert count_exposures(resumed, 0, documents, steps - 2, earlier=False).tokens.sum() < found.tokens.sum()
+    later = count_exposures(resumed, {name: documents}, steps - 2, earlier=False)[name]
+    assert later.tokens.sum() < found.tokens.sum()
+    assert found.samples_trained.tolist() == later.samples.tolist()

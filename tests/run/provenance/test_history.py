@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ import binidx
 from binidx.loader.samplers import build_sampler
 from binidx.run.display.timeline import build_timeline
 from binidx.run.provenance.accounts import account
+from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.spikes import RunLosses, find_spikes
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Served:
     source: str
     documents: frozenset[int]
     trained: bool
+    inputs: tuple[int, ...] = field(default=(), compare=False)
 
 
 def serve(run: binidx.Run, consumed: int, stop: int | None) -> tuple[list[Served], int]:
@@ -72,7 +76,8 @@ def serve(run: binidx.Run, consumed: int, stop: int | None) -> tuple[list[Served
                     source = dataset.order.sources[int(dataset.order.locate(np.array([sample]))[0][0])].name
                     documents = frozenset(token // 1000 for token in tokens if token >= 0)
                     trained = step + 1 not in run.iterations_to_skip
-                    served.append(Served(step, rank, slot, sample, source, documents, trained))
+                    inputs = tuple(token for token in tokens[:16] if token >= 0)
+                    served.append(Served(step, rank, slot, sample, source, documents, trained, inputs))
             step, total = step + 1, total + size
     return served, total
 
@@ -163,6 +168,8 @@ def check_history(directory: Path, seed: int) -> None:
     for source, places in reads.items():
         here = [each for each in needed if each.source == source and 3 in each.documents]
         assert sorted(places) == sorted((each.step, each.rank, each.slot) for each in here)
+    check_exposures(history, needed, stop, seed)
+    check_spikes(directory, history, needed, stop, seed)
     counted = Counter(each.source for each in needed)
     trained_of = Counter(each.source for each in needed if each.trained)
     before = history.runs[0].consumed_samples
@@ -191,6 +198,77 @@ def check_timeline(history: RunHistory, steps: range, needed: list[Served]) -> N
         assert read[1] > seam.epoch - 1e-9
     firsts = [order.first_step for order, _ in history.orders(range(history.first_step, steps.stop))]
     assert [start.step for start in timeline.starts] == [step for step in firsts[1:] if step > steps.start]
+
+
+def check_exposures(history: RunHistory, needed: list[Served], stop: int, seed: int) -> None:
+    """Compare exposures of all documents before a step with the tokens that were served."""
+    before = random.Random(seed).randrange(history.first_step, stop + 1)
+    numbers = {name: range(len(source.dataset.document_indices) - 1) for name, source in history.sources.items()}
+    for labels in (False, True):
+        counts, steps = Counter[tuple[str, int, str]](), defaultdict[tuple[str, int], list[int]](list)
+        for each in needed:
+            documents = each.documents if labels else {token // 1000 for token in each.inputs}
+            for document in documents if each.step < before else ():
+                key = each.source, document
+                steps[key].append(each.step)
+                counts[*key, "trained"] += each.trained
+                counts[*key, "times"] += each.inputs.count(document * 1000)
+                counts[*key, "tokens"] += sum(token // 1000 == document for token in each.inputs)
+        found = count_exposures(history, numbers, before, earlier=False, labels=labels)
+        for name, own in found.items():
+            for place, document in enumerate(numbers[name]):
+                key, seen = (name, document), steps[name, document]
+                row = own.samples[place], own.samples_trained[place], own.first_step[place], own.last_step[place]
+                assert row == (len(seen), counts[*key, "trained"], min(seen, default=-1), max(seen, default=-1))
+                if not labels:
+                    assert (own.times[place], own.tokens[place]) == (counts[*key, "times"], counts[*key, "tokens"])
+
+
+def check_spikes(directory: Path, history: RunHistory, needed: list[Served], stop: int, seed: int) -> None:
+    """Compare spikes of losses that each run recorded, also in steps that were given up, with those of the formula."""
+    rng, files = np.random.default_rng(seed), [name or f"{directory}/last" for name in history.files]
+    if len({*files}) < len(files):  # phases, of which each begins with position 0
+        return
+    recorded, loss_of = dict[int, Any](), dict[tuple[int, int, int], float]()
+    for number, run in enumerate(history.runs):
+        order = RunOrder.of(replace(run, stop_step=None))
+        last = stop if number + 1 == len(files) else (order.num_steps() or stop)
+        reads = order.reading.readings(range(run.first_step, max(run.first_step, min(last, stop + 5))))
+        losses = (3 + 0.1 * rng.standard_normal(len(reads.step)) + 4 * (rng.random(len(reads.step)) < 0.02)).astype(
+            "f4"
+        )
+        rows = np.argsort(reads.position)
+        recorded[number] = reads.position[rows], losses[rows]
+        ends = [later.first_step for later in history.runs[number + 1 : number + 2]] or [stop]
+        for step, rank, slot, loss in zip(reads.step, reads.rank, reads.slot, losses, strict=True):
+            if step < ends[0]:
+                loss_of[int(step), int(rank), int(slot)] = float(loss)
+    ends = [*(run.first_step for run in history.runs[1:]), None]
+    runs = [RunLosses.of(history.order_of(n), *recorded[n], ends[n]) for n in range(len(files))]
+    means, served = dict[int, float](), defaultdict[int, list[Served]](list)
+    for each in needed:
+        served[each.step].append(each)
+    for step, own in served.items():
+        means[step] = float(np.mean([loss_of[each.step, each.rank, each.slot] for each in own]))
+    found = {spike.step: spike for spike in find_spikes(runs, window=12, threshold=3)}
+    steps, expected = [*means], list[int]()
+    for place in range(10, len(steps)):
+        window = steps[max(place - 12, 0) : place]
+        before = np.array([means[step] for step in window])
+        limit = np.median(before) + 3 * 1.4826 * np.median(np.abs(before - np.median(before)))
+        if means[steps[place]] > limit + 1e-6:
+            expected.append(steps[place])
+            spike, sums = found[steps[place]], defaultdict[str, list[float]](list)
+            for each in (each for step in window for each in served[step]):
+                sums[each.source].append(loss_of[each.step, each.rank, each.slot])
+            source_of = {(each.rank, each.slot): each.source for each in served[spike.step]}
+            for rank, slot, loss, excess in zip(
+                spike.reads.rank, spike.reads.slot, spike.losses, spike.excess, strict=True
+            ):
+                own = sums[source_of[int(rank), int(slot)]]
+                assert loss == loss_of[spike.step, int(rank), int(slot)]
+                assert excess == pytest.approx(loss - (np.mean(own) if own else spike.median), abs=1e-5)
+    assert [*found] == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,7 +19,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.loader.losses import LossRecorder, read_losses
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.spikes import find_spikes
+from binidx.run.provenance.spikes import RunLosses, find_spikes
 from binidx.run.schedule import BatchSchedule
 
 
@@ -82,6 +82,8 @@ def test_the_loader_records_the_positions_of_its_samples(tmp_path: Path) -> None
         loader = binidx.build_pretraining_data_loader(train, 0, 2, rank, 2, losses_to=tmp_path / "losses")
         for batch, _ in zip(loader, range(4), strict=False):
             loader.record_losses(None, batch["tokens"].double().mean(1))
+        loader.state_dict()  # of a checkpoint: writes what is recorded
+        assert len(read_losses(tmp_path / "losses")[0]) == (rank + 1) * 8
         loader.record_losses(1, [7.0, 8.0])
         del loader, batch
     positions, losses = read_losses(tmp_path / "losses")
@@ -105,7 +107,8 @@ def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
     losses = (3 + 0.1 * rng.standard_normal(len(positions))).astype(np.float32)
     losses[rng.random(len(losses)) < 0.03] += 2
     losses[-3:] = math.nan if seed % 4 == 0 else 3
-    found = {spike.step: spike for spike in find_spikes(order, positions, losses, window=15, threshold=4)}
+    runs = [RunLosses.of(order, positions, losses)]
+    found = {spike.step: spike for spike in find_spikes(runs, window=15, threshold=4)}
     mean = {step: losses[positions // 2 == step].astype(float).mean() for step in np.unique(positions // 2).tolist()}
     expected = []
     for place, step in enumerate(mean):

@@ -105,16 +105,11 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
 
     Source: ours.
     """
-    parts = (
-        order.orders(range(order.first_step, stop_step))
-        if isinstance(order, RunHistory)
-        else [(order, range(stop_step))]
-    )
     first = order.runs[0] if isinstance(order, RunHistory) else order.run
     return _sum_parts(
         (
             (each, 0 if each.run is first else each.reading.schedule.consumed_samples, steps.stop)
-            for each, steps in parts
+            for each, steps in order.orders(range(order.first_step, stop_step))
         ),
         repeats,
     )

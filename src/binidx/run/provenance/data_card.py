@@ -3,14 +3,15 @@
 Figures come from the index, from the account of the run, and from lineage and manifests where a source has them. What
 data cannot give (licences, languages, dates) comes from a file of the user, or is left open, visibly.
 
-The public summary follows the Commission's template of 24 July 2025 for Article 53(1)(d) of Regulation (EU) 2024/1689.
-It is a draft for its author: binidx does not know whether data was licensed, scraped or synthetic.
+The public summary has the sections of the Commission's template of 24 July 2025, C(2025) 5235 final, for Article
+53(1)(d) of Regulation (EU) 2024/1689. It is a draft for its author: binidx does not know whether data was licensed,
+scraped or synthetic. The template ranks domain names by the size of their content; here hosts are ranked by documents.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +20,7 @@ from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
 
 OPEN = "**[to be completed]**"
@@ -28,32 +29,40 @@ OPEN = "**[to be completed]**"
 GIVEN = ("license", "languages", "kind", "cut_off")
 """Fields of each source that its user may give."""
 
-KINDS = {
-    "public": "2.1 Publicly available datasets",
-    "private": "2.2 Private datasets obtained from third parties",
-    "scraped": "2.3 Data crawled and scraped from online sources",
-    "user": "2.4 User data",
-    "synthetic": "2.5 Synthetic data",
-    "other": "2.6 Other sources of data",
-}
-"""Kind of a source -> section of the public summary."""
+SECTIONS = {
+    "2.1. Publicly available datasets": ("public", ()),
+    "2.2. Private non-publicly available datasets obtained from third parties": (None, ()),
+    "2.2.1. Datasets commercially licensed by rightsholders or their representatives": ("licensed", ()),
+    "2.2.2. Private datasets obtained from other third parties": ("private", ()),
+    "2.3. Data crawled and scraped from online sources": (
+        "scraped",
+        ("Crawler name(s)/identifier(s)", "Purposes of the crawler(s)", "General description of crawler behaviour",
+         "Period of data collection", "Description of the type of content and online sources crawled"),
+    ),
+    "2.4. User data": ("user", ("General description of the services or products that collected it",)),
+    "2.5. Synthetic data": ("synthetic", ("General-purpose AI model(s) that generated it", "Other AI models")),
+    "2.6. Other sources of data": ("other", ()),
+}  # fmt: skip
+"""Section of the public summary -> kind of the sources listed there, and what its author must say besides."""
+
+KINDS = [kind for kind, _ in SECTIONS.values() if kind]
 
 TOP_SHARE = 10
-"""One in so many domains is listed in the public summary, the largest ones."""
+"""One in so many domains is listed in the public summary, as the template asks (of small providers: one in 20)."""
 
 
 def build_card(
-    order: RunOrder,
+    history: RunHistory,
     stop_step: int,
     about: Mapping[str, Mapping[str, str]] | None = None,
     *,
     repeats: bool = False,
     most_domains: int = 20,
 ) -> dict[str, Any]:
-    """Return the data card of a run in JSON values.
+    """Return the data card of a model's runs in JSON values.
 
     Args:
-        order: order of the run.
+        history: the runs.
         stop_step: first step that does not count.
         about: prefix of a source -> its license, languages, kind (a key of KINDS) and cut_off, as far as known.
         repeats: also count how often documents were read, as `account` does.
@@ -64,30 +73,30 @@ def build_card(
 
     Source: ours.
     """
-    about = about or {}
+    about, config = about or {}, history.last.config
     for name, given in about.items():
         unknown = [
-            *({name} - {*order.prefixes}),
+            *({name} - {*history.sources}),
             *(given.keys() - {*GIVEN}),
             *({given.get("kind", "other")} - {*KINDS}),
         ]
         if unknown:
             needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(KINDS)}"
             raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
-    accounts = account(order, stop_step, repeats=repeats)
+    accounts = account(history, stop_step, repeats=repeats)
     sources = []
-    for source, used in zip(order.sources, accounts, strict=True):
-        dataset = WholeDataset(Location(source.prefix, order.config.storage_options))
+    for used in accounts:
+        dataset = WholeDataset(Location(history.sources[used.source].prefix, config.storage_options))
         job = (dataset.source.manifest or {}).get("job", {})
         recorded: dict[str, Any] = {
             "tokenizer": job.get("tokenizer", {}).get("uri"),
             "inputs": len(job.get("inputs", [])) or None,
         }
-        own = {name: about.get(source.name, {}).get(name) for name in GIVEN}
+        own = {name: about.get(used.source, {}).get(name) for name in GIVEN}
         sources.append({**asdict(used), "seen": list(used.seen), **recorded, **own, **_domains(dataset, most_domains)})
     totals = {name: sum(each[name] for each in sources) for name in ("documents", "tokens", "tokens_read")}
-    shape = {"sequence_length": order.config.sequence_length, "random_seed": order.config.random_seed}
-    return {"steps": stop_step, **totals, **shape, "fingerprint": order.fingerprint, "sources": sources}
+    shape = {"sequence_length": config.sequence_length, "random_seed": config.random_seed, "runs": len(history.runs)}
+    return {"steps": stop_step, **totals, **shape, "fingerprint": history.fingerprint, "sources": sources}
 
 
 def _domains(dataset: WholeDataset, most: int) -> dict[str, Any]:
@@ -129,42 +138,42 @@ def format_card(card: Mapping[str, Any]) -> str:
 
 def format_public_summary(card: Mapping[str, Any]) -> str:
     """Return the public summary of training content, with what the card knows filled in, as Markdown."""
-    read = card["tokens_read"]
-    size = (
-        "less than 1 billion"
-        if read < 10**9
-        else "1 billion to 10 trillion"
-        if read <= 10**13
-        else "more than 10 trillion"
-    )
-    lines = ["# Public summary of training content", "", "Article 53(1)(d) of Regulation (EU) 2024/1689", ""]
-    lines += _section("1. General information", ())
-    lines += _section("1.1 Provider", ("name and contact", "authorised representative"))
-    lines += _section("1.2 Model", ("versioned name", "models it depends on", "date of placement on the Union market"))
-    lines += ["## 1.3 Modalities and size", "", f"- text: {size} tokens ({read:,}, repeats included)"]
-    lines += [f"- {name}: {OPEN}" for name in ("other modalities", "types of content", "languages covered")]
-    dates = sorted({each["cut_off"] for each in card["sources"] if each["cut_off"]})
-    lines += [f"- latest date of acquisition: {dates[-1] if dates else OPEN}", ""]
-    lines += ["## 2. Data sources", ""]
-    for kind, title in KINDS.items():
-        lines += [f"### {title}", ""]
-        lines += [line for each in card["sources"] if each["kind"] == kind for line in _source_lines(each)] or [
-            f"- {OPEN}"
-        ]
-        lines.append("")
-    if unknown := [each for each in card["sources"] if not each["kind"]]:
-        lines += [
-            f"### Sources without a kind: {OPEN}",
-            "",
-            *(line for each in unknown for line in _source_lines(each)),
-            "",
-        ]
-    lines += _section("3. Data processing", ("respect of reservations of rights (text and data mining)",))
-    return "\n".join([*lines[:-1], f"- removal of illegal content: {OPEN}", f"- other information: {OPEN}"])
+    sources, read = card["sources"], card["tokens_read"]
+    used = sum(min(each["tokens"], each["tokens_read"]) for each in sources)
+    bounds = ("Less than 1 billion tokens", 10**9), ("1 billion to 10 trillion tokens", 10**13)
+    size = next((name for name, bound in bounds if used < bound), "More than 10 trillion tokens")
+    lines = ["# Public Summary of Training Content", "", "Article 53(1)(d) of Regulation (EU) 2024/1689 (AI Act)", ""]
+    lines += _fields("Version of the Summary", "Last update")
+    lines += ["## 1. General information", "", "### 1.1. Provider identification", ""]
+    lines += _fields("Provider name and contact details", "Authorised representative name and contact details")
+    lines += ["### 1.2. Model identification", "", *_fields("Versioned model name(s)", "Model dependencies",
+              "Date of placement of the model on the Union market")]  # fmt: skip
+    lines += ["### 1.3. Modalities, overall training data size and other characteristics", ""]
+    lines += ["| Modality | Training data size | Types of content |", "|---|---|---|"]
+    lines += [f"| Text | {size} ({used:,}; {read:,} read, repeats included) | {OPEN} |", f"| {OPEN} | | |", ""]
+    dates = sorted({each["cut_off"] for each in sources if each["cut_off"]})
+    latest = dates[-1] if dates else OPEN
+    lines += [f"- Latest date of data acquisition/collection for model training: {latest}"]
+    languages = "; ".join(dict.fromkeys(each["languages"] for each in sources if each["languages"]))
+    lines += [f"- Linguistic characteristics of the overall training data: {languages or OPEN}"]
+    lines += _fields("Other relevant characteristics of the overall training data")
+    lines += ["## 2. List of data sources", ""]
+    for title, (kind, names) in SECTIONS.items():
+        lines += [f"{'####' if title.count('.') == 3 else '###'} {title}", ""]
+        listed = [line for each in sources if kind and each["kind"] == kind for line in _source_lines(each)]
+        lines += [*(listed or ([f"- {OPEN}"] if kind else [])), *_fields(*(names if listed else ()))]
+    if unknown := [line for each in sources if not each["kind"] for line in _source_lines(each)]:
+        lines += [f"### Sources without a kind: {OPEN}", "", *unknown, ""]
+    lines += ["## 3. Data processing aspects", ""]
+    lines += ["### 3.1. Respect of reservation of rights from text and data mining exception or limitation", ""]
+    lines += _fields("Signatory to the Code of Practice", "Measures implemented before model training")
+    lines += ["### 3.2. Removal of illegal content", "", *_fields("General description of measures taken")]
+    return "\n".join([*lines, "### 3.3. Other information (optional)", "", f"- {OPEN}"])
 
 
-def _section(title: str, names: Sequence[str]) -> list[str]:
-    return [f"## {title}", "", *(f"- {name}: {OPEN}" for name in names), *([""] if names else [])]
+def _fields(*names: str) -> list[str]:
+    """Return a line to complete for each name, and an empty one."""
+    return [*(f"- {name}: {OPEN}" for name in names), ""]
 
 
 def _source_lines(source: Mapping[str, Any]) -> list[str]:
@@ -174,5 +183,5 @@ def _source_lines(source: Mapping[str, Any]) -> list[str]:
     size = f"{source['documents']:,} documents, {source['tokens']:,} tokens, {source['tokens_read']:,} read"
     return [
         f"- `{source['source']}`: {size}; {'; '.join(told)}",
-        f"  - largest of {count:,} domains: {largest or OPEN}",
+        f"  - most relevant of {count:,} domain names: {largest or OPEN}",
     ]

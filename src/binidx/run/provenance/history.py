@@ -9,15 +9,13 @@ Every question takes steps of the whole history, and is answered run by run, eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
+from functools import cached_property
 
 from binidx.errors import ConfigError
-from binidx.order.order_protocols import Numbers
-from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import SampleContents
+from binidx.index.cache.index_files import digest
+from binidx.order.order_protocols import Source
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps
@@ -30,6 +28,7 @@ class RunHistory:
     Args:
         runs: runs, each without phases, up to its `stop_step`, with which the next one begins.
         whole: load indices whole, as `RunOrder.of`, instead of reading what a query needs, as `RunOrder.open`.
+        files: path or URI of the file of each run; None for the last run, which was given.
 
     Example:
         history = RunHistory.of(binidx.Run.load("run2.json"))
@@ -41,6 +40,7 @@ class RunHistory:
 
     runs: Sequence[Run]
     whole: bool = False
+    files: Sequence[str | None] = ()
     _opened: dict[int, RunOrder] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -59,15 +59,17 @@ class RunHistory:
         """
         history, names = [run], list[str]()
         while (uri := history[0].previous) is not None:
-            names.append(uri)
+            names.insert(0, uri)
             earlier, first_step = Run.load(uri, run.config.storage_options), history[0].first_step
             if earlier.first_step > first_step or earlier.previous in names:
                 found = f"step {earlier.first_step:,}" + f" after {earlier.previous}" * (earlier.previous in names)
                 raise ConfigError(f"previous: {uri} begins with {found}, needs a run from before step {first_step:,}")
             stop = first_step if earlier.stop_step is None else min(earlier.stop_step, first_step)
             history.insert(0, replace(earlier, stop_step=stop))
-        runs = [each for each in history[:-1] if each.stop_step != each.first_step]
-        return cls([phase for each in [*runs, run] for phase in each.phases], whole)
+        used = [each is run or each.stop_step != each.first_step for each in history]
+        runs = [(phase, name) for each, name, is_used in zip(history, [*names, None], used, strict=True) if is_used
+                for phase in each.phases]  # fmt: skip
+        return cls([phase for phase, _ in runs], whole, [name for _, name in runs])
 
     @property
     def first_step(self) -> int:
@@ -77,7 +79,22 @@ class RunHistory:
     @property
     def last(self) -> RunOrder:
         """The order of the last run."""
-        return self._order(len(self.runs) - 1)
+        return self.order_of(len(self.runs) - 1)
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """The datasets of all runs by their prefix, as the files of the runs have it.
+
+        Raises:
+            ConfigError: one prefix, relative to different directories, names two datasets.
+        """
+        return name_sources(self.order_of(number) for number in range(len(self.runs)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of everything on which the orders of the runs depend, and of their data, 32 hex digits."""
+        parts = [self.order_of(number).fingerprint for number in range(len(self.runs))]
+        return parts[0] if len(parts) == 1 else digest("".join(parts))
 
     def num_steps(self) -> int | None:
         """Count the steps of the history.
@@ -104,65 +121,55 @@ class RunHistory:
             stops = [steps.stop, *(later.first_step for later in self.runs[number + 1 : number + 2])]
             part = range(max(run.first_step, steps.start), min(stops))
             if part or (number == 0 and not steps):
-                order = self._order(number)
+                order = self.order_of(number)
                 check_steps(part, order.num_steps(), first_step=run.first_step)
                 yield order, part
 
-    def _order(self, number: int) -> RunOrder:
+    def order_of(self, number: int) -> RunOrder:
+        """Return the order of a run, opened at the first call.
+
+        Args:
+            number: number of the run in `runs`.
+        """
         if number not in self._opened:
             run = self.runs[number]
             self._opened[number] = RunOrder.of(run) if self.whole else RunOrder.open(run)
         return self._opened[number]
 
 
-@dataclass(frozen=True)
-class DocumentReads:
-    """Number of reads of a document, and their first and last step.
+def name_sources(orders: Iterable[RunOrder]) -> dict[str, Source]:
+    """Return the datasets of some orders by their prefix, as the files of the runs have it.
 
-    Attributes:
-        source, document: prefix, and number of the document there.
-        samples_read, samples_trained: samples with a token of it that were read, and those that were trained.
-        tokens_read: its tokens in these samples, as inputs or as the last label.
-        first_step, last_step: None if the steps are not known, or there is none.
+    Raises:
+        ConfigError: one prefix, relative to different directories, names two datasets.
     """
-
-    source: str
-    document: int
-    samples_read: int
-    samples_trained: int
-    tokens_read: int
-    first_step: int | None
-    last_step: int | None
-
-    def __add__(self, later: DocumentReads) -> DocumentReads:
-        """Return the reads of the same document in this run and a later one."""
-        names = ("samples_read", "samples_trained", "tokens_read")
-        sums = {name: getattr(self, name) + getattr(later, name) for name in names}
-        first = later.first_step if self.first_step is None else self.first_step
-        last = self.last_step if later.last_step is None else later.last_step
-        return replace(later, first_step=first, last_step=last, **sums)
+    sources: dict[str, Source] = {}
+    for source in (source for order in orders for source in order.sources):
+        if (known := sources.setdefault(source.name, source)).prefix != source.prefix:
+            found = f"found {known.prefix} and {source.prefix}"
+            raise ConfigError(f"{source.name}: names two datasets ({found}); save the runs with absolute paths")
+    return sources
 
 
-def count_reads(
-    order: RunOrder, source: int, documents: Sequence[int] | Numbers, readings: SampleReads, contents: SampleContents
-) -> list[DocumentReads]:
-    """Return the reads of each document among the samples that `RunOrder.where` returned for them.
+def find_sources(
+    history: RunHistory | RunOrder, names: Collection[str], stop_step: int
+) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
+    """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
 
     Args:
-        order: the order of the run.
-        source: number of the documents' source.
-        documents: numbers of documents.
-        readings, contents: as `where` returns them.
+        history: the runs of a model, or the order of one run.
+        names: prefixes of sources.
+        stop_step: first step that is not searched.
+
+    Returns:
+        The name, the order of a run, the number of the source there, the first step that the run does not have or that
+        is not searched, and whether the run is the first one.
     """
-    spans, trained = contents.spans, order.reading.trained(readings.step)
-    row_of = np.repeat(np.arange(len(readings.step)), np.diff(spans.bounds))
-    rows = []
-    for document in dict.fromkeys(map(int, documents)):
-        pieces = (spans.document == document) & (spans.length > 0)
-        samples = np.unique(row_of[pieces])
-        steps = readings.step[samples]
-        known = steps[steps >= 0]
-        ends = (int(known.min()), int(known.max())) if len(known) else (None, None)
-        counted = len(samples), int((trained[samples] & (steps >= 0)).sum()), int(spans.length[pieces].sum())
-        rows.append(DocumentReads(order.prefixes[source], document, *counted, *ends))
-    return rows
+    parts = [*history.orders(range(history.first_step, stop_step))]
+    named = name_sources(order for order, _ in parts)
+    prefixes = {name: named[name].prefix for name in names if name in named}
+    for number, (order, steps) in enumerate(parts):
+        for source, each in enumerate(order.sources):
+            for name, prefix in prefixes.items():
+                if prefix == each.prefix:
+                    yield name, order, source, steps.stop, number == 0

@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -238,6 +238,10 @@ class RunOrder:
             loaders start over.
         """
         return self.reading.num_steps()
+
+    def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
+        """Yield this order and these steps, as a `RunHistory` does for each of its runs."""
+        yield self, steps
 
     def num_rows(self, steps: range) -> int:
         """Count the rows of the table of some steps.

@@ -1,7 +1,8 @@
 """Steps whose loss is far above those before it, and the samples that made it so.
 
     loss of a step    mean of the losses recorded for its samples
-    spike             loss > median + k * 1.4826 * MAD, both over the last `window` steps before it that have losses
+    spike             loss > median + k * 1.4826 * MAD, both over the last `window` steps before it that have
+                      losses, also of the runs before
     excess            loss of a sample - mean of its source's losses in these steps
 
 MAD is the median absolute deviation from the median; 1.4826 MAD estimates the standard deviation of normal noise, and
@@ -13,7 +14,9 @@ Source: Hampel's identifier (Davies and Gather, The identification of multiple o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +36,8 @@ NORMAL = 1.4826
 LEAST_STEPS = 10
 """Steps before a step without which it is not judged."""
 
+NEVER = np.iinfo(np.int64).max
+
 BLOCK = 4096
 """Steps whose windows are in memory together."""
 
@@ -42,12 +47,14 @@ class Spike:
     """Step with a loss above its limit, and its samples by falling excess.
 
     Attributes:
+        order: order of the run that trained it.
         step: number of the step.
         loss, median, limit: mean loss of the step; median loss, and limit, of the steps before it.
         reads: its recorded samples.
         losses, excess: loss of each, and what it has above the mean of its source; shape (n,).
     """
 
+    order: RunOrder
     step: int
     loss: float
     median: float
@@ -57,78 +64,112 @@ class Spike:
     excess: NDArray[np.float64]
 
 
-def find_spikes(
-    order: RunOrder,
-    positions: Numbers,
-    losses: NDArray[np.float32],
-    *,
-    window: int = 200,
-    threshold: float = 6.0,
-    stop_step: int | None = None,
-) -> Iterator[Spike]:
-    """Yield the spikes of a run, in the order of their steps.
+@dataclass(frozen=True)
+class RunLosses:
+    """Losses of the steps of one run.
 
     Args:
         order: order of the run.
-        positions, losses: as `read_losses` returns them; losses before step 0 of the run are ignored.
+        steps: steps that have losses, ascending, shape (n,).
+        means: mean loss of each, shape (n,).
+        bounds: step i has the losses from bounds[i] to before bounds[i + 1], shape (n + 1,).
+        positions, losses: of samples, as `read_losses` returns them.
+    """
+
+    order: RunOrder
+    steps: Numbers
+    means: NDArray[np.float64]
+    bounds: Numbers
+    positions: Numbers
+    losses: NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls, order: RunOrder, positions: Numbers, losses: NDArray[np.float32], stop_step: int | None = None
+    ) -> RunLosses:
+        """Return the losses of a run.
+
+        Args:
+            order: order of the run.
+            positions, losses: as `read_losses` returns them; losses before the first step of the run are ignored.
+            stop_step: first step whose losses are ignored: those of another run that went on from there, or of steps
+                that were given up. None: all must be of the run.
+
+        Raises:
+            ConfigError: losses behind the end of the run.
+        """
+        schedule = order.reading.schedule
+        stop = None if stop_step is None else schedule.samples_before(stop_step)
+        rows = slice(*np.searchsorted(positions, [schedule.consumed_samples, NEVER if stop is None else stop]).tolist())
+        positions, losses = positions[rows], losses[rows]
+        first, last = order.first_step, schedule.step_of(int(positions[-1])) + 1 if len(positions) else order.first_step
+        try:
+            check_steps(range(first, last), order.num_steps(), "losses", first)
+        except IndexError as error:
+            raise ConfigError(f"{error}; they are of another run") from error
+        edges = np.searchsorted(positions, [schedule.samples_before(step) for step in range(first, last + 1)])
+        steps = np.flatnonzero(np.diff(edges))
+        bounds = np.append(edges[steps], len(positions))
+        sums = np.add.reduceat(losses.astype(np.float64), bounds[:-1]) if len(steps) else np.empty(0)
+        return cls(order, steps + first, sums / np.diff(bounds), bounds, positions, losses)
+
+    def part(self, first: int, stop: int) -> tuple[RunOrder, Numbers, NDArray[np.float32]]:
+        """Return the order, and the positions and losses of the steps in places `first` to before `stop`."""
+        rows = slice(*self.bounds[np.clip([first, stop], 0, len(self.steps))].tolist())
+        return self.order, self.positions[rows], self.losses[rows]
+
+
+def find_spikes(runs: Sequence[RunLosses], *, window: int = 200, threshold: float = 6.0) -> Iterator[Spike]:
+    """Yield the spikes of a model's runs, in the order of their steps.
+
+    Args:
+        runs: losses of one run after the other.
         window: number of steps before a step with which it is compared; a step with fewer than 10 is not judged.
         threshold: k.
-        stop_step: first step that is not looked at; None: all that have losses.
 
     Raises:
-        ConfigError: a window below 10, or losses behind the end of the run.
+        ConfigError: a window below 10.
 
     Source: Hampel's identifier.
     """
     if window < LEAST_STEPS:
         raise ConfigError(f"window: found {window}, needs at least {LEAST_STEPS} steps")
-    schedule = order.reading.schedule
-    positions, losses = positions[later := positions >= schedule.consumed_samples], losses[later]
-    if not len(positions):
-        return
-    last = schedule.step_of(int(positions[-1])) + 1
-    try:
-        check_steps(range(last), order.num_steps(), "losses")
-    except IndexError as error:
-        raise ConfigError(f"{error}; they are of another run") from error
-    bounds = np.array([schedule.samples_before(step) for step in range(last + 1)])
-    at = np.searchsorted(positions, bounds)  # step s has the losses at[s] up to at[s + 1]
-    steps = np.flatnonzero(np.diff(at))
-    means = np.add.reduceat(losses.astype(np.float64), at[steps]) / np.diff(at)[steps] if len(steps) else np.empty(0)
+    starts = np.cumsum([0, *(len(run.steps) for run in runs)]).tolist()
+    means = np.concatenate([np.empty(0), *(run.means for run in runs)])
     for place, median, limit in _beyond_limit(means, window, threshold):
-        step, first = int(steps[place]), int(steps[max(place - window, 0)])
-        if stop_step is not None and step >= stop_step:
-            return
-        rows = slice(at[step], at[step + 1])
-        before = slice(at[first], at[step])
-        mean_of = mean_losses(order, positions[before], losses[before], median)
+        number = bisect_right(starts, place) - 1
+        run, own = runs[number], place - starts[number]
+        before = [each.part(place - window - start, place - start) for each, start in zip(runs, starts, strict=False)]
+        step, (order, positions, losses) = int(run.steps[own]), run.part(own, own + 1)
         reads = order.reading.readings(range(step, step + 1))
-        present = np.isin(reads.position, positions[rows])
+        present = np.isin(reads.position, positions)
         reads = SampleReads(*(column[present] for column in reads))
-        own = losses[rows][np.searchsorted(positions[rows], reads.position)]
-        excess = own - mean_of[trace_origins(order.order, reads.sample).source]
+        losses = losses[np.searchsorted(positions, reads.position)]
+        excess = losses - mean_losses(order, before, median)[trace_origins(order.order, reads.sample).source]
         ranked = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable")
         reads = SampleReads(*(column[ranked] for column in reads))
-        yield Spike(step, float(means[place]), median, limit, reads, own[ranked], excess[ranked])
+        yield Spike(order, step, float(means[place]), median, limit, reads, losses[ranked], excess[ranked])
 
 
 def mean_losses(
-    order: RunOrder, positions: Numbers, losses: NDArray[np.float32], otherwise: float
+    order: RunOrder, parts: Iterable[tuple[RunOrder, Numbers, NDArray[np.float32]]], otherwise: float
 ) -> NDArray[np.float64]:
-    """Return the mean loss of each source, shape (number of sources,).
+    """Return the mean loss of each source of an order, shape (number of sources,).
 
     Args:
-        order: order of the run.
-        positions: of samples, shape (n,).
-        losses: loss of each.
+        order: the order.
+        parts: orders of runs, positions of samples, shape (n,), and the loss of each.
         otherwise: value of a source without a loss.
     """
-    sources = trace_origins(order.order, order.reading.samples_at(positions)).source
-    count = np.bincount(sources, minlength=len(order.sources))
-    known = np.nan_to_num(losses, posinf=0, neginf=0)
-    means: NDArray[np.float64] = np.bincount(sources, known, len(order.sources)) / np.maximum(count, 1)
-    means[count == 0] = otherwise
-    return means
+    sums, counts = Counter[str](), Counter[str]()
+    for each, positions, losses in parts:
+        sources = trace_origins(each.order, each.reading.samples_at(positions)).source
+        known = np.bincount(sources, np.nan_to_num(losses, posinf=0, neginf=0), len(each.sources)).tolist()
+        for source, total, count in zip(each.sources, known, np.bincount(sources, minlength=len(known)), strict=True):
+            sums[source.prefix] += total
+            counts[source.prefix] += int(count)
+    names = [source.prefix for source in order.sources]
+    return np.array([sums[name] / counts[name] if counts[name] else otherwise for name in names], np.float64)
 
 
 def _beyond_limit(means: NDArray[np.float64], window: int, threshold: float) -> Iterator[tuple[int, float, float]]:
