@@ -35,7 +35,7 @@ from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import PARQUET, Extent, Slice
+from binidx.prepare.text.slices import TABLES, Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
@@ -171,7 +171,7 @@ def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: 
         detail: description for the message.
     """
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
-    where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
+    where = f"row {row}" if piece.format in TABLES else f"byte {position}"
     line = b"\n".join(batch.document_bytes(number) for batch in batches)
     return Problem(kind, piece.uri, row, position, where, detail, line)
 
