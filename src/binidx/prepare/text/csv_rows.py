@@ -41,7 +41,8 @@ class _RowLines:
 
     def begin(self) -> None:
         """Begin a row."""
-        self.position, self.data, self.error = self._stream.position, bytearray(), None
+        self.position, self.data = self._stream.position, bytearray()
+        self.error: NotADocument | None = None
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -41,7 +41,7 @@ from binidx.prepare.text.batch import Batch, Filters, Strings
 from binidx.prepare.text.csv_rows import parse_csv
 from binidx.prepare.text.jsonl import LineReader, Lines, ParseLines, group_lines, parse_json_lines, select_lines
 from binidx.prepare.text.plain_text import parse_text_file, parse_text_lines
-from binidx.prepare.text.rows import ByteStream, Pieces, Row, TruncatedError, read_records
+from binidx.prepare.text.rows import ByteStream, Pieces, Row, TruncatedError, batch_records
 from binidx.prepare.text.slices import (
     CUT_ANYWHERE,
     Extent,
@@ -220,7 +220,7 @@ def _read_parsed_lines(request: ReadRequest, parse: ParseLines = parse_json_line
 def _read_parsed_records(request: ReadRequest, parse: Callable[[ReadRequest, ByteStream], Iterator[Row]]) -> Batches:
     with open_plain(request.piece, request.location, request.extent) as (plain, progress):
         stream = ByteStream(plain)
-        yield from read_records(request, parse(request, stream), progress)
+        yield from batch_records(request, parse(request, stream), progress)
 
 
 def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | memoryview]:

@@ -180,7 +180,7 @@ class Row:
     data: bytes = b""
 
 
-def read_records(
+def batch_records(
     request: ReadRequest, records: Iterable[Row], progress: Callable[[], int]
 ) -> Iterator[tuple[list[Batch], list[Strings]]]:
     """Yield batches of records, each of about `batch_bytes`.
