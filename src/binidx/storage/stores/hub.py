@@ -31,6 +31,7 @@ class HubStore(HttpStore):
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         with storage_errors(uri):
+            import aiohttp  # noqa: F401
             from huggingface_hub import constants, get_token
         self._given = uri, dict(storage_options or {})
         options = drivers_own(self._given[1])
