@@ -341,6 +341,8 @@ def find_remedy(problem: Problem) -> str:
     """Return what to do about a row that is no document."""
     if not problem.byte and problem.line.lstrip().startswith(b"["):
         return "a file that is one JSON array needs a line for each row: jq -c '.[]' FILE"
+    if not problem.byte and problem.kind == "malformed" and problem.line.rstrip() == b"{":
+        return "one value over many lines is no JSON Lines; name the files with text, such as FOLDER/*.jsonl"
     if problem.kind in ("missing key", "not text") and "--json-keys" not in problem.detail:
         return "--json-keys names the text; --on-error skip or quarantine leaves such rows out"
     return "--on-error skip or quarantine leaves such rows out"
