@@ -117,7 +117,7 @@ def test_a_txt_is_not_read_without_a_word_on_its_documents(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"a\.txt: .*--format txt for a document a line, --format txt-file"):
         find_inputs(str(path))
     (tmp_path / "about.csv").write_text("a,b\n")
-    with pytest.raises(ObjectNotFoundError, match=r"has no input .found 2 objects.*--format"):
+    with pytest.raises(ObjectNotFoundError, match=r"has no input .objects found: 2.*--format"):
         find_inputs(str(tmp_path))
     (tmp_path / "en.jsonl").write_text('{"text": "a"}\n')
     assert [Path(file.uri).name for file in find_inputs(str(tmp_path))] == ["en.jsonl"]
@@ -149,7 +149,7 @@ def test_conversion_records_of_warc_are_documents(tmp_path: Path, end: str, batc
     assert found.texts == [["Grüße\n\n"], [""], ["WARC/1.0\r\nlast"]]
     assert (found.ids, found.rows) == (["<urn:1>", "<urn:2>", "<urn:4>"], [1, 2, 5])
     assert found.dropped == {"warc warcinfo": 1}
-    assert [(problem.kind, problem.row) for problem in found.problems] == [("not utf-8", 3), ("not text", 4)]
+    assert [(problem.kind, problem.row) for problem in found.problems] == [("not utf-8", 3), ("not extracted", 4)]
     assert "extract its text first" in str(found.problems[1])
     german = Filters(keep={"WARC-Identified-Content-Language": ["deu"]})
     assert read_whole(path, filters=german).texts == [["Grüße\n\n"]]

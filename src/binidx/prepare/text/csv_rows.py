@@ -88,7 +88,9 @@ def parse_csv(request: ReadRequest, stream: ByteStream) -> Iterator[Row]:
         except _TooLong:
             yield lines.row(NotADocument("too long", f"more than {request.max_line_bytes} bytes, the limit"))
         except csv.Error as error:
-            yield lines.row(NotADocument("malformed", f"not CSV: {error}"))
+            open_quote = "unexpected end of data" in str(error)
+            problem = "a quote in it is never closed" if open_quote else f"not CSV: {error}"
+            yield lines.row(NotADocument("malformed", problem))
         else:
             if not columns:
                 columns = values

@@ -117,7 +117,8 @@ def _is_text_in_folder(uri: str) -> bool:
 
 
 def _suffixes() -> str:
-    return ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    plain = [suffix for row in FORMATS.values() for suffix in row.suffixes if suffix.count(".") == 1]
+    return f"{', '.join(plain)}, all but the last two also with .gz or .zst"
 
 
 def _expand(
@@ -139,7 +140,7 @@ def _expand(
         inputs = [uri for uri in objects if (format or _is_text_in_folder(uri)) and not uri.endswith(left_out)]
     if not inputs:
         needed = f"need one that ends in {_suffixes()}; --format reads all of the folder, or name *.csv"
-        raise ObjectNotFoundError(f"{name}: has no input (found {len(objects)} objects, {needed})")
+        raise ObjectNotFoundError(f"{name}: has no input (objects found: {len(objects)}, {needed})")
     return [(Location(uri, location.options), None) for uri in inputs]
 
 

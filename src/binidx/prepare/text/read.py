@@ -330,7 +330,8 @@ def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
                 try:
                     yield member.decompress(data, PLAIN_BYTES)
                 except (GZIP_LIBRARY.error, zlib.error) as error:
-                    raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
+                    problem = f"not gzip, or damaged ({error}); restore it from its source, or give its --format"
+                    raise FormatError(f"{uri}: {problem}") from error
                 data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
     if member is not None:
         raise FormatError(f"{uri}: ends in the middle of a gzip member; restore it from its source")

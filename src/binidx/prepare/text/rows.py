@@ -220,7 +220,7 @@ def check_names(uri: str, names: Sequence[str], needed: Iterable[str]) -> None:
     """Raise FormatError unless each needed column is there once."""
     for name in needed:
         if (count := names.count(name)) != 1:
-            listed = clipped(", ".join(clipped(repr(each), 200) for each in names), 2_000)
+            listed = clipped(", ".join(clipped(repr(each), 80) for each in names), 600)
             problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {listed})"
             raise FormatError(f"{uri}: {problem}")
 

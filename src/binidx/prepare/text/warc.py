@@ -8,7 +8,7 @@
 
     conversion                               a document: text that was extracted from a page
     warcinfo, request, metadata, revisit     dropped, counted as "warc request"
-    response, resource                       Problem "not text": a fetched page; no text is extracted of HTML
+    response, resource                       Problem "not extracted": a fetched page; no text is extracted of HTML
     anything else between records            FormatError: no later record could be found for sure
 
 The parser is ours, as those of others end at a truncated file without an error. Source: ISO 28500 (WARC 1.1).
@@ -92,6 +92,6 @@ def _parse_record(fields: dict[str, str], body: bytes) -> dict[str, Any] | NotAD
     if kind in DROPPED:
         return NotADocument(f"warc {kind}")
     if kind != "conversion":
-        return NotADocument("not text", f"a record of type {kind!r} is no text; {PAGE}")
+        return NotADocument("not extracted", f"a record of type {kind!r} is no text; {PAGE}")
     text = decode_text(body, "text")
     return {**fields, "text": text} if isinstance(text, str) else text
