@@ -35,6 +35,7 @@ lint: $(VENV)/.test             ## style, types, layers of imports, and the site
 	PYTHONPATH=build/package $(BIN)/lint-imports
 	$(BIN)/python tests/structure.py
 	$(SITE) build  # with --quiet no warning would fail it
+	$(BIN)/python tests/site_search.py build/site
 
 depth: $(VENV)/.test            ## modules that a read and a build over S3 run through, and their limits; --list prints them
 	$(BIN)/python tests/call_depth.py

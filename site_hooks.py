@@ -192,18 +192,24 @@ def code(text: Any) -> str:
 
 
 def marked(text: str) -> str:
-    """Return plain text as Markdown: commands, and words that look like options, files or URIs, become code."""
+    """Return plain text as Markdown: commands, calls, and words like options, files or URIs become code, whole."""
 
     def word(found: re.Match[str]) -> str:
         bare = " ".join(found[0].split()).rstrip(".:")
-        special = not bare.startswith("`") and re.search(
-            r"^binidx[ .]|^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b", bare
+        special = (
+            not bare.startswith("`")
+            and re.search(r"\w", bare)
+            and re.search(
+                r"^binidx[ .]|^[a-z]+:[A-Z]|^--?[a-zA-Z]|^\.\w|[_*={}<>|]|://|\w\.(idx|bin|zst|parquet|json|jsonl)\b",
+                bare,
+            )
         )
         return f"{code(bare)}{found[0][len(found[0].rstrip('.:')) :]}" if special else found[0]
 
     commands = rf"binidx\s(?:{'|'.join(COMMANDS)})\b"
     mapping = r"""[^\s,;()`]*{"(?:[^{}]|{[^{}]*})*}"""
-    return re.sub(rf"{commands}|`[^`]*`|{mapping}|[^\s,;()`]+", word, text)
+    call, valued = r"[\w.]+\([^()`]*\)", r"--?[a-z][\w-]*\s[A-Z][A-Z/]*\b"
+    return re.sub(rf"{commands}|`[^`]*`|{mapping}|{call}|{valued}|[^\s,;()`]+", word, text)
 
 
 # Links to the reference from inline code of any page: public names, commands, settings.

@@ -121,7 +121,9 @@ def tokenize(user: Newcomer) -> None:
     user.title("Text to tokens")
     user.types("binidx preprocess en.jsonl --to data/en", "--tokenizer", status=2)
     user.types("binidx preprocess english.jsonl --to data/en --tokenizer tokenizer.json", "english.jsonl", status=2)
-    user.types("binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json", "tokenizer.json", status=2)
+    user.types(
+        "binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json --dry-run", "2,000", "data/en_text_d"
+    )
     user.types("binidx estimate en.jsonl --tokenizer tokenizer.json", "tokens")
     user.types(
         "binidx preprocess en.jsonl --to data/en --tokenizer tokenizer.json --append-eod --id-key id",

@@ -33,7 +33,7 @@ COMMANDS = {
     "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
     "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
-    "preprocess": ("preprocess", "text to tokens: jsonl and parquet, on one machine or many"),
+    "preprocess": ("preprocess", "text to tokens: jsonl, parquet, csv, WET; one machine or many"),
     "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
     "run": ("run_from", "the file of a run, from a Megatron command line"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),

@@ -175,8 +175,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that keeps its message."""
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        print_note(self.prog, f"error: {message}", "error")
+        print_note(self.prog, f"{message}; {self.prog} --help lists all options", "error")
         raise UsageError(message)
 
 

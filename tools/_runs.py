@@ -158,7 +158,7 @@ def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> rang
         start = int(first) if first else order.first_step
         steps = range(start, (int(stop) if stop else count or 0) if colon else start + 1)
     except ValueError:
-        raise ConfigError(f"{argument}: found {text}, needs A:B") from None
+        raise ConfigError(f"{argument}: found {text}, needs A:B, or a step") from None
     require_steps(order, steps, argument)
     return steps
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from binidx.errors import ConfigError, redacted
 from binidx.prepare.text.batch import Filters, parse_keep
+from binidx.prepare.text.read import FORMATS
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
@@ -25,6 +26,12 @@ MEGATRON_TYPES = {
     "BertWordPieceLowerCase": "wordpiece",
 }
 """Megatron's tokenizer type -> `TokenizerSpec.kind` in binidx."""
+
+
+def add_format(group: Any) -> None:
+    """Add the option of the format of all inputs."""
+    kinds = "of all inputs (by their names): jsonl, csv, parquet, ...; txt: a document a line, txt-file: one a file"
+    group.add_argument("--format", choices=FORMATS, metavar="FORMAT", help=kinds)
 
 
 def add_tokenizer(group: Any) -> None:

@@ -26,17 +26,16 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import strip_end
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
-from binidx.prepare.text.read import FORMATS
 
 from ._command import add_json, chosen, command, num_bytes, print_result
 from ._display import Bar, counts, human_bytes, human_seconds
-from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
+from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
-    options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
+    add_format(options)
     add_tokenizer(options)
     options.add_argument(
         "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)"

@@ -1,6 +1,7 @@
 """Tokenize text from any store into .bin/.idx datasets in any store.
 
-Reads jsonl, jsonl.gz, jsonl.zst and parquet, from disks, s3://, gs:// and http://; names may be globs or folders.
+Reads jsonl, csv, txt and warc (all also .gz and .zst), parquet and arrow, from disks, s3://, gs://, hf:// and http://;
+names may be globs or folders.
 Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
 text, and beside them .lineage.parquet (the origin of each document) and .manifest.json (inputs, tokenizer and all
 counts).
@@ -38,14 +39,13 @@ from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.preprocess import JobStatus, Report, job_status, preprocess
-from binidx.prepare.text.read import FORMATS
 from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.storage.open import COMPRESSED
 
 from ._command import RESUMES, add_json, chosen, command, num_bytes, print_result, shard
 from ._display import Bar, counts, human_seconds
 from ._display import table as columns
-from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
+from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
 
 FINISH = (None, 1)
@@ -71,7 +71,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
-    group.add_argument("--format", choices=FORMATS, help="of all inputs (default: by their names)")
+    add_format(group)
     group.add_argument(
         "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)"
     )

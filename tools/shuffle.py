@@ -15,7 +15,7 @@ and the buckets are objects in TARGET-parts. A task needs 1.5 GiB of memory, and
 scratch for each GiB of them. The last call joins the parts, inside the store where it can. An interrupted job
 continues. --shard I/N ends where the other shards have to end a pass: give all commands again, two times in all.
 
-With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
+With --lines, SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
 so.
 
 exit status: 0 shuffled, 1 the data is bad, 2 the call is wrong

@@ -135,6 +135,28 @@ def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) ->
         assert "\nexample:" not in page
 
 
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("rows in = documents out, 2 * 3 -> 6 | 7", []),
+        ("in place of binidx.BakedDataset(DIR, config) or so", ["binidx.BakedDataset(DIR, config)"]),
+        ("--shard I/N splits; --plain, and dask=ADDRESS.", ["--shard I/N", "--plain", "dask=ADDRESS"]),
+        ("the same for .bin/.idx, s3://a and `x = 1`", [".bin/.idx", "s3://a"]),
+        ("samples(s) of a run", []),
+    ],
+)
+def test_words_of_commands_are_marked_as_code_whole(text: str, codes: list[str]) -> None:
+    marked = import_module("site_hooks").marked(text)
+    assert re.findall(r"<code[^>]*>([^<]*)</code>", marked) == codes
+
+
+def test_no_code_of_a_command_page_is_punctuation() -> None:
+    hooks = import_module("site_hooks")
+    for name in COMMANDS:
+        codes = re.findall(r"<code[^>]*>([^<]*)</code>", hooks.command_page(name))
+        assert [code for code in codes if not re.search(r"\w", code)] == []
+
+
 def test_pages_of_commands_link_to_the_pages_that_use_them() -> None:
     pages = {"how-to/x.md": "# Copy\n\n    binidx convert a b\n", "how-to/y.md": "# Other\n`binidx convert-x`\n"}
     assert import_module("site_hooks").links_to("convert", pages)[-1] == "- [Copy](../../how-to/x.md)"

@@ -61,13 +61,14 @@ COMMANDS: list[tuple[str, str]] = [
     ("inspect s3://bucket/en", "s3"),
     ("inspect gs://bucket/en", "gcs"),
     ("inspect abfs://bucket/en", "azure"),
+    ("inspect hf://datasets/org/corpus/en", "hub"),
     ("demo --steps 1", "demo torch s3 tokenizers"),
 ]
 """A command, and the extras without which it names one of them."""
 
 NAMED = re.compile(r"'binidx\[(\w+)\]'")
 
-UNTRIED = {"s3", "gcs", "azure", "ray", "demo"}
+UNTRIED = {"s3", "gcs", "azure", "hub", "ray", "demo"}
 """Extras whose commands need a server or much time: that these name them is all that is tried."""
 
 

@@ -486,7 +486,7 @@ def test_a_history_is_accounted_and_exported(resumed: Path, capsys: pytest.Captu
 def test_a_prefix_needs_no_file(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     prefix, saved = str(run_file.parent / "en"), str(tmp_path / "saved.json")
     sizes = ["--sequence-length", "24", "--world", "2", "--micro-batch-size", "2"]
-    binidx.load_dataset(prefix, 24).save_run(saved, data_parallel_size=2, micro_batch_size=2)
+    binidx.save_run(binidx.load_dataset(prefix, 24), saved, data_parallel_size=2, micro_batch_size=2)
     assert rows(capsys, "trace", prefix, "--step", "1", *sizes) == rows(capsys, "trace", saved, "--step", "1")
     assert rows(capsys, "account", prefix, *sizes) == rows(capsys, "account", saved)
     assert main(["plan", prefix, *sizes, "--json"]) == 0

@@ -6,7 +6,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 except ImportError as error:
-    way = "pip install 'binidx[parquet]', or leave lineage out (--no-lineage, lineage=False)"
-    raise MissingDriverError(f"Parquet and lineage: need pyarrow; {way}") from error
+    way = "pip install 'binidx[parquet]' ('binidx[preprocess]' brings all that text needs), or leave lineage out"
+    raise MissingDriverError(f"Parquet and lineage: need pyarrow; {way} (--no-lineage, lineage=False)") from error
 
 __all__ = ["pa", "parquet"]

@@ -243,15 +243,6 @@ class LoadedDataset(DatasetView):
             raise ConfigError(f"which: found {self.split.name}, a run reads train")
         return Run(self.config, self.sizes, **{"micro_batch_size": 1, **options})
 
-    def save_run(self, uri: str, **options: Any) -> None:
-        """Write the run that reads this dataset to a file, as `as_run(...).save(uri)`.
-
-        Args:
-            uri: path or URI of the file.
-            options: as for `as_run`; `storage_options` are those of the config.
-        """
-        self.as_run(**options).save(uri, self.config.storage_options)
-
     def as_code(self) -> str:
         """Return the Python code that builds the same dataset, with Megatron's names.
 

@@ -16,11 +16,11 @@ from isal import isal_zlib
 from binidx.errors import FormatError
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.read import decompress_gzip, decompress_zstd
-from binidx.prepare.text.slices import ZSTD, Slice
+from binidx.prepare.text.slices import Slice
 
 DATA = b"".join(b'{"text": "document %d"}\n' % number for number in range(300))
 NAMES = {"jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}
-WHOLE = Slice("a", ZSTD, {}, 0, None, 0, 0, 0)
+WHOLE = Slice("a", "jsonl.zst", {}, 0, None, 0, 0, 0)
 
 Compress = Callable[[bytes], bytes]
 

@@ -22,8 +22,6 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import select_lines
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import (
-    JSONL,
-    ZSTD,
     Extent,
     Input,
     InputBlock,
@@ -83,7 +81,7 @@ def in_frames(path: Path, data: bytes, bounds: Sequence[int]) -> Input:
         blocks.append(InputBlock(stored, len(frame), first, last - first))
         stored += len(frame)
     (found,) = find_inputs(str(path))
-    return Input(found.uri, ZSTD, found.identity, tuple(blocks))
+    return Input(found.uri, "jsonl.zst", found.identity, tuple(blocks))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -202,7 +200,9 @@ def test_bytes_that_stay_behind_in_a_compressed_file_are_found(tmp_path: Path, m
 
 
 def test_what_no_part_or_two_have_is_named_by_its_bytes() -> None:
-    def slices(*extents: Extent, uri: str = "s3://t/en.jsonl", size: int = 30, kind: str = JSONL) -> list[SliceExtent]:
+    def slices(
+        *extents: Extent, uri: str = "s3://t/en.jsonl", size: int = 30, kind: str = "jsonl"
+    ) -> list[SliceExtent]:
         return [
             (Slice(uri, kind, {"size": size}, 10 * n, 10 * n + 10, 10 * n, 10, None), extent)
             for n, extent in enumerate(extents)
@@ -211,7 +211,7 @@ def test_what_no_part_or_two_have_is_named_by_its_bytes() -> None:
     good = slices(Extent(0, 12), Extent(0, 0), Extent(12, 18, 30))
     check_extents([*good, *good])
     check_extents([])
-    packed = {"kind": ZSTD, "uri": "en.jsonl.zst"}
+    packed = {"kind": "jsonl.zst", "uri": "en.jsonl.zst"}
     cases: list[tuple[str, list[SliceExtent]]] = [
         ("en.jsonl: plain bytes 12 to 15 were read by no part", slices(Extent(0, 12), Extent(15, 15, 30))),
         ("plain bytes 10 to 12 were read twice", slices(Extent(0, 12), Extent(10, 20, 30))),

@@ -82,11 +82,12 @@ def test_what_stands_beside_a_dataset_is_no_input_of_its_folder(shelf: Shelf) ->
 
 
 def test_a_name_that_tells_no_format_needs_one_said(shelf: Shelf) -> None:
-    with pytest.raises(ConfigError, match=r"notes.txt: unknown format"):
-        names(shelf, "notes.txt")
-    assert names(shelf, "notes.txt", format="jsonl") == ["notes.txt"]
-    with pytest.raises(ConfigError, match="found 'csv', need one of jsonl,"):
-        names(shelf, "notes.txt", format="csv")
+    shelf.put(b"{}", "notes.md")
+    with pytest.raises(ConfigError, match=r"notes.md: unknown format"):
+        names(shelf, "notes.md")
+    assert names(shelf, "notes.md", format="jsonl") == ["notes.md"]
+    with pytest.raises(ConfigError, match="found 'xls', need one of jsonl,"):
+        names(shelf, "notes.md", format="xls")
 
 
 def test_an_object_of_a_name_with_wildcards_is_that_object(shelf: Shelf) -> None:
@@ -99,8 +100,10 @@ def test_an_object_of_a_name_with_wildcards_is_that_object(shelf: Shelf) -> None
 def test_formats_are_told_by_names() -> None:
     told = {"a.jsonl": "jsonl", "a.json": "jsonl", "a.ndjson.gz": "jsonl.gz", "a.json.zst": "jsonl.zst"}
     told |= {"s3://b/a.parquet": "parquet", "https://h/a.jsonl?token=x": "jsonl"}
+    told |= {"a.csv": "csv", "a.csv.gz": "csv.gz", "a.csv.zst": "csv.zst", "a.arrow": "arrow"}
+    told |= {"a.warc": "warc", "a.warc.wet.gz": "warc.gz", "a.wet.zst": "warc.zst"}
     assert {name: format_of(name) for name in told} == told
-    assert {*told.values()} == {*FORMATS}
+    assert {*told.values()} == {name for name in FORMATS if not name.startswith("txt")}
 
 
 def test_a_url_with_a_query_is_one_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def import_dataset(
         eod: id at the bounds of documents: required by `olmo` and `llmc`; of the others it splits packed samples.
         column: of `mds` and `arrow`; by default tokens or input_ids.
         stored_dtype: NumPy's name of the tokens' type in files that do not record it: `olmo`, `bytes` columns of `mds`.
-        dtype: of the dataset; by default that of the files, int32 for unsigned and wider integers.
+        dtype: of the dataset; by default that of the files, int32 for one that a dataset cannot have.
         overwrite: replace a dataset.
         watch: receiver of the progress, in tokens.
 
@@ -128,10 +128,8 @@ def import_dataset(
 
     Source: ours.
     """
-    peer, watch = find_format(format), watch or SilentWatcher()
+    peer, watch = find_format(format, eod), watch or SilentWatcher()
     options = PeerOptions(eod, column, None if stored_dtype is None else np.dtype(stored_dtype))
-    if peer.needs_eod and eod is None:
-        raise ConfigError(f"eod: {format} files have no bounds of documents; give the id at them")
     place = Location.of(target, target_options)
     if not overwrite and IndexedDataset.exists(target, storage_options=target_options):
         raise ObjectExistsError(f"{place}: holds a dataset; give another prefix, or --overwrite")
@@ -180,9 +178,7 @@ def export_dataset(
 
     Source: ours.
     """
-    peer, watch = find_format(format), watch or SilentWatcher()
-    if peer.needs_eod and eod is None:
-        raise ConfigError(f"eod: {format} files have no bounds of documents; give the id at them")
+    peer, watch = find_format(format, eod), watch or SilentWatcher()
     dataset, place = IndexedDataset(source, storage_options=source_options), Location.of(target, target_options)
     dtype, given = np.dtype(dataset.index.dtype), DocumentDigest()
     watch.begin("documents", dataset.index.num_tokens, 0, "tokens")
@@ -193,10 +189,12 @@ def export_dataset(
     return ImportResult(format, source, names, given.documents, given.tokens, dtype.name, given.hash.hexdigest())
 
 
-def find_format(name: str) -> PeerFormat:
-    """Return a format by its name; raise ConfigError if it is not known."""
+def find_format(name: str, eod: int | None) -> PeerFormat:
+    """Return a format by its name; raise ConfigError if it is not known, or needs an EOD and none is given."""
     if name not in FORMATS:
         raise ConfigError(f"format: unknown (found {name!r}, need one of {', '.join(FORMATS)})")
+    if FORMATS[name].needs_eod and eod is None:
+        raise ConfigError(f"eod: {name} files have no bounds of documents; give the id at them")
     return FORMATS[name]
 
 
@@ -210,7 +208,7 @@ def check_equal(format: str, uri: str, given: DocumentDigest, documents: Iterabl
         hint = "; an EOD inside a document, or one that lacks it, has no place in this format"
         raise FormatError(
             f"{uri}: other documents than were written (found {counts[0]}; need {counts[1]})"
-            f"{hint if find_format(format).needs_eod else ''}; remove it"
+            f"{hint if FORMATS[format].needs_eod else ''}; remove it"
         )
 
 

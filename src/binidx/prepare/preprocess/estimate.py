@@ -46,7 +46,7 @@ from binidx.prepare.preprocess.tokenize_part import find_remedy
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import REQUEST_BYTES, read_slice
-from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
+from binidx.prepare.text.slices import CUT_ANYWHERE, Input, Slice, plan_slices
 from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
@@ -64,7 +64,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Slice]:
     """Return the inputs as units, in their order: slices so small that a sample of them covers all inputs."""
     unit_bytes = max(UNIT_BYTES, sum(file.size for file in inputs) // MOST_UNITS)
     files = [file for file in inputs if file.size]
-    return [unit for file in files for unit in plan_slices([file], unit_bytes if file.format == JSONL else 1)]
+    return [unit for file in files for unit in plan_slices([file], unit_bytes if file.format in CUT_ANYWHERE else 1)]
 
 
 OF_EACH = 2

@@ -51,7 +51,7 @@ class Job:
     """Text to tokenize, and all options that decide the tokens. It can be pickled and converted to JSON.
 
     Args:
-        inputs: URIs of jsonl(.gz, .zst) and Parquet, also globs and folders, in the order of the dataset.
+        inputs: URIs of text in a format of `read.FORMATS`, also globs and folders, in the order of the dataset.
         output: prefix of the outputs; `datasets` returns their names.
         tokenizer: from `describe_tokenizer`.
         keys: JSON keys, or Parquet columns, of the texts; each becomes a dataset.

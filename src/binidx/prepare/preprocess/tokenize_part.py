@@ -35,7 +35,7 @@ from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import PARQUET, Extent, Slice
+from binidx.prepare.text.slices import TABLES, Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
@@ -171,7 +171,7 @@ def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: 
         detail: description for the message.
     """
     row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
-    where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
+    where = f"row {row}" if piece.format in TABLES else f"byte {position}"
     line = b"\n".join(batch.document_bytes(number) for batch in batches)
     return Problem(kind, piece.uri, row, position, where, detail, line)
 
@@ -341,6 +341,8 @@ def find_remedy(problem: Problem) -> str:
     """Return what to do about a row that is no document."""
     if not problem.byte and problem.line.lstrip().startswith(b"["):
         return "a file that is one JSON array needs a line for each row: jq -c '.[]' FILE"
+    if not problem.byte and problem.kind == "malformed" and problem.line.rstrip() == b"{":
+        return "one value over many lines is no JSON Lines; name the files with text, such as FOLDER/*.jsonl"
     if problem.kind in ("missing key", "not text") and "--json-keys" not in problem.detail:
         return "--json-keys names the text; --on-error skip or quarantine leaves such rows out"
     return "--on-error skip or quarantine leaves such rows out"

@@ -51,12 +51,13 @@ class Problem:
 
 
 KINDS = {
-    "malformed": "the line is not JSON, as Python's json.loads reads it",
+    "malformed": "the line is not JSON, as Python's json.loads reads it, or the row is not CSV",
     "not utf-8": "the line is not UTF-8",
     "not an object": "the line is JSON, but not an object",
     "missing key": "the object lacks one of the keys",
     "null": "the text is null",
     "not text": "the value is neither a string nor a list of strings",
+    "not extracted": "the record of a WARC file is a page as it was fetched, not the text of one",
     "lone surrogate": "the string cannot be encoded in UTF-8",
     "too long": "the line is longer than the limit",
     "damaged": "the rows of a Parquet file from here to the end of their row group, or all, cannot be read",

@@ -69,6 +69,11 @@ IN_FLIGHT = 32
 NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
 """Suffixes of files that binidx writes, some of which end like an input format."""
 
+BESIDE_ARROW = ("/dataset_info.json", "/state.json", "/dataset_dict.json")
+"""Files that `save_to_disk` of Hugging Face datasets writes beside .arrow files."""
+
+AMBIGUOUS = (".txt", ".txt.gz", ".txt.zst")
+
 
 def find_inputs(
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -106,8 +111,14 @@ def format_of(uri: str) -> str | None:
     return next((format for format, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
 
+def _is_text_in_folder(uri: str) -> bool:
+    """Return whether an object of a folder is an input; a .csv beside text is mostly a table about it."""
+    return (name := format_of(uri)) is not None and FORMATS[name].in_folders
+
+
 def _suffixes() -> str:
-    return ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    plain = [suffix for row in FORMATS.values() for suffix in row.suffixes if suffix.count(".") == 1]
+    return f"{', '.join(plain)}, all but the last two also with .gz or .zst"
 
 
 def _expand(
@@ -125,10 +136,11 @@ def _expand(
     objects = [uri for uri in list_matches(location) if not exclude(uri)]
     inputs = objects
     if is_folder(location):
-        inputs = [uri for uri in objects if (format or format_of(uri)) and not uri.endswith(NOT_TEXT)]
+        left_out = (*NOT_TEXT, *BESIDE_ARROW) if any(uri.endswith(".arrow") for uri in objects) else NOT_TEXT
+        inputs = [uri for uri in objects if (format or _is_text_in_folder(uri)) and not uri.endswith(left_out)]
     if not inputs:
-        needed = f"need one that ends in {_suffixes()}"
-        raise ObjectNotFoundError(f"{name}: has no input (found {len(objects)} objects, {needed})")
+        needed = f"need one that ends in {_suffixes()}; --format reads all of the folder, or name *.csv"
+        raise ObjectNotFoundError(f"{name}: has no input (objects found: {len(objects)}, {needed})")
     return [(Location(uri, location.options), None) for uri in inputs]
 
 
@@ -136,6 +148,9 @@ def _input(location: Location, reader: RangeReader | None, format: str | None, d
     uri = location.uri
     format = format or format_of(uri)
     if format is None:
+        if split_query(uri)[0].endswith(AMBIGUOUS):
+            kinds = "--format txt for a document a line, --format txt-file for a document a file"
+            raise ConfigError(f"{uri}: a .txt can be either; give {kinds} (.gz and .zst: txt.gz, txt-file.zst, ...)")
         raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
     path, find_blocks = location.local_path, FORMATS[format].find_blocks
     if path is not None:

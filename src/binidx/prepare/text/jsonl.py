@@ -25,9 +25,7 @@ Source: Megatron Core's tools/preprocess_data.py parses lines with json.loads; i
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +34,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets, join_texts
+from binidx.prepare.text.batch import Batch, Strings
+from binidx.prepare.text.rows import (
+    BLANK,
+    BOM,
+    NEWLINE,
+    NotADocument,
+    ParsedRows,
+    RowReader,
+    check_texts,
+    describe_type,
+)
 from binidx.prepare.text.slices import ReadRequest
 
-NEWLINE = re.compile(rb"\n")
 Bytes = bytes | memoryview
 
 
@@ -121,74 +128,42 @@ def group_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_
         yield Lines(memoryview(buffer), position, too_long)
 
 
-BOM = b"\xef\xbb\xbf"
-BLANK = "blank line"
 WHITESPACE = b" \t\r\n"
 TEXTS = list[str | list[str]]
 DECODER = msgspec.json.Decoder(dict[str, Any])
 REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-Parsed = tuple[list[dict[str, Any]], dict[int, "NotADocument"]]
+Parsed = tuple[list[dict[str, Any]], dict[int, NotADocument]]
+ParseLines = Callable[[memoryview, NDArray[np.int64], NDArray[np.int64], ReadRequest], Parsed]
 
 
-class NotADocument(Exception):
-    """Reason why a line is not a document.
+class LineReader(RowReader):
+    """Reader of the lines of a slice.
 
-    Attributes:
-        kind: a key of KINDS, or BLANK.
-        detail: description of the found value.
+    Args:
+        parse: returns the documents of lines, and the error of each other line.
     """
 
-    def __init__(self, kind: str, detail: str = "") -> None:
-        super().__init__(kind, detail)
-        self.kind, self.detail = kind, detail
-
-
-class LineReader:
-    """Parser of the lines of a slice, in their order, into batches."""
-
-    def __init__(self, request: ReadRequest) -> None:
-        self._request, self._row = request, 0
+    def __init__(self, request: ReadRequest, parse: ParseLines | None = None) -> None:
+        super().__init__(request)
+        self._parse = parse or parse_json_lines
 
     def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:
         """Return a batch for each key and a column for each field; `num_bytes` are the stored bytes of the lines."""
-        starts, stops = _line_bounds(lines)
-        dotted = [name for name in (*self._request.keys, *self._request.fields) if "." in name]
-        documents, errors = _parse_lines(lines.data, starts, stops, self._request.keys, dotted)
         if lines.too_long:
             detail = f"{lines.too_long} bytes, the limit is {self._request.max_line_bytes}"
-            starts, stops, errors = np.zeros(1, np.int64), np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
-        good = np.ones(len(starts), np.bool_)
-        good[list(errors)] = False
-        problems = []
-        for number, error in errors.items():
-            start, stop = int(starts[number]), int(stops[number])
-            if error.kind != BLANK:
-                problems.append(self._problem(error, number, lines.position + start, lines.data[start:stop]))
-        blank = len(errors) - len(problems)
-        dropped = Counter({BLANK: blank}) if blank else Counter[str]()
-        rows, positions = np.flatnonzero(good) + self._row, starts[good] + lines.position
-        self._request.extent.add(lines.position, lines.too_long or len(lines.data))
-        self._row += len(starts)
-        batches = []
-        for key in self._request.keys:
-            texts = _join_documents([document[key] for document in documents])
-            batches.append(Batch(key, *texts, rows, positions, None, problems, dropped, len(starts), num_bytes))
-        return batches, [_strings([document.get(name) for document in documents]) for name in self._request.fields]
-
-    def _problem(self, error: NotADocument, number: int, position: int, line: memoryview) -> Problem:
-        piece, row = self._request.piece, self._row + number
-        where = f"byte {position}" if piece.first_row is None else f"line {piece.first_row + row + 1}, byte {position}"
-        return Problem(error.kind, piece.uri, row, position, where, error.detail, bytes(line))
+            none, errors = np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
+            return self.make_batches(ParsedRows(b"", lines.position, none, none, [], errors, lines.too_long), num_bytes)
+        starts, stops = _line_bounds(lines)
+        parsed = self._parse(lines.data, starts, stops, self._request)
+        return self.make_batches(ParsedRows(lines.data, lines.position, starts, stops, *parsed), num_bytes)
 
 
-def _parse_lines(
-    data: memoryview,
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    keys: Sequence[str],
-    dotted: Sequence[str],
+def parse_json_lines(
+    data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64], request: ReadRequest
 ) -> Parsed:
     """Return the JSON objects of the lines that are documents, and the error of each other line by its number."""
+    keys = request.keys
+    dotted = [name for name in (*keys, *request.fields) if "." in name]
     view = np.frombuffer(data, np.uint8)
     # decode_lines accepts any white space between values. Lines that all begin with { and end with } hold one value
     # or more each, since no value has a } and a { beside each other; so it is one each if there are as many.
@@ -236,19 +211,6 @@ def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return starts[:num_lines], stops[:num_lines]
 
 
-def _join_documents(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of all texts of a key, their offsets, and the first text of each document."""
-    lists = [(value,) if isinstance(value, str) else value for value in values]
-    return *join_texts([text.encode() for texts in lists for text in texts]), cumulative_offsets(list(map(len, lists)))
-
-
-def _strings(values: list[Any]) -> Strings:
-    """Return the values of a field as a column: a string as it is, others as JSON; a lone surrogate becomes `?`."""
-    texts = [value if isinstance(value, str) else "" if value is None else json.dumps(value) for value in values]
-    present = np.array([value is not None for value in values], np.bool_)
-    return Strings(*join_texts([text.encode(errors="replace") for text in texts]), present)
-
-
 def parse_line(line: bytes) -> dict[str, Any]:
     """Return the JSON object of one line, without the newline.
 
@@ -268,35 +230,5 @@ def parse_line(line: bytes) -> dict[str, Any]:
     except ValueError as error:  # a JSONDecodeError, or int() with more than 4,300 digits
         raise NotADocument("malformed", str(error).partition(";")[0]) from None
     if not isinstance(value, dict):
-        raise NotADocument("not an object", f"found {_describe_type(value)}, needed an object")
+        raise NotADocument("not an object", f"found {describe_type(value)}, needed an object")
     return value
-
-
-def check_texts(row: dict[str, Any], key: str) -> None:
-    """Raise NotADocument unless the value at a key is a text or a list of texts."""
-    if key not in row:
-        found = ", ".join(map(repr, list(row)[:8])) or "no keys"
-        nested = [f"{name}.{key}" for name, value in row.items() if isinstance(value, dict) and key in value]
-        hint = "".join(f"; --json-keys {name} reads the nested one" for name in nested[:1])
-        raise NotADocument("missing key", f"{key!r} is not among {found}{hint}")
-    value = row[key]
-    if value is None:
-        raise NotADocument("null", f"{key!r} is null")
-    texts = value if isinstance(value, list) else [value]
-    for text in texts:
-        if not isinstance(text, str):
-            kind = f"a list with {_describe_type(text)}" if isinstance(value, list) else _describe_type(text)
-            inner = [name for name, each in text.items() if isinstance(each, str)] if isinstance(text, dict) else []
-            hint = "".join(f"; --json-keys {key}.{name} reads one in it" for name in inner[:1])
-            raise NotADocument("not text", f"{key!r} is {kind}, needed a string or a list of strings{hint}")
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError as error:
-        code = f"U+{ord(error.object[error.start]):04X}"
-        raise NotADocument("lone surrogate", f"{key!r} has {code} at character {error.start}") from None
-
-
-def _describe_type(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

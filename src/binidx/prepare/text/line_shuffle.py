@@ -27,7 +27,7 @@ from binidx.errors import ConfigError, FormatError
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
 from binidx.prepare.text.read import read_lines
-from binidx.prepare.text.slices import JSONL, PARQUET, Extent, Input, Slice, plan_slices
+from binidx.prepare.text.slices import CUT_ANYWHERE, LINES, Extent, Input, Slice, plan_slices
 from binidx.storage.adapters import WritableFile
 from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
@@ -124,10 +124,12 @@ def _find_text(name: str, options: Options) -> list[Input]:
     try:
         files = find_inputs([name], storage_options=options)
     except ConfigError:
-        files = find_inputs([name], format=JSONL, storage_options=options)
+        files = find_inputs([name], format="txt", storage_options=options)
     for file in files:
-        if file.format == PARQUET:
-            raise ConfigError(f"{file.uri}: Parquet has no lines; run binidx preprocess and shuffle the tokens")
+        if file.format not in LINES:
+            raise ConfigError(
+                f"{file.uri}: rows of {file.format} are no lines; run binidx preprocess and shuffle the tokens"
+            )
     return files
 
 
@@ -144,7 +146,7 @@ def _plan_buckets(files: Sequence[Input], memory_bytes: int, options: Options) -
 
 
 def _estimate_plain_bytes(file: Input) -> int:
-    if file.format == JSONL:
+    if file.format in CUT_ANYWHERE:
         return file.size
     return sum(block.count for block in file.blocks) or COMPRESSION_RATIO * file.size
 

@@ -29,6 +29,7 @@ from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
 from binidx.format.sidecars.lineage import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
+from binidx.prepare.text.rows import check_names
 from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
@@ -132,7 +133,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
     request.extent.end = metadata.num_rows
     with closing(_open_columns(reader, metadata, groups, names)) as source:
         file = _open_parquet(piece.uri, source, metadata)
-        _check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
+        check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
         row = 0
         for number in groups:
             group, first = metadata.row_group(number), row
@@ -147,7 +148,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
                     text = " ".join(str(table).split())
                     yield _damaged(request, row, at, count, share, f"row group {number} is damaged ({text})")
                 else:
-                    yield _batches(request, table, row, at, share)
+                    yield make_table_batches(request, table, row, at, share)
                 row += count
     check_unmodified(piece, request.location)
 
@@ -162,11 +163,16 @@ def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes
             yield table
             count += table.num_rows
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, StorageError) or (isinstance(error, OSError) and error.errno is not None):
-            raise  # a store or a disk that fails is no damage
+        raise_unless_damage(error)
         if count >= metadata.num_rows:
             raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
         yield error
+
+
+def raise_unless_damage(error: Exception) -> None:
+    """Raise pyarrow's error again if a store or a disk failed, which is no damage of the data."""
+    if isinstance(error, StorageError) or (isinstance(error, OSError) and error.errno is not None):
+        raise error
 
 
 def _damaged(
@@ -184,12 +190,19 @@ def _damaged(
     return batches, [empty for _ in request.fields]
 
 
-def _batches(
+def make_table_batches(
     request: ReadRequest, table: Any, row: int, row_in_group: int, num_bytes: int
 ) -> tuple[list[Batch], list[Strings]]:
+    """Return the batches of a run of rows.
+
+    Args:
+        table: record batch with the needed columns.
+        row, row_in_group: number of its first row in the slice, and in its row group.
+        num_bytes: stored bytes of the rows.
+    """
     piece, columns, bad = request.piece, [], dict[int, BadRow]()
     for key in request.keys:
-        data, offsets, documents, bad_rows = _read_texts(table.column(key), key)
+        data, offsets, documents, bad_rows = _read_texts(_column(table, key), key)
         columns.append((data, offsets, documents))
         for bad_row in bad_rows:
             bad.setdefault(bad_row[0], bad_row)
@@ -204,7 +217,7 @@ def _batches(
         Batch(key, *arrays, rows, positions, None, problems, Counter(), table.num_rows, num_bytes)
         for key, arrays in zip(request.keys, columns, strict=True)
     ]
-    strings = [_read_strings(table.column(name)) for name in request.fields]
+    strings = [_read_strings(_column(table, name)) for name in request.fields]
     return [batch.select(good) for batch in batches], [column.select(good) for column in strings]
 
 
@@ -227,17 +240,50 @@ def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
         raise FormatError(f"{uri}: not a Parquet file, or damaged ({error}); restore it from its source") from error
 
 
-def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
+def check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
+    """Raise FormatError unless each column is there once, and those of `keys` have texts.
+
+    `content.text` is the field `text` of a column `content` of structs, unless a column has this very name.
+    """
     for name in [*keys, *fields]:
-        if (count := schema.names.count(name)) != 1:
-            names = clipped(", ".join(clipped(repr(name), 200) for name in schema.names), 2_000)
-            problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {names})"
-            raise FormatError(f"{uri}: {problem}")
-    for key in keys:
-        if not _is_text(kind := schema.field(key).type):
+        kind = _type_of(schema, name)
+        if kind is None:
+            check_names(uri, schema.names, [name])
+        elif name in keys and not _is_text(kind):
             raise FormatError(
-                f"{uri}: column {key!r} is {clipped(str(kind), 200)} (need string, binary or a list of them)"
+                f"{uri}: column {name!r} is {clipped(str(kind), 200)} (need string, binary or a list of them)"
+                + _nested_hint(kind, name)
             )
+
+
+def _type_of(schema: Any, name: str) -> Any:
+    """Return the type of a column, or of a field of its structs; None if it is missing, or there more than once."""
+    if (count := schema.names.count(name)) == 1:
+        return schema.field(name).type
+    top, *steps = name.split(".")
+    if count or not steps or schema.names.count(top) != 1:
+        return None
+    kind = schema.field(top).type
+    for step in steps:
+        if not pa.types.is_struct(kind) or (at := kind.get_field_index(step)) < 0:
+            return None
+        kind = kind.field(at).type
+    return kind
+
+
+def _nested_hint(kind: Any, name: str) -> str:
+    fields = [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    return "".join(f"; --json-keys {name}.{field.name} reads a field of it" for field in fields[:1])
+
+
+def _column(table: Any, name: str) -> Any:
+    """Return a column, or a field of its structs, which is null where a struct around it is."""
+    if name in table.schema.names:
+        return table.column(name)
+    import pyarrow.compute as pc
+
+    top, *steps = name.split(".")
+    return pc.struct_field(table.column(top), steps)
 
 
 BadRow = tuple[int, str, str]

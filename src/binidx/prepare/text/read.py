@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,12 +38,12 @@ import zstandard
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
 from binidx.prepare.text.batch import Batch, Filters, Strings
-from binidx.prepare.text.jsonl import LineReader, Lines, group_lines, select_lines
+from binidx.prepare.text.csv_rows import parse_csv
+from binidx.prepare.text.jsonl import LineReader, Lines, ParseLines, group_lines, parse_json_lines, select_lines
+from binidx.prepare.text.plain_text import parse_text_file, parse_text_lines
+from binidx.prepare.text.rows import ByteStream, Pieces, Row, TruncatedError, batch_records
 from binidx.prepare.text.slices import (
-    GZIP,
-    JSONL,
-    PARQUET,
-    ZSTD,
+    CUT_ANYWHERE,
     Extent,
     InputBlock,
     ReadRequest,
@@ -50,6 +51,7 @@ from binidx.prepare.text.slices import (
     check_identity,
     check_unmodified,
 )
+from binidx.prepare.text.warc import parse_warc
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -76,7 +78,6 @@ BATCH_BYTES = 1 << 20
 
 MAX_LINE_BYTES = 256 << 20
 Batches = Iterator[tuple[list[Batch], list[Strings]]]
-Pieces = Iterable[bytes | memoryview]
 
 
 def read_slice(
@@ -153,22 +154,20 @@ class _CountingIterator:
         self.exhausted = True
 
 
-def read_lines(
-    piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
-) -> Iterator[tuple[Lines, int]]:
-    """Read the lines of a slice in runs of whole lines, and check that the object did not change meanwhile.
+@contextmanager
+def open_plain(
+    piece: Slice, location: Location, extent: Extent
+) -> Iterator[tuple[Iterable[bytes | memoryview], Callable[[], int]]]:
+    """Open the plain bytes of a slice, and check at the end that the object did not change meanwhile.
 
     Args:
-        piece: slice of a format with lines (not Parquet).
-        batch_bytes: approximate uncompressed bytes of a run; a run is longer if a line does not fit.
-        max_line_bytes: limit of a line with its newline. A longer line is a run without data, and `too_long` has its
-            length.
+        piece: slice of a format with plain bytes (not Parquet, not Arrow).
         location: location of the object that contains the slice.
-        extent: only its `end` is set, to the uncompressed size of the input, after the last run and only if the end of
-            the object was reached. The caller adds the lines with `extent.add`.
+        extent: only its `end` is set, to the uncompressed size of the input, at the end and only if the end of the
+            object was reached. The caller adds the rows with `extent.add`.
 
     Returns:
-        Pairs of a run of lines and the number of stored bytes read since the previous pair, for a progress bar.
+        The pieces, and a function that returns the number of stored bytes read since its last call, for a progress bar.
 
     Raises:
         ObjectChangedError: the object is not the planned version.
@@ -179,19 +178,49 @@ def read_lines(
     with closing(_stream_stored_bytes(piece, location)) as pieces:
         stored = _CountingIterator(pieces)
         plain = _CountingIterator(stored if decompress is None else decompress(stored, piece))
-        for lines in group_lines(select_lines(plain, piece.first, piece.last), batch_bytes, max_line_bytes):
-            done = min(stored.num_bytes, piece.num_bytes)  # without the end of the last line in the next slice
-            yield lines, done - before
-            before = done
+
+        def progress() -> int:
+            nonlocal before
+            # Without the end of the last line, which is in the next slice.
+            count, before = -before, min(stored.num_bytes, piece.num_bytes)
+            return count + before
+
+        yield plain, progress
     if plain.exhausted and piece.stored + stored.num_bytes == piece.identity["size"]:
         extent.end = piece.first + plain.num_bytes
     check_unmodified(piece, location)
 
 
-def _read_json_lines(request: ReadRequest) -> Batches:
-    limits, reader = (request.batch_bytes, request.max_line_bytes), LineReader(request)
+def read_lines(
+    piece: Slice, batch_bytes: int, max_line_bytes: int, location: Location, extent: Extent
+) -> Iterator[tuple[Lines, int]]:
+    """Read the lines of a slice in runs of whole lines.
+
+    Args:
+        piece: slice of a format of LINES.
+        batch_bytes: approximate uncompressed bytes of a run; a run is longer if a line does not fit.
+        max_line_bytes: limit of a line with its newline. A longer line is a run without data, and `too_long` has its
+            length.
+        location, extent: as in `open_plain`, which also says what is raised.
+
+    Returns:
+        Pairs of a run of lines and the number of stored bytes read since the previous pair.
+    """
+    with open_plain(piece, location, extent) as (plain, progress):
+        for lines in group_lines(select_lines(plain, piece.first, piece.last), batch_bytes, max_line_bytes):
+            yield lines, progress()
+
+
+def _read_parsed_lines(request: ReadRequest, parse: ParseLines = parse_json_lines) -> Batches:
+    limits, reader = (request.batch_bytes, request.max_line_bytes), LineReader(request, parse)
     for lines, num_bytes in read_lines(request.piece, *limits, request.location, request.extent):
         yield reader.read(lines, num_bytes)
+
+
+def _read_parsed_records(request: ReadRequest, parse: Callable[[ReadRequest, ByteStream], Iterator[Row]]) -> Batches:
+    with open_plain(request.piece, request.location, request.extent) as (plain, progress):
+        stream = ByteStream(plain)
+        yield from batch_records(request, parse(request, stream), progress)
 
 
 def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | memoryview]:
@@ -227,43 +256,6 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
 MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 FIRST_HEADER_BYTES = 5
 """Bytes of a frame header that determine its length: magic and descriptor."""
-
-
-class TruncatedError(ValueError):
-    """Error for bytes that end inside a frame."""
-
-
-class ByteStream:
-    """Bytes of successive pieces, taken in any amounts.
-
-    Attributes:
-        position: number of bytes taken.
-    """
-
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces, self._rest = iter(pieces), memoryview(b"")
-        self.position = 0
-
-    def take(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
-        parts = []
-        while count:
-            if self.at_end():
-                raise TruncatedError(f"{count} bytes are missing")
-            part, self._rest = self._rest[:count], self._rest[count:]
-            count -= len(part)
-            self.position += len(part)
-            parts.append(part)
-        return b"".join(parts)
-
-    def at_end(self) -> bool:
-        """Return whether no byte is left."""
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return True
-            self._rest = memoryview(piece)
-        return False
 
 
 def next_frame_header(stream: ByteStream) -> bytes | None:
@@ -338,7 +330,8 @@ def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
                 try:
                     yield member.decompress(data, PLAIN_BYTES)
                 except (GZIP_LIBRARY.error, zlib.error) as error:
-                    raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
+                    problem = f"not gzip, or damaged ({error}); restore it from its source, or give its --format"
+                    raise FormatError(f"{uri}: {problem}") from error
                 data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
     if member is not None:
         raise FormatError(f"{uri}: ends in the middle of a gzip member; restore it from its source")
@@ -410,11 +403,11 @@ def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
     return tuple(joined) if len(joined) > 1 else ()
 
 
-def _parquet_reader() -> Any:
-    """Return the module `parquet_reader`, imported only when needed: pyarrow takes a moment, and may be missing."""
-    from binidx.prepare.text import parquet_reader
+def _tables() -> tuple[Any, Any]:
+    """Return `parquet_reader` and `arrow_reader`, imported only when needed: pyarrow takes a moment, may be missing."""
+    from binidx.prepare.text import arrow_reader, parquet_reader
 
-    return parquet_reader
+    return parquet_reader, arrow_reader
 
 
 @dataclass(frozen=True)
@@ -422,29 +415,47 @@ class InputFormat:
     """Row of the table of input formats.
 
     Attributes:
-        suffixes: ends of object names.
+        suffixes: ends of object names; empty: only `format` names it.
         find_blocks: returns the blocks at which an object can be cut; None: the format has none.
-        decompress: yields plain bytes from stored ones; None: the format is stored plain, or has no lines.
+        decompress: yields plain bytes from stored ones; None: the format is stored plain, or has no plain bytes.
         read: yields the batches of a slice.
+        in_folders: whether the files of a folder with these suffixes are inputs.
     """
 
     suffixes: tuple[str, ...]
     find_blocks: Callable[[RangeReader], tuple[InputBlock, ...]] | None = None
     decompress: Callable[[Pieces, Slice], Iterator[Any]] | None = None
-    read: Callable[[ReadRequest], Batches] = _read_json_lines
+    read: Callable[[ReadRequest], Batches] = _read_parsed_lines
+    in_folders: bool = True
 
 
-_LINES = (".jsonl", ".json", ".ndjson")
+TEXT_FORMATS = {
+    "jsonl": InputFormat((".jsonl", ".json", ".ndjson")),
+    "csv": InputFormat((".csv",), read=partial(_read_parsed_records, parse=parse_csv), in_folders=False),
+    "txt": InputFormat((), read=partial(_read_parsed_lines, parse=parse_text_lines)),
+    "txt-file": InputFormat((), read=partial(_read_parsed_records, parse=parse_text_file)),
+    "warc": InputFormat((".warc", ".wet"), read=partial(_read_parsed_records, parse=parse_warc)),
+}
+"""Formats of plain bytes, each also compressed by gzip and zstd."""
 
-FORMATS = {
-    JSONL: InputFormat(_LINES),
-    GZIP: InputFormat(tuple(f"{suffix}.gz" for suffix in _LINES), None, decompress_gzip),
-    ZSTD: InputFormat(tuple(f"{suffix}.zst" for suffix in _LINES), find_zstd_blocks, decompress_zstd),
-    PARQUET: InputFormat(
+
+def _compressed(name: str, row: InputFormat) -> dict[str, InputFormat]:
+    gz, zst = (tuple(suffix + end for suffix in row.suffixes) for end in (".gz", ".zst"))
+    blocks = find_zstd_blocks if name in CUT_ANYWHERE else None
+    return {
+        name: row,
+        f"{name}.gz": replace(row, suffixes=gz, decompress=decompress_gzip),
+        f"{name}.zst": replace(row, suffixes=zst, find_blocks=blocks, decompress=decompress_zstd),
+    }
+
+
+FORMATS: dict[str, InputFormat] = {
+    **{key: value for name, row in TEXT_FORMATS.items() for key, value in _compressed(name, row).items()},
+    "parquet": InputFormat(
         (".parquet",),
-        lambda reader: _parquet_reader().parquet_blocks(reader),
-        None,
-        lambda request: _parquet_reader().read_parquet(request),
+        lambda reader: _tables()[0].parquet_blocks(reader),
+        read=lambda request: _tables()[0].read_parquet(request),
     ),
+    "arrow": InputFormat((".arrow",), read=lambda request: _tables()[1].read_arrow_rows(request)),
 }
 """Name of an input format -> its functions. A new format is a module with these functions and a row here."""

@@ -1,9 +1,9 @@
 """Slices: inputs cut into independent pieces of work, planned from sizes and block tables alone.
 
-    jsonl       bytes      [0, 64 MiB) [64, 128 MiB) ...
-    jsonl.zst   frames     from the seek table; without one the whole file
-    jsonl.gz    the whole file
-    parquet     row groups
+    jsonl, txt   bytes      [0, 64 MiB) [64, 128 MiB) ...
+    .zst of them frames     from the seek table; without one the whole file
+    parquet      row groups
+    all others   the whole file
 
 A bound b that is neither 0 nor the end stands for the first line that begins after the first newline at or after byte b
 (Hadoop's rule). So each line is in exactly one slice, wherever the input is cut, and no slice needs the byte before it.
@@ -31,7 +31,14 @@ from binidx.errors import FormatError, ObjectChangedError, redacted
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_identity
 
-JSONL, GZIP, ZSTD, PARQUET = "jsonl", "jsonl.gz", "jsonl.zst", "parquet"
+CUT_ANYWHERE = ("jsonl", "txt")
+"""Formats of plain lines, which can be cut at any byte; compressed by zstd, at a frame."""
+
+LINES = tuple(name + suffix for name in CUT_ANYWHERE for suffix in ("", ".gz", ".zst"))
+"""Formats of lines, compressed ones too."""
+
+TABLES = ("parquet", "arrow")
+"""Formats whose extents are counted in rows."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
 
 
 def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
-    if file.format == JSONL:
+    if file.format in CUT_ANYWHERE:
         return [_slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
     if not file.blocks:
         return [Slice(file.uri, file.format, file.identity, 0, None, 0, file.size, 0)]
@@ -167,7 +174,7 @@ def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
 def _slice_blocks(file: Input, first: int, last: int) -> Slice:
     begin, end = file.blocks[first], file.blocks[last - 1]
     num_bytes = sum(block.stored_bytes for block in file.blocks[first:last])
-    if file.format == PARQUET:
+    if file.format in TABLES:
         return Slice(file.uri, file.format, file.identity, first, last, begin.stored, num_bytes, begin.first)
     stop = end.first + end.count if last < len(file.blocks) else None
     first_row = 0 if begin.first == 0 else None
@@ -257,7 +264,7 @@ def _check_input(slices: list[SliceExtent]) -> None:
             raise _coverage_error(piece, f"{first} to {last} were read {count}")
         position += extent.count
     ends = {extent.end for _, extent in slices if extent.end is not None}
-    if piece.format == JSONL:
+    if piece.format in CUT_ANYWHERE:
         ends.add(int(piece.identity["size"]))
     if ends != {position}:
         end = " and ".join(map(str, sorted(ends))) or "an unknown position"
@@ -265,5 +272,5 @@ def _check_input(slices: list[SliceExtent]) -> None:
 
 
 def _coverage_error(piece: Slice, problem: str) -> FormatError:
-    unit = "rows" if piece.format == PARQUET else "plain bytes"
+    unit = "rows" if piece.format in TABLES else "plain bytes"
     return FormatError(f"{piece.uri}: {unit} {problem} (need each once); remove the parts and run again")

@@ -190,14 +190,15 @@ def class_names(error: BaseException) -> frozenset[str]:
 
 
 def http_status(error: BaseException | None) -> int | None:
-    """Return the HTTP status behind a driver's exception; botocore, gcsfs and aiohttp each have their own attribute."""
+    """Return the HTTP status behind a driver's exception; each driver has its own attribute."""
     for cause in causes(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
         # aiohttp uses 0 or 400 for a response that it cannot parse: no server sent that.
-        for name in () if is_malformed(cause) else ("status", "code"):
-            value = getattr(cause, name, None)
+        carriers = ((cause, "status"), (cause, "code"), (response, "status_code"))
+        for carrier, name in () if is_malformed(cause) else carriers:
+            value = getattr(carrier, name, None)
             if str(value).isdigit():
                 return int(str(value))
     return None

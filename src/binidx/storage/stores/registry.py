@@ -29,6 +29,7 @@ STORES: Registry[Any] = Registry(
         **dict.fromkeys(("gs", "gcs"), "binidx.storage.stores.gcs:GcsStore"),
         **dict.fromkeys(("abfs", "abfss", "az"), "binidx.storage.stores.azure:AzureStore"),
         **dict.fromkeys(("http", "https"), "binidx.storage.stores.http:HttpStore"),
+        "hf": "binidx.storage.stores.hub:HubStore",
         **dict.fromkeys(("file", "local"), "binidx.storage.stores.fsspec_store:FileStore"),
         "memory": "binidx.storage.stores.fsspec_store:open_fsspec_store",
     },
