@@ -193,8 +193,18 @@ def test_errors_keep_their_connection_where_they_say_how_long_they_are() -> None
         b"HTTP/1.1 206 OK\r\nContent-Length: 1\r\nX: " + b"x" * range_client.MAX_HEAD_BYTES,
     ],
 )
-def test_what_is_not_plain_is_left_to_aiohttp_for_some_minutes(answer: bytes) -> None:
-    assert with_server([[answer]], get_twice) == ([None, None], 1)
+def test_what_is_not_plain_again_and_again_is_left_to_aiohttp_for_some_minutes(answer: bytes) -> None:
+    async def get(pool: RangeConnections) -> list[bytes | None]:
+        return [await get_100(pool) for _ in range(2 * range_client.MOST_ODD)]
+
+    responses, num_connections = with_server([[answer]] * range_client.MOST_ODD, get)
+    assert set(responses) == {None}
+    assert num_connections == range_client.MOST_ODD
+
+
+def test_one_response_that_is_not_plain_changes_nothing_for_the_next_one() -> None:
+    odd = b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert with_server([[odd], [GOOD]], get_twice) == ([None, BODY[:100]], 2)
 
 
 def test_a_body_that_is_longer_than_its_range_is_not_awaited() -> None:

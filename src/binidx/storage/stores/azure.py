@@ -69,7 +69,7 @@ class AzureStore(FsspecWrites, DirectStore):
         return object_info(uri, {"size": report.size, "ETag": report.etag, "Last-Modified": report.last_modified})
 
     async def address(self, info: ObjectInfo) -> Address:
-        if getproxies_environment():
+        if {"http", "https", "all"} & getproxies_environment().keys():
             raise NotDirectError("a proxy may stand before it")
         async with self._blob(info.uri) as (blob, options):
             url, credential, headers = blob.url, blob.credential, {"x-ms-version": blob.api_version, **if_match(info)}

@@ -101,7 +101,8 @@ class GcsStore(FsspecWrites, DirectStore):
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         start, stop = where
         if await self._is_zonal(info.uri):
-            return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
+            whole: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
+            return check_length(info.uri, where, whole)
         url = self._pinned_url(info)
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
         status, received, body = await request(self.fs, url, headers=headers)

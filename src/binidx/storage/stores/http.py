@@ -2,7 +2,8 @@
 
 s3fs spends 590 us of CPU on a request, nearly all of it in botocore; one over a signed URL costs 55 us. The driver
 still decides endpoint, region, TLS and credentials (environment, profile, key, token, anonymous, requester pays), and
-signs. The session that sends the requests is ours, so no private member of a driver is needed. A range that is
+signs. Requests for ranges go over `range_client`, and over a session of aiohttp where their responses or the user's
+options are unusual. Both are ours, so no private member of a driver is needed. A range that is
 refused, or that cannot be requested in this way, is requested again by the driver, so results and errors are the same;
 the driver then reads this object for four minutes.
 
@@ -71,7 +72,11 @@ class NotDirectError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Target of a direct request: an aiohttp session, a URL that is sent literally, headers and options."""
+    """Target of a direct request: an aiohttp session, a URL that is sent literally, headers and options.
+
+    Attributes:
+        connections: sends requests for ranges, as far as it can; None: the session sends all.
+    """
 
     session: Any
     url: Any

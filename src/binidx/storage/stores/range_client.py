@@ -6,8 +6,8 @@
 
 It understands only responses in the plainest form: HTTP/1.1, status 200, 206 or 400 and more, no header of interest
 twice, a Content-Length, no coding and no cookie. Callers send the request of any other response again by aiohttp, and
-for some minutes all further ones, so redirects, chunks, broken heads and connections that cannot be made end as they
-do there. Callers check what a response says: `identity`.
+after a few in a row all further ones for some minutes, so redirects, chunks, broken heads and connections that cannot
+be made end as they do there. Callers check what a response says: `identity`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ MAX_ERROR_BYTES = 16 << 10
 
 CONNECT_SECONDS, KEPT_SECONDS, AVOIDED_SECONDS = 5.0, 12.0, 240.0
 """Longest time until a connection is made; time for which an idle one is kept, as servers close them, some after 20 s;
-and time for which an origin is left to aiohttp after a response that is not plain."""
+and time for which an origin is left to aiohttp."""
+
+MOST_ODD = 3
+"""Responses in a row that are not plain, after which an origin is left to aiohttp."""
 
 STATUS = re.compile(r"HTTP/1\.1 (200|206|[45][0-9][0-9])(?: ([^\r\n\0]*))?")
 FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
@@ -121,7 +124,7 @@ class RangeConnections:
         # All responses are received here; each piece is taken out before the next one is received.
         self.buffer = bytearray(BUFFER_BYTES)
         self.view = memoryview(self.buffer)
-        self._avoided_until = 0.0
+        self._num_odd, self._avoided_until = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     async def get(self, head: bytes, start: int, stop: int) -> PlainResponse | None:
@@ -151,9 +154,14 @@ class RangeConnections:
 
             raise ServerDisconnectedError from error
 
-    def avoid(self) -> None:
-        """Leave the requests of some minutes to aiohttp."""
-        self._avoided_until = time.monotonic() + AVOIDED_SECONDS
+    def note_form(self, *, is_plain: bool) -> None:
+        """Count a response; leave the requests of some minutes to aiohttp if a few in a row were not plain."""
+        self._num_odd = 0 if is_plain else self._num_odd + 1
+        if self._num_odd >= MOST_ODD:
+            self._avoid()
+
+    def _avoid(self) -> None:
+        self._num_odd, self._avoided_until = 0, time.monotonic() + AVOIDED_SECONDS
 
     async def _connect(self) -> _Connection:
         # No `happy_eyeballs_delay`: a connection that is made while its task is cancelled would leak.
@@ -162,7 +170,7 @@ class RangeConnections:
             async with asyncio.timeout(CONNECT_SECONDS):
                 return (await loop.create_connection(create, self._host, self._port, ssl=self._tls))[1]
         except TimeoutError as error:
-            self.avoid()  # aiohttp tries the addresses of a host side by side
+            self._avoid()  # aiohttp tries the addresses of a host side by side
             raise ConnectionTimeoutError(
                 f"no connection to {self._host}:{self._port} in {CONNECT_SECONDS} s"
             ) from error
@@ -239,13 +247,9 @@ class _Connection(asyncio.BufferedProtocol):
         end = received.find(b"\r\n\r\n", 0, min(have, MAX_HEAD_BYTES))
         if end < 0:
             self._begun = bytes(view[:have])
-            if have >= MAX_HEAD_BYTES:
-                self._pool.avoid()
-                self._end(None)
-            return None
+            return self._end(None) if have >= MAX_HEAD_BYTES else None
         head = parse_head(str(view[:end], "latin-1"))
         if head is None:
-            self._pool.avoid()
             return self._end(None)
         status, reason, headers = head
         begin, came = end + 4, have - end - 4
@@ -263,6 +267,7 @@ class _Connection(asyncio.BufferedProtocol):
     def _end(self, response: PlainResponse | None, *, is_whole: bool = False) -> None:
         """Return a response to its waiter, and the connection to its pool if it can have another request."""
         waiter, self._waiter, self._response, self._rest = self._waiter, None, None, self._pool.view
+        self._pool.note_form(is_plain=response is not None)
         if waiter is None or waiter.done():
             self.transport.abort()
             return
