@@ -251,6 +251,7 @@ def test_ranges_go_over_plain_connections(kind: str) -> None:
     [
         {"client_kwargs": {"trust_env": True}},
         {"client_kwargs": {"max_line_size": 100}},
+        {"timeout": 3},
         {"proxy": "http://127.0.0.1:1"},
     ],
 )

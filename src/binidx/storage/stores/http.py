@@ -48,9 +48,6 @@ object whose requests were refused is requested directly again after the same ti
 OBJECT_STATUSES = {404, 412, 416}
 """Statuses that are about the object, not about the way in which it was requested."""
 
-READ_BUFFER_BYTES = 8 << 20
-"""Bytes of a response that aiohttp buffers: as many as the largest request has."""
-
 PLAIN = {"Accept-Encoding": "identity"}
 """Header that requests ranges of the stored bytes, not of bytes that a server compresses on the way."""
 
@@ -263,17 +260,15 @@ async def receive(
 ) -> bytes:
     """Return the body of a response that is this range of the pinned object.
 
-    Of a response without Content-Length at most one byte too many is read, as its body may never end.
+    At most one byte too many is read, as a body may never end.
 
     Args:
-        read: returns a piece of the body, of at most so many bytes; all of it for -1.
+        read: returns a piece of the body, of at most so many bytes.
 
     Raises:
         ObjectChangedError, ShortReadError: see `check_response`.
     """
     check_response(info, where, status, headers)
-    if "content-length" in headers and "content-encoding" not in headers:
-        return check_length(info.uri, where, await read(-1))
     most = where[1] - where[0]
     body = await read_at_most(read, most)
     if len(body) > most:
@@ -303,13 +298,11 @@ def request_options() -> dict[str, Any]:
     """Return aiohttp's options of a direct request.
 
     A signature does not hold for the target of a redirect. The scheduler notices stalls, so there is no timer for each
-    piece of a response, which would be a tenth of the CPU. A response is needed whole, so nothing is gained by pausing
-    its connection at each 128 KiB.
+    piece of a response, which would be a tenth of the CPU.
     """
     from aiohttp import ClientTimeout
 
-    timeout = ClientTimeout(total=None, sock_connect=5)
-    return {"allow_redirects": False, "timeout": timeout, "read_bufsize": READ_BUFFER_BYTES}
+    return {"allow_redirects": False, "timeout": ClientTimeout(total=None, sock_connect=5)}
 
 
 async def new_session(**options: Any) -> Any:
@@ -532,10 +525,10 @@ class HttpStore(DirectStore):
         if url.user is not None:  # as a header, so that a redirect to the same origin keeps it
             user = f"{url.user}:{url.password or ''}".encode("latin1")
             headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"
-        session, is_plain = await fs.set_session(), options.keys() <= {"timeout", "allow_redirects"}
+        is_plain = fs.kwargs.keys() <= {"headers", "allow_redirects", "max_redirects"}
         is_plain = is_plain and fs.get_client is new_session and fs.client_kwargs.keys() <= PLAIN_OPTIONS
-        url = url.with_user(None)
-        connections = plain_connections(fs, session, url, default_tls if is_plain and timeout else None)
+        session, url = await fs.set_session(), url.with_user(None)
+        connections = plain_connections(fs, session, url, default_tls if is_plain else None)
         return Address(session, url, headers, options, redirects, connections)
 
 
