@@ -85,10 +85,11 @@ PROVIDERS = {
     "gs fast": "direct",
     "http": "direct",
     "abfs": "driver",
+    "abfs fast": "direct",
 }
 """Store of `reader_stacks`, or abfs -> its transport."""
 FILES = {"mapped": "mapped", "file": "driver"}
-UNCACHED = {"http", "abfs"}
+UNCACHED = {"http", "abfs", "abfs fast"}
 """Providers of which nothing is cached on disk without an ETag: a recorded identity has no date there."""
 CELLS = {
     (store, etags): [
@@ -141,13 +142,14 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 def far(name: str, etags: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Distant]:
     """A store behind a proxy."""
     weather: dict[str, Any] = {"delay_ms": 0, "versionless": etags == "no"}
-    if name != "abfs":
+    kind, _, fast = name.partition(" ")
+    if kind != "abfs":
         with distant_store(name, request, directory, **weather) as found:
             yield found
         return
     server = request.getfixturevalue("abfs")
     with latency_proxy(server.endpoint, **weather) as proxy:
-        options = {"connection_string": server.connection(proxy.endpoint)}
+        options = {"connection_string": server.connection(proxy.endpoint), "binidx": {"fast": bool(fast)}}
         container = server.make_container(f"c{uuid.uuid4().hex}")
         yield Distant(Shelf(Store(lambda *_: container, options), request, directory), proxy)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-from binidx.storage.interfaces import Range, VersionMark
+from binidx.storage.interfaces import Bytes, Range, VersionMark
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class ObjectInfo:
     def version(self) -> str | None:
         """ETag, generation, version id or time of the last change; None if the store reports none of them."""
         return next((str(value) for name, value in self.identity.items() if name != "size"), None)
+
+    @cached_property
+    def pin(self) -> tuple[str, str]:
+        """Response header that alone proves the version, and its value; ("", "") if there is none."""
+        for name, header in (("generation", "x-goog-generation"), ("etag", "etag")):
+            if name in self.identity:
+                return header, str(self.identity[name])
+        return "", ""
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ class ReadableStore(Store, Protocol):
             Exception: whatever the driver raises; `storage.requests` retries or translates it.
         """
 
-    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+    async def fetch(self, info: ObjectInfo, where: Range) -> Bytes:
         """Fetch one range by one request.
 
         Args:

@@ -21,8 +21,9 @@ from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError
 from binidx.jobs import engines
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_object import object_exists, read_small
+from binidx.storage.requests.remote_object import RemoteObject, object_exists, read_small
 from binidx.storage.store_protocols import Store
+from binidx.storage.stores.http import DirectStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
 from binidx.testing import check_object_store, check_range_reader
@@ -55,6 +56,16 @@ def test_the_store_keeps_its_contract(container: str, form: str) -> None:
 
 def test_readers_keep_their_contract(container: str) -> None:
     check_range_reader(lambda data: open_object(put(f"abfs://{container}/{len(data)}", data), cache=False))
+
+
+def test_ranges_are_requested_directly(container: str) -> None:
+    reader = RemoteObject(Location.of(put(f"abfs://{container}/a b", bytes(range(250)))))
+    assert bytes(reader.read([(7, 90)])[0]) == bytes(range(7, 90))
+    assert isinstance(reader.location.store, DirectStore)
+    address = reader.location.store.route(reader.info).address
+    assert address is not None
+    assert address.connections is not None
+    assert len(address.connections.idle) == 1
 
 
 def test_a_stream_appears_when_it_ends_and_not_if_it_is_broken_off(container: str) -> None:

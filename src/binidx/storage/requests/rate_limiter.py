@@ -63,9 +63,7 @@ class WaitingRead(Protocol):
     """
 
     number: int
-
-    @property
-    def over(self) -> bool: ...
+    over: bool
 
 
 class RateLimiter:

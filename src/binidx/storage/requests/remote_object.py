@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
-from binidx.storage.interfaces import PendingRead, Range, VersionMark
+from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
@@ -355,7 +355,7 @@ class RemoteObject:
     def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[PendingRead]:
         requests, info = self._planned(ranges), self.info
 
-        async def fetch(start: int, stop: int) -> bytes:
+        async def fetch(start: int, stop: int) -> Bytes:
             try:
                 return await store.fetch(info, (start, stop))
             except Exception as error:
@@ -384,7 +384,7 @@ class RemoteObject:
         check_ranges(self.uri, self.size, ranges)
         return coalesce(ranges, max_gap=self.location.store.max_gap, max_request=MAX_REQUEST)
 
-    def _count(self, ranges: Sequence[Range], answers: Sequence[bytes], seconds: float) -> None:
+    def _count(self, ranges: Sequence[Range], answers: Sequence[Bytes], seconds: float) -> None:
         self.stats.add(
             bytes_asked=sum(stop - start for start, stop in ranges), bytes_moved=sum(map(len, answers)), seconds=seconds
         )

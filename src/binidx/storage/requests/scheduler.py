@@ -29,8 +29,8 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from binidx.errors import StorageError, redacted
@@ -103,10 +103,7 @@ class ReadRequests:
         self.refusals_began, self.outage_began, self.resumes = math.inf, math.inf, -math.inf
         self.timer: asyncio.TimerHandle | None = None
         self.outcome: Future[list[Any]] = Future()
-
-    @property
-    def over(self) -> bool:
-        return self.outcome.done()
+        self.over = False  # once `outcome` is set, whose lock costs more
 
     def size(self, place: int) -> int:
         """Return the bytes of the range of a request."""
@@ -136,7 +133,7 @@ class ReadRequests:
         """
         if self.is_logged:
             failures = self.histories[place].failures if place in self.histories else ()
-            num_bytes = len(answer) if isinstance(answer, bytes) else 0
+            num_bytes = len(answer) if isinstance(answer, bytes | bytearray) else 0
             what = redacted(self.uri), self.where(place), 1 + len(failures)
             logger.debug("%s: %s, try %d: %s, %.1f ms, %d bytes", *what, status, seconds * 1e3, num_bytes)
 
@@ -176,8 +173,7 @@ class ReadRequests:
 
     def end(self, error: BaseException | None = None) -> None:
         if not self.over:
-            self.ended = time.monotonic()  # the clock of event loops
-        with suppress(InvalidStateError):
+            self.over, self.ended = True, time.monotonic()  # the clock of event loops
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:
             self.timer.cancel()

@@ -1,28 +1,44 @@
 """Azure Blob Storage through adlfs: abfs://container/key, abfs://container@account.dfs.core.windows.net/key, az://.
 
-adlfs returns bytes without their response, so HEAD requests and ranges are sent by the Azure client within it, and
+Ranges are requested directly (`http`), at a URL that adlfs signs, or with the token of its credential. adlfs returns
+bytes without their response, so HEAD requests, and ranges that are refused, are sent by the Azure client within it, and
 checked as those of other stores. The client's own retries are switched off, as `storage.requests` retries; only a body
 that is cut off is requested by it up to three times.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
+from urllib.request import getproxies_environment
 
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ObjectInfo
 from binidx.storage.stores.driver_errors import HTTPStatusError
-from binidx.storage.stores.fsspec_store import AsyncFsspecStore, FsspecWrites, Result
+from binidx.storage.stores.fsspec_store import FsspecWrites, Result
+from binidx.storage.stores.http import (
+    Address,
+    DirectStore,
+    NotDirectError,
+    SessionOptions,
+    default_tls,
+    direct_address,
+    if_match,
+)
 from binidx.storage.stores.identity import check_length, check_response, object_info, wrong_length
+
+SCOPE = "https://storage.azure.com/.default"
+"""Of a token for any account."""
 
 
 def _nothing(*_: object) -> None:
     """Do nothing: replacement of a method of a file object."""
 
 
-class AzureStore(FsspecWrites, AsyncFsspecStore):
+class AzureStore(FsspecWrites, DirectStore):
     """Store of Azure Blob Storage. Reads are pinned to the ETag."""
 
     driver = Driver(
@@ -52,7 +68,24 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
             raise FileNotFoundError(uri)
         return object_info(uri, {"size": report.size, "ETag": report.etag, "Last-Modified": report.last_modified})
 
-    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+    async def address(self, info: ObjectInfo) -> Address:
+        if {"http", "https", "all"} & getproxies_environment().keys():
+            raise NotDirectError("a proxy may stand before it")
+        async with self._blob(info.uri) as (blob, options):
+            url, credential, headers = blob.url, blob.credential, {"x-ms-version": blob.api_version, **if_match(info)}
+        has_token = credential is not None and hasattr(credential, "get_token")
+        if has_token:
+            headers["Authorization"] = f"Bearer {(await credential.get_token(SCOPE)).token}"
+        elif credential is not None:  # an account key; without one the URL has a signature, or needs none
+            sign = functools.partial(self.fs.url, self.path(info.uri))
+            url = await asyncio.get_running_loop().run_in_executor(None, sign)
+        if options["version_id"] and (has_token or credential is None):
+            raise NotDirectError("its URL names no version")
+        return await direct_address(
+            self.fs, url, headers, lambda: SessionOptions({"auto_decompress": False}, default_tls)
+        )
+
+    async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         def check(status: int, headers: Mapping[str, str]) -> None:
             check_response(info, where, status, headers)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError, redacted
-from binidx.storage.interfaces import FileVersion, Range
+from binidx.storage.interfaces import Bytes, FileVersion, Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
@@ -261,9 +261,10 @@ class AsyncFsspecStore(FsspecStore):
         self.fs.invalidate_cache()
         return checked_info(uri, await self.fs._info(self.path(uri)))
 
-    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+    async def fetch(self, info: ObjectInfo, where: Range) -> Bytes:
         start, stop = where
-        return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
+        body: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
+        return check_length(info.uri, where, body)
 
 
 class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):

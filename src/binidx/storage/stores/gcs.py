@@ -18,7 +18,17 @@ from typing import Any
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
-from binidx.storage.stores.http import PLAIN, Address, DirectStore, NotDirectError, bounded_session, direct_address
+from binidx.storage.stores.http import (
+    PLAIN,
+    PLAIN_OPTIONS,
+    Address,
+    DirectStore,
+    NotDirectError,
+    SessionOptions,
+    bounded_session,
+    default_tls,
+    direct_address,
+)
 from binidx.storage.stores.identity import check_length, check_response, object_info
 
 AIOHTTP_LIMIT = 100
@@ -80,7 +90,9 @@ class GcsStore(FsspecWrites, DirectStore):
         url = self._pinned_url(info)
         if payer := fs.requester_pays:
             url += f"&userProject={payer if isinstance(payer, str) else fs.project}"
-        return await direct_address(fs, url, headers, lambda: fs.session_kwargs)
+        is_plain = fs.session_kwargs.keys() <= PLAIN_OPTIONS
+        options = SessionOptions(fs.session_kwargs, default_tls if is_plain else None)
+        return await direct_address(fs, url, headers, lambda: options)
 
     def _pinned_url(self, info: ObjectInfo) -> str:
         url, generation = str(self.fs.url(self.path(info.uri))), info.identity.get("generation")
@@ -89,7 +101,8 @@ class GcsStore(FsspecWrites, DirectStore):
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         start, stop = where
         if await self._is_zonal(info.uri):
-            return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
+            whole: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
+            return check_length(info.uri, where, whole)
         url = self._pinned_url(info)
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
         status, received, body = await request(self.fs, url, headers=headers)

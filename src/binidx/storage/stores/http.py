@@ -2,7 +2,8 @@
 
 s3fs spends 590 us of CPU on a request, nearly all of it in botocore; one over a signed URL costs 55 us. The driver
 still decides endpoint, region, TLS and credentials (environment, profile, key, token, anonymous, requester pays), and
-signs. The session that sends the requests is ours, so no private member of a driver is needed. A range that is
+signs. Requests for ranges go over `range_client`, and over a session of aiohttp where their responses or the user's
+options are unusual. Both are ours, so no private member of a driver is needed. A range that is
 refused, or that cannot be requested in this way, is requested again by the driver, so results and errors are the same;
 the driver then reads this object for four minutes.
 
@@ -22,6 +23,7 @@ import functools
 import logging
 import os
 import re
+import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
@@ -30,11 +32,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from binidx.errors import redacted, redacted_text
-from binidx.storage.interfaces import Range
+from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.store_protocols import Driver, ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
 from binidx.storage.stores.fsspec_store import AsyncFsspecStore, checked_info
 from binidx.storage.stores.identity import check_length, check_response, size_and_tail, wrong_length
+from binidx.storage.stores.range_client import MAX_ERROR_BYTES, RangeConnections, format_head
 from binidx.storage.threads import io_loop
 
 logger = logging.getLogger(__name__)
@@ -44,9 +47,6 @@ object whose requests were refused is requested directly again after the same ti
 
 OBJECT_STATUSES = {404, 412, 416}
 """Statuses that are about the object, not about the way in which it was requested."""
-
-READ_BUFFER_BYTES = 8 << 20
-"""Bytes of a response that aiohttp buffers: as many as the largest request has."""
 
 PLAIN = {"Accept-Encoding": "identity"}
 """Header that requests ranges of the stored bytes, not of bytes that a server compresses on the way."""
@@ -59,9 +59,6 @@ MAX_REDIRECTS = 10
 MAX_UNBOUNDED_BYTES = 16 << 20
 """Most bytes of a body of which a driver requests no range: a listing, metadata, an error."""
 
-MAX_ERROR_BYTES = 16 << 10
-"""Bytes of the body of an error that are read, for its text."""
-
 MAX_ADDRESSES = 1000
 """Addresses that one store remembers."""
 
@@ -72,13 +69,23 @@ class NotDirectError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Target of a direct request: an aiohttp session, a URL that is sent literally, headers and options."""
+    """Target of a direct request: an aiohttp session, a URL that is sent literally, headers and options.
+
+    Attributes:
+        connections: sends requests for ranges, as far as it can; None: the session sends all.
+    """
 
     session: Any
     url: Any
     headers: Mapping[str, str] = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
     redirects: int = 0
+    connections: RangeConnections | None = field(default=None, repr=False)
+
+    @functools.cached_property
+    def head(self) -> bytes | None:
+        """Beginning of a request for a range over `connections`; None: it cannot be sent over these."""
+        return format_head(self.url, {**self.session.headers, **self.headers})
 
     def redirected(self, response: Any) -> Address | None:
         """Return the target of a redirect, without the user's headers if it is of another scheme, host or port.
@@ -90,7 +97,7 @@ class Address:
         if url is None or not self.redirects:
             return None
         headers = headers_for(url, response.url, self.headers)
-        return replace(self, url=url, headers=headers, redirects=self.redirects - 1)
+        return replace(self, url=url, headers=headers, redirects=self.redirects - 1, connections=None)
 
 
 def redirect_target(response: Any) -> Any:
@@ -144,16 +151,18 @@ class DirectStore(AsyncFsspecStore):
         """Fetch one range, as `fetch`, by a request that the driver sends."""
         raise NotImplementedError
 
-    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+    async def fetch(self, info: ObjectInfo, where: Range) -> Bytes:
         route = self.route(info)
-        address = await self._address(route, info) if self.direct else None
+        address = route.address
+        if time.monotonic() >= route.until:
+            address = await self._address(route, info) if self.direct else None
         if address is None:
             return await self.fetch_by_driver(info, where)
         answer = await get_range(info, address, where)
         if isinstance(answer, int) and answer not in OBJECT_STATUSES:
             newer = await self._address(route, info, refused=address)
             answer = await get_range(info, newer, where) if newer else answer
-        if isinstance(answer, bytes):
+        if not isinstance(answer, int):
             return answer
         body = await self.fetch_by_driver(info, where)
         if answer not in OBJECT_STATUSES:
@@ -202,7 +211,7 @@ class _Route:
         self.logged |= level == logging.INFO
 
 
-async def get_range(info: ObjectInfo, address: Address, where: Range) -> bytes | int:
+async def get_range(info: ObjectInfo, address: Address, where: Range) -> Bytes | int:
     """Send one request; return the bytes of a range, or the status of a refusal.
 
     Args:
@@ -213,16 +222,33 @@ async def get_range(info: ObjectInfo, address: Address, where: Range) -> bytes |
         HTTPStatusError: a transient status.
         Exception: aiohttp's, for a connection that fails.
     """
+    if address.connections and address.head and (answer := await address.connections.get(address.head, *where)):
+        status, reason, headers, body = answer
+        if status in (200, 206):
+            check_response(info, where, status, headers)
+            return check_length(info.uri, where, body)
+        check_status(status, reason, headers, body)
+        return status
     headers = {**address.headers, "Range": f"bytes={where[0]}-{where[1] - 1}"}
     async with address.session.get(address.url, headers=headers, **address.options) as response:
         if response.status in (200, 206):
             return await receive(info, where, response.status, response.headers, response.content.read)
         if response.status in TRANSIENT_STATUSES:
-            text = _error_text((await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace"))
-            later = {"retry-after": response.headers.get("Retry-After", "")}
-            raise HTTPStatusError(response.status, text or response.reason or "", later)
+            body = await response.content.read(MAX_ERROR_BYTES)
+            check_status(response.status, response.reason or "", response.headers, body)
         target = address.redirected(response)
     return await get_range(info, target, where) if target else int(response.status)
+
+
+def check_status(status: int, reason: str, headers: Mapping[str, str], body: Bytes) -> None:
+    """Raise HTTPStatusError if the status of a response is a transient one.
+
+    Args:
+        body: the beginning of the body, for the message.
+    """
+    if status in TRANSIENT_STATUSES:
+        later = {"retry-after": headers.get("retry-after", "")}
+        raise HTTPStatusError(status, _error_text(bytes(body).decode(errors="replace")) or reason, later)
 
 
 async def receive(
@@ -234,17 +260,15 @@ async def receive(
 ) -> bytes:
     """Return the body of a response that is this range of the pinned object.
 
-    Of a response without Content-Length at most one byte too many is read, as its body may never end.
+    At most one byte too many is read, as a body may never end.
 
     Args:
-        read: returns a piece of the body, of at most so many bytes; all of it for -1.
+        read: returns a piece of the body, of at most so many bytes.
 
     Raises:
         ObjectChangedError, ShortReadError: see `check_response`.
     """
     check_response(info, where, status, headers)
-    if "content-length" in headers and "content-encoding" not in headers:
-        return check_length(info.uri, where, await read(-1))
     most = where[1] - where[0]
     body = await read_at_most(read, most)
     if len(body) > most:
@@ -274,13 +298,11 @@ def request_options() -> dict[str, Any]:
     """Return aiohttp's options of a direct request.
 
     A signature does not hold for the target of a redirect. The scheduler notices stalls, so there is no timer for each
-    piece of a response, which would be a tenth of the CPU. A response is needed whole, so nothing is gained by pausing
-    its connection at each 128 KiB.
+    piece of a response, which would be a tenth of the CPU.
     """
     from aiohttp import ClientTimeout
 
-    timeout = ClientTimeout(total=None, sock_connect=5)
-    return {"allow_redirects": False, "timeout": timeout, "read_bufsize": READ_BUFFER_BYTES}
+    return {"allow_redirects": False, "timeout": ClientTimeout(total=None, sock_connect=5)}
 
 
 async def new_session(**options: Any) -> Any:
@@ -290,32 +312,82 @@ async def new_session(**options: Any) -> Any:
     return ClientSession(**{"connector": TCPConnector(limit=0), **options})
 
 
+@dataclass(frozen=True)
+class SessionOptions:
+    """Options of a session for direct requests beside a driver.
+
+    Attributes:
+        options: of aiohttp.
+        tls: returns the TLS context of the session; None: the user set options that plain connections do not have.
+    """
+
+    options: Mapping[str, Any]
+    tls: Callable[[], ssl.SSLContext] | None
+
+
 async def direct_address(
-    fs: Any, url: str, headers: Mapping[str, str], session_options: Callable[[], Mapping[str, Any]]
+    fs: Any, url: str, headers: Mapping[str, str], session_options: Callable[[], SessionOptions]
 ) -> Address:
     """Return the address of direct requests beside a driver, over this process's session for them.
 
     Args:
         fs: filesystem of the driver.
         url: URL whose quoting may be signed, so that it is not done again.
-        session_options: returns aiohttp's options of a new session.
+        session_options: returns the options of a new session.
     """
     from yarl import URL
 
-    key = os.getpid(), id(fs)
+    key, target = (os.getpid(), id(fs)), URL(url, encoded=True)
     if key not in _sessions:
-        _sessions[key] = await new_session(**session_options())
-    return Address(_sessions[key], URL(url, encoded=True), {**PLAIN, **headers}, request_options())
+        made = session_options()
+        _sessions[key] = await new_session(**made.options), made.tls
+    session, tls = _sessions[key]
+    connections = plain_connections(fs, session, target, tls)
+    return Address(session, target, {**PLAIN, **headers}, request_options(), connections=connections)
 
 
-_sessions: dict[tuple[int, int], Any] = {}
-"""(process, id of a filesystem) -> session. Kept for ever, as the filesystems: see `fsspec_store`."""
+def plain_connections(
+    fs: Any, session: Any, url: Any, tls: Callable[[], ssl.SSLContext] | None
+) -> RangeConnections | None:
+    """Return this process's connections for plain ranges to the origin of a URL; None: aiohttp sends all requests.
+
+    Args:
+        session: aiohttp's.
+        tls: as in `SessionOptions`.
+    """
+    if tls is None or session.trust_env or session.auth or session.trace_configs or len(session.cookie_jar):
+        return None
+    key = os.getpid(), id(fs), url.scheme, url.raw_host, url.port
+    if key not in _connections:
+        _connections[key] = RangeConnections(url.raw_host, url.port, tls() if url.scheme == "https" else None)
+    return _connections[key]
+
+
+default_tls = functools.cache(ssl.create_default_context)
+"""Return the TLS context that aiohttp uses unless it is given one: of the certificates of the system."""
+
+PLAIN_OPTIONS = {"auto_decompress", "headers", "response_class"}
+"""Options of a session that plain connections honour."""
+
+_sessions: dict[tuple[int, int], tuple[Any, Callable[[], ssl.SSLContext] | None]] = {}
+"""(process, id of a filesystem) -> session, and its TLS. Kept for ever, as the filesystems: see `fsspec_store`."""
+
+_connections: dict[tuple[int, int, str, str, int], RangeConnections] = {}
+"""(process, id of a filesystem, origin) -> connections; kept as long."""
 
 
 @atexit.register
 def _close_sessions() -> None:
-    own = [session for (pid, _), session in _sessions.items() if pid == os.getpid()]
-    wait([asyncio.run_coroutine_threadsafe(session.close(), io_loop()) for session in own], CLOSING_SECONDS)
+    async def close() -> None:
+        for key, connections in _connections.items():
+            if key[0] == os.getpid():
+                connections.close()
+        for (pid, _), (session, _) in _sessions.items():
+            if pid == os.getpid():
+                await session.close()
+
+    if any(key[0] == os.getpid() for key in [*_sessions, *_connections]):
+        wait([asyncio.run_coroutine_threadsafe(close(), io_loop())], CLOSING_SECONDS)
 
 
 CLOSING_SECONDS = 1.0
@@ -434,12 +506,12 @@ class HttpStore(DirectStore):
         address = await self._url(info.uri)
         return replace(address, headers={**address.headers, **if_match(info)})
 
-    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+    async def fetch(self, info: ObjectInfo, where: Range) -> Bytes:
         route = self.route(info)
         if route.address is None:
             route.address = await self.address(info)
         answer = await get_range(info, route.address, where)
-        if isinstance(answer, bytes):
+        if not isinstance(answer, int):
             return answer
         raise FileNotFoundError(info.uri) if answer == 404 else HTTPStatusError(answer, "refused")
 
@@ -453,7 +525,11 @@ class HttpStore(DirectStore):
         if url.user is not None:  # as a header, so that a redirect to the same origin keeps it
             user = f"{url.user}:{url.password or ''}".encode("latin1")
             headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"
-        return Address(await fs.set_session(), url.with_user(None), headers, options, redirects)
+        is_plain = fs.kwargs.keys() <= {"headers", "allow_redirects", "max_redirects"}
+        is_plain = is_plain and fs.get_client is new_session and fs.client_kwargs.keys() <= PLAIN_OPTIONS
+        session, url = await fs.set_session(), url.with_user(None)
+        connections = plain_connections(fs, session, url, default_tls if is_plain else None)
+        return Address(session, url, headers, options, redirects, connections)
 
 
 async def _report(uri: str, response: Any, tail_bytes: int) -> tuple[ObjectInfo, bytes]:

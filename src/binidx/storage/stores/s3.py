@@ -38,6 +38,7 @@ from binidx.storage.stores.http import (
     Address,
     DirectStore,
     NotDirectError,
+    SessionOptions,
     bounded_session,
     direct_address,
     if_match,
@@ -275,8 +276,8 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     return await direct_address(fs, url, {**payer, **headers}, lambda: session_options(fs, config))
 
 
-def session_options(fs: Any, config: Any) -> dict[str, Any]:
-    """Return aiohttp's options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
+def session_options(fs: Any, config: Any) -> SessionOptions:
+    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
 
     Args:
         config: configuration of the botocore client of `fs`.
@@ -293,8 +294,10 @@ def session_options(fs: Any, config: Any) -> dict[str, Any]:
     if certificate := config.client_cert:
         tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
     # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
-    connector = TCPConnector(**{"keepalive_timeout": 12, **(config.connector_args or {}), "limit": 0, "ssl": tls})
-    return {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
+    given = config.connector_args or {}
+    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
+    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
+    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
 
 
 def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
