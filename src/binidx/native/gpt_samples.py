@@ -348,6 +348,7 @@ class GPTRows(Rows):
             g.max_seqlen = g.cu_seqlens + cells + rows
 
 
+UNCLEARED = ffi.new_allocator(should_clear_after_alloc=False)
 FREE_BYTES = 32 << 20
 """Bytes of freed blocks that a process keeps for the next batches."""
 
@@ -365,7 +366,7 @@ def take_block(num_bytes: int) -> NDArray[np.uint8]:
     try:
         memory = free.pop()
     except IndexError:  # another thread may have taken the last one
-        memory = ffi.new("char[]", num_bytes)
+        memory = UNCLEARED("char[]", num_bytes)
 
     def keep(memory: Any, most: int = FREE_BYTES // max(1, num_bytes)) -> None:
         if len(free) < most:
