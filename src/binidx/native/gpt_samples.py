@@ -362,15 +362,17 @@ def take_block(num_bytes: int) -> NDArray[np.uint8]:
     glibc returns such blocks of threads to the system, and filling new pages costs twice as much as the rows: 8 us a
     sample of 4,096 tokens.
     """
-    free = _free_blocks[num_bytes]
     try:
-        memory = free.pop()
+        memory = _free_blocks[num_bytes].pop()
     except IndexError:  # another thread may have taken the last one
         memory = UNCLEARED("char[]", num_bytes)
 
-    def keep(memory: Any, most: int = FREE_BYTES // max(1, num_bytes)) -> None:
-        if len(free) < most:
-            free.append(memory)
+    # At exit this runs when the names of the module are gone.
+    def keep(memory: Any, blocks: dict[int, list[Any]] = _free_blocks, most: int = FREE_BYTES) -> None:
+        if sum(size * len(free) for size, free in [*blocks.items()]) + num_bytes > most:
+            blocks.clear()
+        if num_bytes <= most:
+            blocks[num_bytes].append(memory)
 
     return np.frombuffer(ffi.buffer(ffi.gc(memory, keep), num_bytes), np.uint8)
 
