@@ -15,6 +15,7 @@ import os
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree
@@ -45,6 +46,7 @@ from binidx.storage.stores.http import (
     receive,
 )
 from binidx.storage.stores.identity import object_info, size_and_tail
+from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -256,9 +258,16 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
         NotDirectError: the request cannot be sent without the driver.
     """
     from botocore.utils import get_environ_proxies
+    from yarl import URL
 
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
+    credentials, place = await frozen_credentials(client), (id(fs), wanted["Bucket"])
+    signer, signed = _signers.get(place, (None, None))
+    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
+    if is_plain and signer and signed and signer.holds(client, credentials):
+        url = URL(signer.make_url(wanted["Key"]), encoded=True)
+        return replace(signed, url=url, headers={**signed.headers, **headers})
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
     given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
     arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
@@ -272,7 +281,14 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return await direct_address(fs, url, {**payer, **headers}, lambda: session_options(fs, config))
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    if is_plain and arguments == wanted:
+        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
+    return replace(address, headers={**address.headers, **headers})
+
+
+_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
+"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
 
 
 def session_options(fs: Any, config: Any) -> dict[str, Any]:
