@@ -101,6 +101,7 @@ class ListedPair:
         sidecars: suffixes of the sidecars that exist, of those in `SIDECARS`.
         index: bytes of the `.idx`, from the bundle of the run or from a read of the file; None until then.
         remedy: way out if a file is of another version, for messages; empty: the pair is then opened anew.
+        prefix: location of the prefix, over a store that many pairs share; None: not known.
     """
 
     idx: Found
@@ -109,6 +110,7 @@ class ListedPair:
     sidecars: frozenset[str] = frozenset()
     index: memoryview | None = None
     remedy: str = ""
+    prefix: Location | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -246,29 +248,33 @@ def list_pairs_with_bundle(
     if bundled := pending and pending.result():
         for prefix, pair in pairs.items():
             pair.index = bundled.find(prefix, pair.identity)
+    firsts: dict[str, Location] = {}
+    for prefix in prefixes:
+        if pair := pairs.get(prefix.uri):
+            first = firsts.setdefault(prefix.place, prefix)
+            pair.prefix = first.beside(prefix.uri) if first.store else prefix
     missing = [prefix for prefix, pair in pairs.items() if pair.index is None]
-    read_together([pairs[prefix] for prefix in missing], prefixes[0].options if prefixes else None)
+    read_together([pairs[prefix] for prefix in missing])
     yield pairs
     if bundle and pending and bundle.writable:
         read = {prefix: (pair.identity, pair.index) for prefix, pair in pairs.items() if pair.index is not None}
         bundle.update(names, read, missing)
 
 
-def read_together(pairs: Sequence[ListedPair], options: Mapping[str, Any] | None) -> None:
+def read_together(pairs: Sequence[ListedPair]) -> None:
     """Read the small `.idx` files of many pairs in one read, as one object in the cache of this node.
 
     A thread, and files in the cache, for each of 1,000 prefixes took ten times the CPU of their requests. If one cannot
     be read, as it was replaced since it was listed, none is, and each is opened alone.
 
     Args:
-        pairs: the read ones get the bytes of their index.
-        options: storage options of all of them.
+        pairs: with locations; those that are read get the bytes of their index.
     """
-    by_uri = {pair.idx.info.uri: pair for pair in pairs}
-    chosen = [by_uri[uri] for uri in select_bundled({uri: pair.identity for uri, pair in by_uri.items()})]
+    by_prefix = {pair.prefix.uri: pair for pair in pairs if pair.prefix}
+    chosen = [by_prefix[uri] for uri in select_bundled({uri: pair.identity for uri, pair in by_prefix.items()})]
     if len(chosen) < MIN_LISTED_PREFIXES:
         return
-    readers = [RemoteObject(Location(pair.idx.info.uri, options), info=pair.idx.info) for pair in chosen]
+    readers = [RemoteObject(pair.prefix + ".idx", info=pair.idx.info) for pair in chosen if pair.prefix]
     versions = json.dumps([[reader.uri, reader.identity] for reader in readers], sort_keys=True).encode()
     folder, version = readers[0].location.uri.rpartition("/")[0], xxhash.xxh3_128_hexdigest(versions)
     sizes = [reader.size for reader in readers]

@@ -62,8 +62,8 @@ MAX_UNBOUNDED_BYTES = 16 << 20
 MAX_ERROR_BYTES = 16 << 10
 """Bytes of the body of an error that are read, for its text."""
 
-MAX_ADDRESSES = 1000
-"""Addresses that one store remembers."""
+MAX_ADDRESSES = 20_000
+"""Addresses that one store remembers, 2 KB each: those of the prefixes of a blend, which share a store."""
 
 
 class NotDirectError(Exception):
