@@ -28,9 +28,9 @@ Little-endian. `identity` is the identity of the `.idx` that the bytes were read
 generation. A file is used only if a list shows that very object now and its checksum is right. An old, foreign or
 damaged bundle therefore costs requests, never a wrong index.
 
-The bundle is read at the same time as the lists, through the `index_dir`, so once for each node. Files that it lacks are
-read at once (`read_together`), and the process that had to do that writes a new bundle. Writers race without harm: the
-last one wins, and files replaced since are not used.
+The bundle is read at the same time as the lists, through the `index_dir`, so once for each node. Files that it lacks
+are read at once (`read_together`), and the process that had to do that writes a new bundle. Writers race without harm:
+the last one wins, and files replaced since are not used.
 
 1,000 prefixes 30 ms away, cold start to the first batch (two cores, proxy and server on them): 1.0 s with lists and
 bundle, 2 s with lists alone, 15 s with neither. The bundle needs the lists, which prove that it is current.
