@@ -249,10 +249,10 @@ def list_pairs_with_bundle(
         for prefix, pair in pairs.items():
             pair.index = bundled.find(prefix, pair.identity)
     firsts: dict[str, Location] = {}
-    for prefix in prefixes:
-        if pair := pairs.get(prefix.uri):
-            first = firsts.setdefault(prefix.place, prefix)
-            pair.prefix = first.beside(prefix.uri) if first.store else prefix
+    for location in prefixes:
+        if location.uri in pairs:
+            first = firsts.setdefault(location.place, location)
+            pairs[location.uri].prefix = first.beside(location.uri) if first.store else location
     missing = [prefix for prefix, pair in pairs.items() if pair.index is None]
     read_together([pairs[prefix] for prefix in missing])
     yield pairs

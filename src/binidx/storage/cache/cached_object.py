@@ -182,7 +182,7 @@ class CachedObject:
 
     @property
     def writable(self) -> bool:
-        """Whether chunks can be added; if not, cached chunks are still read. A start with a full cache never asks."""
+        """True if chunks can be added; cached chunks are read in any case. A start with a full cache never asks."""
         if self._writable is None:
             with self._lock:
                 if self._writable is None:

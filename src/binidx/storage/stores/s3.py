@@ -46,7 +46,7 @@ from binidx.storage.stores.http import (
     receive,
 )
 from binidx.storage.stores.identity import object_info, size_and_tail
-from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials
+from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -294,7 +294,7 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
     given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
     arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
-    client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
+    client.meta.events.register_first("before-endpoint-resolution.s3", use_regional_endpoint, unique_id="binidx")
     url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
     config = client.meta.config
     proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
@@ -334,12 +334,6 @@ def session_options(fs: Any, config: Any) -> dict[str, Any]:
     # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
     connector = TCPConnector(**{"keepalive_timeout": 12, **(config.connector_args or {}), "limit": 0, "ssl": tls})
     return {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
-
-
-def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
-    """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
-    if context.get("is_presign_request"):
-        context["use_global_endpoint"] = False
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000

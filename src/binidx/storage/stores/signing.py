@@ -11,6 +11,7 @@ Source: AWS Signature Version 4, query parameters (Amazon S3, API reference, sig
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import time
@@ -97,5 +98,13 @@ async def frozen_credentials(client: Any) -> Any:
 
     Without them every URL is made by botocore.
     """
-    credentials = getattr(getattr(client, "_request_signer", None), "_credentials", None)
-    return await credentials.get_frozen_credentials() if credentials else None
+    with contextlib.suppress(AttributeError):
+        if credentials := client._request_signer._credentials:
+            return await credentials.get_frozen_credentials()
+    return None
+
+
+def use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
+    """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
+    if context.get("is_presign_request"):
+        context["use_global_endpoint"] = False
