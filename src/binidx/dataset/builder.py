@@ -40,11 +40,11 @@ from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.storage.location import Location
 from binidx.storage.stats import span
-from binidx.storage.threads import OPENS
+from binidx.storage.threads import OPENS, rare_collections
 
-SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
-"""Seconds that `run_concurrently` allows for each piece of work in the calling thread, ten times the usual; and slack
-for a busy machine."""
+SLOW_SECONDS, SLACK_SECONDS, BUSY_TIMES = 0.005, 0.25, 8
+"""Seconds that `run_concurrently` allows for each piece of work in the calling thread, ten times the usual; slack; and
+seconds that it allows for one of CPU time, as on a busy machine, where threads would only cost more."""
 
 Result = TypeVar("Result")
 
@@ -167,7 +167,7 @@ class BlendedMegatronDatasetBuilder:
         if (option := get_order_option(self.config)) is not None:
             option.check_sources(self._list_sources(), self.config.storage_options)
         agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
-        with span("binidx.start") as parent, agreement as (checks, name):
+        with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
@@ -420,9 +420,10 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
     try:
         for number in {*range(len(works))}.difference(local):
             pending[number] = OPENS.submit(partial(run, number))
-        started = time.monotonic()
+        started, used = time.monotonic(), time.thread_time()
         for number in local:
-            if time.monotonic() - started > SLACK_SECONDS + SLOW_SECONDS * len(results):
+            allowed = SLACK_SECONDS + SLOW_SECONDS * len(results) + BUSY_TIMES * (time.thread_time() - used)
+            if time.monotonic() - started > allowed:
                 pending[number] = OPENS.submit(partial(run, number))
             else:
                 results[number] = run(number)

@@ -119,6 +119,8 @@ class IndexedDataset:
     def _open(self, listed: ListedPair | None = None) -> None:
         """Open the files; after unpickling, they must be those of the pickled dataset."""
         prefix = self.location
+        if listed and listed.prefix and listed.prefix == prefix:
+            prefix = listed.prefix
         if self.checked is None:
             try:
                 pair = open_pair(prefix, self.multimodal, self.mmap, listed=listed)

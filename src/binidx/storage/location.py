@@ -25,6 +25,9 @@ from binidx.storage.stores.registry import expand_uri, join_uri, local_path, ope
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 """Variables that name the server of a bucket."""
 
+BESIDE_NOT = frozenset("?#@:")
+"""Letters of a URI, after its place, from which a driver may take options."""
+
 
 @dataclass(frozen=True, repr=False)
 class Location:
@@ -87,9 +90,9 @@ class Location:
         """Last part of the URI, after its last slash."""
         return self.uri.rpartition("/")[2]
 
-    @property
+    @cached_property
     def settings(self) -> ReadSettings:
-        """Settings of the options, else of the environment as it is now."""
+        """Settings of the options, else of the environment at the first use."""
         return ReadSettings.of(self.options)
 
     @property
@@ -97,13 +100,25 @@ class Location:
         """The URI, or the absolute path of a local file."""
         return self.uri if self.local_path is None else os.path.abspath(self.local_path)
 
+    def beside(self, uri: str) -> Location:
+        """Return a location with the same options; in the same place it shares the store, if this one has opened it.
+
+        A store takes 0.1 ms and 3 KB. Drivers may take options from the rest of a URI where it has one of BESIDE_NOT.
+        """
+        other, own = Location(uri, self.options), vars(self)
+        if "store" in own and uri.startswith(f"{self.place}/"):
+            rest = self.uri[len(self.place) :], uri[len(self.place) :]
+            if BESIDE_NOT.isdisjoint(rest[0]) and BESIDE_NOT.isdisjoint(rest[1]):
+                vars(other).update(store=self.store, place=self.place, settings=self.settings)
+        return other
+
     def __add__(self, suffix: str) -> Location:
         """Return the location whose name goes on with `suffix`."""
-        return Location(self.uri + suffix, self.options)
+        return self.beside(self.uri + suffix)
 
     def __truediv__(self, name: str) -> Location:
         """Return the location of a name below this folder."""
-        return Location(join_uri(self.uri, name), self.options)
+        return self.beside(join_uri(self.uri, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Location, (self.uri, self.options)

@@ -113,12 +113,12 @@ def test_without_an_index_directory_each_process_checks_for_itself(
 def test_seals_of_earlier_starts_of_the_machine_are_removed_after_a_day(tmp_path: Path) -> None:
     path = tmp_path / "array.npy"
     path.write_bytes(bytes(LARGE))
-    seal_of(path).write("fine")
     old, recent = (tmp_path / "node" / "seals" / f"{boot}-{'0' * 32}" for boot in ("11111111", "22222222"))
+    old.parent.mkdir(parents=True)
     for each in (old, recent):
         each.write_text("fine")
     os.utime(old, (0, 0))
-    seal_of(path, "again").write("fine")
+    seal_of(path).write("fine")
     assert not old.exists()
     assert recent.exists()
     assert seal_of(path).read() == "fine"

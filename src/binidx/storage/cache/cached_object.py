@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from binidx.storage.cache.block_files import (
     CachedContent,
     MappedBlock,
     block_path,
+    has_meta,
     map_block,
     open_beside,
     try_lock,
@@ -150,30 +151,53 @@ class CachedObject:
     """One stored object in a cache directory. A process has one instance per object: see `get_cached_object`.
 
     Attributes:
-        writable: whether chunks can be added; if not, cached chunks are still read.
         maps: memory-mapped blocks, and the chunks whose checksums this process has compared.
-        quota: limit of the bytes in the cache directory.
+        quota: limit of the bytes in the cache directory; like `locks`, of a `writable` object.
         locks: locks of the chunks that this process is fetching, against other processes.
         flights: fetches in progress in the threads of this process.
         filling: the filling that brings most of the object in the background; None: there is none.
     """
 
     filling: CacheFilling | None = None
+    quota: CacheQuota
+    locks: ChunkLocks
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Prepare to write at the first use of what only a writable object has."""
+            if name not in ("quota", "locks") or not self.writable:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return vars(self)[name]
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
-        self.content, self.directory = content, directory
+        self.content, self.directory, self.limit = content, directory, limit
         self.path = os.path.join(directory, "objects", content.key)
         self.maps = BlockMaps(content)
         self._tick, self._check_idle_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
         self.after_fork()
-        self.writable = True
+        self._writable: bool | None = None
+        if not has_meta(self.path, content):
+            self._writable = self._prepare_to_write()
+
+    @property
+    def writable(self) -> bool:
+        """True if chunks can be added; cached chunks are read in any case. A start with a full cache never asks."""
+        if self._writable is None:
+            with self._lock:
+                if self._writable is None:
+                    self._writable = self._prepare_to_write()
+        return self._writable
+
+    def _prepare_to_write(self) -> bool:
         try:
-            write_meta(self.path, content)
-            self.quota = get_quota(directory, limit)
+            write_meta(self.path, self.content)
+            self.quota = get_quota(self.directory, self.limit)
             self.locks = ChunkLocks(os.path.join(self.path, "locks"))
         except OSError as error:
-            self.writable = False
-            warn_once(directory, f"cache cannot be written to, reads go on without being cached: {error}")
+            warn_once(self.directory, f"cache cannot be written to, reads go on without being cached: {error}")
+            return False
+        return True
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held."""
@@ -238,6 +262,8 @@ class CachedObject:
             maps.used_at[number] = self._tick
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
         absent = {*self.absent(unsure)}
+        # Those of a sealed object are good since `absent` has mapped their block.
+        unsure = [chunk for chunk in unsure if not maps.good_at[chunk]]
         written = [(chunk, block) for chunk in unsure if chunk not in absent and (block := self._block(maps, chunk))]
         for chunk, block in written:
             block.read_ahead(chunk)
@@ -405,8 +431,10 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
         cached = _objects.get(key)
         if cached is None:
             _objects[key] = cached = CachedObject(directory, content, limit)
-        elif cached.writable:
-            cached.quota = get_quota(directory, limit)
+        elif cached.limit != limit:
+            cached.limit = limit
+            if cached.writable:
+                cached.quota = get_quota(directory, limit)
         return cached
 
 

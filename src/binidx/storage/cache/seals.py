@@ -15,6 +15,7 @@ CPU for 10^8 documents, times 8 ranks, at every start.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Seal:
             with open(staged, "x", encoding="ascii") as file:
                 file.write(result)
             os.replace(staged, self.path)
-            _remove_old(directory, os.stat(self.path).st_mtime - KEPT_SECONDS)
+            _remove_old(directory, os.getpid(), int(os.stat(self.path).st_mtime // KEPT_SECONDS - 1) * KEPT_SECONDS)
 
 
 def find_seal(reader: RangeReader | None, location: Location, check: str) -> Seal:
@@ -104,8 +105,9 @@ def make_seal(directory: str, version: str | None, check: str) -> Seal:
     return Seal(os.path.join(directory, "seals", f"{node_id()}-{key}"))
 
 
-def _remove_old(directory: str, before: float) -> None:
-    """Remove the seals of earlier starts of this machine, which nothing reads any more."""
+@functools.lru_cache(16)
+def _remove_old(directory: str, _pid: int, before: float) -> None:
+    """Remove the seals of earlier starts of this machine, which nothing reads any more; once a day and process."""
     for entry in os.scandir(directory):
         if not entry.name.startswith(f"{node_id()}-") and entry.stat().st_mtime < before:
             os.unlink(entry.path)

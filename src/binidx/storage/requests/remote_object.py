@@ -39,7 +39,7 @@ from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
 from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
 from binidx.storage.location import Location
-from binidx.storage.ranges import assemble, check_ranges, coalesce
+from binidx.storage.ranges import assemble, check_ranges, coalesce, provides
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.retries import retried
 from binidx.storage.requests.scheduler import ReadRequests, scheduler
@@ -349,7 +349,8 @@ class RemoteObject:
             ShortReadError: on entering, a range leaves the object.
             CancelledReadError: on entering, the scope of this thread is cancelled. `result` raises other errors.
         """
-        return self._begun(self.location.store, ranges) if isinstance(self.location.store, ReadableStore) else None
+        store = self.location.store
+        return self._begun(store, ranges) if provides(store, ReadableStore) else None
 
     @contextlib.contextmanager
     def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[PendingRead]:

@@ -59,8 +59,8 @@ MAX_REDIRECTS = 10
 MAX_UNBOUNDED_BYTES = 16 << 20
 """Most bytes of a body of which a driver requests no range: a listing, metadata, an error."""
 
-MAX_ADDRESSES = 1000
-"""Addresses that one store remembers."""
+MAX_ADDRESSES = 20_000
+"""Addresses that one store remembers, 2 KB each: those of the prefixes of a blend, which share a store."""
 
 
 class NotDirectError(Exception):

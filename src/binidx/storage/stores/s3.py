@@ -15,11 +15,12 @@ import os
 import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
-from binidx.errors import SlowCopyError, StorageError
+from binidx.errors import SlowCopyError, StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import (
@@ -46,6 +47,7 @@ from binidx.storage.stores.http import (
     receive,
 )
 from binidx.storage.stores.identity import object_info, size_and_tail
+from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -133,10 +135,33 @@ class S3Store(FsspecWrites, DirectStore):
         from fsspec.asyn import sync
 
         async def read() -> bytes:
+            if self.direct and fs is self.fs and (start := await self._start_directly(uri, num_bytes)) is not None:
+                return start
             async with (body := (await self._begin_get(fs, uri, f"bytes=0-{num_bytes - 1}"))["Body"]):
                 return (await read_at_most(body.read, num_bytes))[:num_bytes]
 
         return bytes(sync(fs.loop, read))
+
+    async def _start_directly(self, uri: str, num_bytes: int) -> bytes | None:
+        """Return the first bytes of an object, requested without botocore; None: its driver has to, or meets an error.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        try:
+            address = await sign(self.fs, "get_object", self._object(uri), {"Range": f"bytes=0-{num_bytes - 1}"})
+            async with address.session.get(address.url, headers=address.headers, **address.options) as response:
+                if response.status in (200, 206):
+                    return (await read_at_most(response.content.read, num_bytes))[:num_bytes]
+                if response.status == 416:  # it is empty
+                    return b""
+                is_absent = response.status == 404
+        except Exception as error:  # the driver meets it too if it matters
+            logger.debug("%s: read by its driver: %s", redacted(uri), driver_text(error))
+            return None
+        if is_absent:
+            raise FileNotFoundError(uri)
+        return None
 
     async def address(self, info: ObjectInfo) -> Address:
         return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
@@ -257,13 +282,20 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
         NotDirectError: the request cannot be sent without the driver.
     """
     from botocore.utils import get_environ_proxies
+    from yarl import URL
 
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
+    credentials, place = await frozen_credentials(client), (id(fs), wanted["Bucket"])
+    signer, signed = _signers.get(place, (None, None))
+    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
+    if is_plain and signer and signed and signer.holds(client, credentials):
+        url = URL(signer.make_url(wanted["Key"]), encoded=True)
+        return replace(signed, url=url, headers={**signed.headers, **headers})
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
     given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
     arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
-    client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
+    client.meta.events.register_first("before-endpoint-resolution.s3", use_regional_endpoint, unique_id="binidx")
     url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
     config = client.meta.config
     proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
@@ -273,7 +305,14 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return await direct_address(fs, url, {**payer, **headers}, lambda: session_options(fs, config))
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    if is_plain and arguments == wanted:
+        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
+    return replace(address, headers={**address.headers, **headers})
+
+
+_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
+"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
 
 
 def session_options(fs: Any, config: Any) -> SessionOptions:
@@ -298,12 +337,6 @@ def session_options(fs: Any, config: Any) -> SessionOptions:
     connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
     options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
     return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
-
-
-def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
-    """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
-    if context.get("is_presign_request"):
-        context["use_global_endpoint"] = False
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
