@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError
+from binidx.order.view import DocumentList
 from binidx.packed.packed_origins import PackedDocuments
 from binidx.packed.packed_rows import account_blocks, block_rows
 from binidx.packed.packed_run import Numbers, PackedRunOrder
@@ -34,6 +36,10 @@ def trace_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
 
 def find_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
     """Print the reads of the blocks with parts of some documents, N, and of blocks FILE:BLOCK; or how often each."""
+    if arguments.document is None:
+        raise ConfigError(
+            "documents: found a list, a packed run needs --document; or binidx exposures RUN --documents LIST"
+        )
     stop, targets = stop_step(order, arguments.before_step), list[tuple[str, int, Numbers]]()
     for number, files in enumerate(order.files or ()):
         prefix = None if arguments.source == order.names[number] else arguments.source
@@ -60,6 +66,36 @@ def find_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
         print_blocks(order, readings, blocks, arguments.json)
     steps = len(np.unique(readings.step))
     print(f"{counts(blocks=len(readings.step))} in {steps:,} of {counts(steps=stop)}", file=sys.stderr)
+
+
+def packed_exposures(order: PackedRunOrder, listed: DocumentList, stop: int) -> list[dict[str, Any]]:
+    """Return a row for each listed document, as of `Exposures`; blocks are its samples, and all of them are trained."""
+    known = [PackedDocuments(files) for files in order.files or ()]
+    names = {origin.dataset for each in known for name in each.numbers for origin, _ in [each.origin(name)]}
+    listed.check_sources(names)
+    wanted = {prefix or next(iter(names)): sorted({*numbers}) for prefix, numbers in listed.by_source.items()}
+    rows: dict[tuple[str, int], dict[str, Any]] = {
+        (prefix, number): {"source": prefix, "document": number, "times": 0, "samples": 0, "samples_trained": 0,
+                           "tokens": 0, "first_step": None, "last_step": None}
+        for prefix in sorted(wanted) for number in wanted[prefix]
+    }  # fmt: skip
+    blocks_of = {
+        number: np.concatenate([each.blocks_of(wanted[prefix], prefix) for prefix in wanted if each.has(prefix)])
+        for number, each in enumerate(known)
+        if any(each.has(prefix) for prefix in wanted)
+    }
+    readings, blocks = order.where(blocks_of, stop)
+    documents = functools.cache(lambda number, file, block: known[number].documents(file, block))
+    for step, (number, file, block, _) in zip(readings.step.tolist(), blocks.tolist(), strict=True):
+        prefix, pieces = documents(number, file, block)
+        for piece in pieces:
+            row, label = rows.get((prefix, piece["doc"])), known[number].files.block_size - 1
+            tokens = min(piece["dst"] + piece["len"], label) - piece["dst"]
+            if row is not None and tokens > 0:
+                counts = {"times": piece["start"] == 0, "samples": 1, "samples_trained": 1, "tokens": tokens}
+                row |= {name: row[name] + more for name, more in counts.items()}
+                row |= {"first_step": step if row["first_step"] is None else row["first_step"], "last_step": step}
+    return [*rows.values()]
 
 
 def count_target(

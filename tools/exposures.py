@@ -31,7 +31,17 @@ from binidx.storage.open import open_object, read_whole
 from ._command import command, print_result
 from ._display import Bar, counts
 from ._display import table as columns
-from ._runs import MANY_DOCUMENTS, add_run, exposure_rows, listed_documents, open_history, read_list, stop_step
+from ._packed import packed_exposures
+from ._runs import (
+    MANY_DOCUMENTS,
+    add_run,
+    exposure_rows,
+    listed_documents,
+    open_history,
+    open_packed,
+    read_list,
+    stop_step,
+)
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -49,6 +59,11 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     """Count the exposures, and print a row for each document."""
     options = arguments.storage_options
     listed = read_list(arguments.documents, options) if arguments.documents else None
+    if listed is not None and (packed := open_packed(arguments)) is not None:
+        stop = stop_step(packed, arguments.before_step)
+        rows = packed_exposures(packed, listed, stop)
+        print_result({"steps": stop, "documents": rows}, _table(rows, stop), arguments)
+        return
     history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
     stop = stop_step(history, arguments.before_step)
     if listed is not None:

@@ -52,6 +52,21 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     assert [(row["blocks_read"], row["first_step"], row["last_step"]) for row in counted] == [
         (len(steps), min(steps, default=None), max(steps, default=None))
     ]
+    listed = [(f"{directory}/{name}", number) for name in order.names for number in (0, document)]
+    (directory / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
+    (exposed,) = rows(capsys, "exposures", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop))
+    assert [(row["source"], row["document"]) for row in exposed["documents"]] == sorted({*listed})
+    for row in exposed["documents"]:
+        inputs = [
+            (int(step), own)
+            for step, tokens, of in zip(readings.step, order.read(blocks)[:, :-1], found, strict=True)
+            if of["dataset"] == row["source"] and len(own := tokens[tokens // 1000 == row["document"]])
+        ]
+        times = sum(int((own == row["document"] * 1000).sum()) for _, own in inputs)
+        counts = [times, len(inputs), sum(len(own) for _, own in inputs)]
+        assert [row[name] for name in ("times", "samples", "tokens")] == counts
+        steps = [step for step, _ in inputs]
+        assert (row["first_step"], row["last_step"]) == (min(steps, default=None), max(steps, default=None))
     (accounts,) = rows(capsys, "account", file, "--before-step", str(stop))
     assert [row["blocks_read"] for row in accounts] == [
         sum(row["source"] == name for row in found) for name in order.names
