@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
+from binidx.loader.cache_fill import open_forward
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
+from binidx.loader.samplers import build_sampler
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
 from binidx.run.global_order import GlobalOrder
@@ -29,6 +32,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage import stats
 from binidx.storage.open import open_object
+from binidx.storage.requests.cancellation import Scope
 
 FLAGS = ["reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"]
 
@@ -181,6 +185,21 @@ def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tm
     del batches
     assert not reads_remotely(binidx.BakedDataset(str(tmp_path / "baked"), dataset.config))
     assert not is_pure(BackwardsBaked("memory://ahead-baked", dataset.config))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "is_forward"), [(1, {}, True), (4, {}, True), (8, {}, False), (1, {"cache_dir": "d"}, False)]
+)
+def test_extents_of_a_baked_run_are_read_where_their_bytes_are_used(
+    prefixes: list[str], tmp_path: Path, ranks: int, options: dict[str, Any], is_forward: bool
+) -> None:
+    dataset = build(prefixes)
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(32, 4, 2), len(dataset)))
+    bake(order, (directory := f"memory://{tmp_path.name}"), plan_bake(order, range(4)))
+    config = replace(dataset.config, storage_options={"binidx": options} if options else None)
+    baked = binidx.BakedDataset(directory, config)
+    sampler = build_sampler("single", baked, 0, 2, 0, ranks)
+    assert (open_forward(baked, sampler, Scope()) is not None) == is_forward
 
 
 def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) -> None:

@@ -11,7 +11,17 @@ import pytest
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
 from binidx.native.arguments import LEVELS, Mapped
-from binidx.native.gpt_samples import GPTIndex, GPTRows, Recipe, Rows, Sequences, Starts, TextRows
+from binidx.native.gpt_samples import (
+    FREE_BYTES,
+    GPTIndex,
+    GPTRows,
+    Recipe,
+    Rows,
+    Sequences,
+    Starts,
+    TextRows,
+    take_block,
+)
 
 PAD, EOD = 77, 5
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16]
@@ -263,3 +273,15 @@ def test_orders_of_other_types_are_refused() -> None:
         GPTIndex(np.zeros(1, np.uint32), np.zeros((2, 3), np.int32), documents, sequences, add_extra_token=True)
     with pytest.raises(ValueError, match="1 lengths of sequences with 2 pointers"):
         Sequences(np.zeros(1, np.int32), np.zeros(2, np.int64), dtype_code=8, item_bytes=2)
+
+
+def test_a_block_is_given_again_only_when_its_last_array_is_gone() -> None:
+    block = take_block(5000)
+    address, part = block.ctypes.data, block[10:20].reshape(2, 5)
+    part[:] = 7
+    del block
+    assert take_block(5000).ctypes.data != address
+    assert (part == 7).all()
+    del part
+    assert address in [array.ctypes.data for array in [take_block(5000) for _ in range(2)]]
+    assert len(take_block(2 * FREE_BYTES)) == 2 * FREE_BYTES

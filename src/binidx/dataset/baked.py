@@ -11,6 +11,7 @@ of the tokens, and of the other parts only tokens, each part from its first use 
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -35,10 +36,12 @@ from binidx.json_models import Count, JsonFile, Positive, tolerate_all
 from binidx.native.gpt_samples import GPTRows
 from binidx.order.order_protocols import Numbers
 from binidx.storage.adapters import JoinedReader, LazyReader
+from binidx.storage.cache.memory import ForwardCache
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.requests.cancellation import Scope
+from binidx.storage.requests.remote_object import MAX_REQUEST, object_exists
 from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 
@@ -208,7 +211,8 @@ class BakedDataset(PositionedDataset):
             LazyReader(file.uri, size, partial(open_part, file, size, config.mmap_bin_files))
             for file, size in zip(files, sizes, strict=True)
         ]
-        self.reader = JoinedReader(directory, readers, sizes)
+        self.reader: RangeReader = JoinedReader(directory, readers, sizes)
+        self.is_uncached = folder.local_path is None and folder.settings.cache_dir is None
         self._ids: dict[int, NDArray[np.int16]] = {}
 
     def _read(self, positions: Numbers) -> tuple[Sequence[Sample], NDArray[Any] | None]:
@@ -234,6 +238,17 @@ class BakedDataset(PositionedDataset):
             One reader of all parts; a part is opened at its first read.
         """
         return [self.reader]
+
+    def read_forward(self, num_ahead: int, scope: Scope) -> BakedDataset:
+        """Return this dataset for reads in the order of its samples: whole extents are fetched ahead.
+
+        Args:
+            num_ahead: number of extents to fetch ahead, each of `MAX_REQUEST` bytes.
+            scope: cancels the extents in flight.
+        """
+        forward = copy.copy(self)
+        forward.reader = ForwardCache(self.reader, chunk_bytes=MAX_REQUEST, num_ahead=num_ahead, scope=scope)
+        return forward
 
     def _open(self, part: range) -> np.dtype[Any]:
         """Return the dtype of a part; raise FormatError if its index contradicts the description."""

@@ -4,6 +4,8 @@
     order     sample numbers                   ─► byte ranges           no token is read
     count     byte ranges                      ─► bytes of each extent, its first and its last step
 
+A baked run without a disk cache is read in extents, too: those are held in memory (`open_forward`).
+
 Of a long run, stretches of steps at equal distances are counted: 262,144 samples show the share of each extent.
 
 The ranks of a node are not known. From the launcher's numbers of processes, on the node and in the run, follows the
@@ -23,7 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.torch_bridge import find_topology
+from binidx.dataset.baked import BakedDataset
+from binidx.dataset.torch_bridge import find_topology, reading_worker
 from binidx.loader.dataset_protocols import LocatedSamples, StoredSamples
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.adapters import JoinedReader
@@ -31,10 +34,15 @@ from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.filling import EXTENT_BYTES, FOREVER, PAYING_SHARE, CacheFilling, ExtentUses
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
+from binidx.storage.requests.cancellation import Scope
 from binidx.storage.stores.registry import local_path
 
 SAMPLES_AT_ONCE, NUM_STRETCHES = 1 << 13, 32
 """Samples of a stretch, about, and stretches that are counted: at most 0.3 s, and 26 MB of the rows of a read plan."""
+
+FORWARD_EXTENTS, FORWARD_SHARE = 8, 0.25
+"""Extents of a baked run that are fetched ahead, 550 MB/s at 90 MB/s a connection; and the share of them that a process
+reads at least: a quarter costs as much CPU as exact ranges of 8 samples (82 us a sample of 4,096 tokens)."""
 
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
 """Variables of torchrun, MPI and Slurm with the number of processes on this node; Slurm's may be "8(x16)"."""
@@ -59,6 +67,23 @@ def open_filling(dataset: Any, sampler: PretrainingSampler) -> CacheFilling | No
     share = sample_bytes * len(ranks) * len(steps) / max(1, sum(reader.size for reader in places.objects))
     count = partial(count_uses, dataset, sampler, steps, ranks, places)
     return CacheFilling(places.objects, count, is_expected=bool(share >= PAYING_SHARE))
+
+
+def open_forward(dataset: Any, sampler: PretrainingSampler, scope: Scope) -> BakedDataset | None:
+    """Return a baked dataset that fetches extents ahead into memory; None if exact ranges or a disk cache are better.
+
+    Args:
+        dataset: of the loader.
+        sampler: its sampler, in the state before the first batch.
+        scope: cancels the extents in flight.
+    """
+    if not isinstance(dataset, BakedDataset) or not dataset.is_uncached:
+        return None
+    worker, num_workers = reading_worker()
+    count = -(-EXTENT_BYTES // (dataset.sample_bytes * sampler.micro_batch_size))
+    samples = [*chain(*map(sampler.batch, steps_ahead(sampler)[worker::num_workers][:count].tolist()))]
+    pays = samples and len(samples) >= FORWARD_SHARE * (max(samples) + 1 - min(samples))
+    return dataset.read_forward(FORWARD_EXTENTS, scope) if pays else None
 
 
 class SourceExtents(NamedTuple):

@@ -11,20 +11,18 @@ wrong prediction costs time, never a sample.
     the sampler          0 1 2 3 4 5 6 7 8 ...        batches of all workers
     worker 1 of 3          1     4     7              torch's DataLoader deals batches to workers in turn
 
-Disk caches are filled meanwhile, from the first served batch on: `cache_fill`.
-A failed group is read again batch by batch, so that an error is raised at the batch it belongs to. The threads are
-daemons: code that cannot be cancelled does not keep the process alive.
+Disk caches are filled meanwhile, from the first served batch on; a baked run is read in extents: `cache_fill`. A failed
+group is read again batch by batch, so that an error is raised at the batch it belongs to. The threads are daemons: code
+that cannot be cancelled does not keep the process alive.
 
-Memory: the batches read ahead form a *window*. Its size is one batch, then 8 when the size of a batch is measured, and
-doubles when the trainer had to wait although the whole window was being read: up to 128 MiB of samples a process
-(divided among a loader's workers), and at least 2 batches. So the window stays small for a trainer that does not wait
-and for one that is faster than the link, and few requests are wasted at the end of a run. A batch is part of the memory
-of its group: a trainer that keeps one batch keeps up to 64 samples.
+Memory: the batches read ahead form a *window*: one batch, then 8 when the size of a batch is measured, and twice as
+many when the trainer had to wait although the whole window was being read: up to 128 MiB of samples a process (divided
+among a loader's workers), and at least 2 batches. A batch is part of the memory of its group: a trainer that keeps one
+keeps up to 64 samples.
 
 Groups in flight: a micro-batch of 8 samples of 4,096 tokens is about 50 ranges, and 64 requests are sent at once. Two
-groups saturate them; the third is queued and starts when one of the two ends; the fourth has arrived and is being
-assembled. A group is a quarter of the window, up to 64 samples: beyond that the cost of a read is per sample, not per
-call.
+groups saturate them; the third is queued, the fourth has arrived and is being assembled. A group is a quarter of the
+window, up to 64 samples: beyond that the cost of a read is per sample, not per call.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
-from binidx.loader.cache_fill import open_filling
+from binidx.loader.cache_fill import open_filling, open_forward
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.cache.filling import CacheFilling
@@ -54,21 +52,18 @@ from binidx.storage.requests.cancellation import Scope, cancellable, current_sco
 from binidx.storage.requests.rate_limiter import is_throttled
 from binidx.storage.stats import NAMES, add_usage, usage, usage_since
 
-BUDGET_BYTES = 128 << 20
-GROUPS_IN_FLIGHT = 4
-SAMPLES_IN_GROUP = 64
+BUDGET_BYTES, FORWARD_BYTES = 128 << 20, 32 << 20  # the second where extents in memory are read
+GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP = 4, 64
 
-# Planning and sending 100 requests is 10 ms of Python, during which the trainer gets the GIL every 5 ms only. If all
-# submitted groups are read, nothing is urgent: the next one starts after the trainer has its batch.
 PAUSE_SECONDS = 0.02
-FIRST_WINDOW = 8
-MIN_WINDOW = 2
+"""Planning and sending 100 requests is 10 ms of Python, during which the trainer gets the GIL every 5 ms only. If all
+submitted groups are read, nothing is urgent: the next one starts after the trainer has its batch."""
+FIRST_WINDOW, MIN_WINDOW = 8, 2
 
 SEARCHED_BATCHES = 64
 """Number of batches among which an unexpected one is searched for; eight for each worker, if that is more."""
 
-# For threads in code that cannot be cancelled, at the end of the process. After it they are abandoned.
-JOIN_SECONDS = 2.0
+JOIN_SECONDS = 2.0  # for threads in code that cannot be cancelled, at the end of the process; then they are abandoned
 
 
 class ReadAheadDataset:
@@ -80,8 +75,8 @@ class ReadAheadDataset:
         num_batches: number of batches to read ahead; None: a number that grows when the trainer has to wait.
         usage: counters that a worker shares with the trainer's process.
 
-    Attributes, length and single samples are those of the dataset. This object pickles and forks without the batches
-    read ahead: each process starts its own threads at its first batch. The threads end with this object, or at exit.
+    Attributes, length and single samples are those of the dataset. It pickles and forks without the batches read ahead:
+    each process starts its own threads at its first batch. The threads end with this object, or at exit.
     """
 
     def __init__(
@@ -120,13 +115,15 @@ class ReadAheadDataset:
     def _start(self) -> ReadAheadQueue:
         if self._usage is not None:
             self._usage.write()
-        worker, num_workers = reading_worker()
+        (worker, num_workers), scope = reading_worker(), Scope()
+        forward = open_forward(self._dataset, self._sampler, scope)
         ahead = ReadAheadQueue(
-            batch_reader(self._dataset),
+            batch_reader(forward or self._dataset),
+            scope,
             Prediction(self._sampler, worker, num_workers),
-            Window(self._num_batches, BUDGET_BYTES // num_workers),
+            Window(self._num_batches, (FORWARD_BYTES if forward else BUDGET_BYTES) // num_workers),
             in_groups=is_pure(self._dataset),
-            filling=open_filling(self._dataset, self._sampler),
+            filling=None if forward else open_filling(self._dataset, self._sampler),
         )
         weakref.finalize(self, ahead.stop).atexit = False  # `_stop_all` does it then
         return ahead
@@ -139,17 +136,23 @@ class ReadAheadQueue:
     """Batches that one process reads ahead: those being read, and those read and not yet requested.
 
     Args:
-        read: returns the samples of given numbers.
-        prediction: the batches to come.
-        window: number of batches that may be in this queue.
+        read, scope: function that returns the samples of given numbers, and the scope of what it fetches beside them.
+        prediction, window: the batches to come, and how many of them may be in this queue.
         in_groups: read several batches in one call.
         filling: of the disk caches of the samples; None: there is none.
     """
 
     def __init__(
-        self, read: ReadBatch, prediction: Prediction, window: Window, *, in_groups: bool, filling: CacheFilling | None
+        self,
+        read: ReadBatch,
+        scope: Scope,
+        prediction: Prediction,
+        window: Window,
+        *,
+        in_groups: bool,
+        filling: CacheFilling | None,
     ) -> None:
-        self.pid = os.getpid()
+        self.pid, self._scope = os.getpid(), scope
         self._read = functools.partial(_read_counted, read)
         self._prediction, self._window, self._in_groups, self._filling = prediction, window, in_groups, filling
         self._groups: deque[BatchGroup] = deque()
@@ -174,6 +177,7 @@ class ReadAheadQueue:
         """Cancel the reads in flight and end the threads. A forked child has neither."""
         if os.getpid() == self.pid:
             self._drop()
+            self._scope.cancel()
             for _ in self._threads:
                 self._submitted.put(None)
             if self._filling is not None:
@@ -226,7 +230,7 @@ class ReadAheadQueue:
         a cache ends soon, the window is one batch.
         """
         most = 1 if self._filling is not None and self._filling.ends_soon else self._window.batches
-        free = min(most, self._window.batches) - sum(group.num_batches for group in self._groups)
+        free = most - sum(group.num_batches for group in self._groups)
         if is_throttled():
             free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1
         while free >= (size := min(self._next_size, self._max_group_size())):
@@ -235,7 +239,7 @@ class ReadAheadQueue:
                 batches.append(batch)
             if not batches:
                 return
-            is_idle = bool(self._groups) and all(group.is_read for group in self._groups)
+            is_idle = self._groups and all(group.is_read for group in self._groups)
             self._groups.append(BatchGroup(batches, PAUSE_SECONDS if is_idle else 0.0))
             self._submit(self._groups[-1])
             self._next_size, free = 2 * size, free - size
@@ -250,14 +254,12 @@ class ReadAheadQueue:
             work.start()
 
     def _max_group_size(self) -> int:
-        if not self._in_groups:
-            return 1
-        return max(1, min(self._window.batches // GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP // self._batch_size))
+        size = min(self._window.batches // GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP // self._batch_size)
+        return max(1, size) if self._in_groups else 1
 
     def _drop(self) -> None:
-        for group in self._groups:
-            group.cancel()
-        self._groups.clear()
+        while self._groups:
+            self._groups.popleft().cancel()
         self._next_size = 1
 
 
@@ -457,9 +459,9 @@ class BatchGroup:
             Exception: the error of reading this batch. In a failed group each batch is read again on its own.
         """
         batch = self._left.popleft()
-        if self._error is not None and self.num_batches > 1:
-            return read(batch)
         if self._error is not None:
+            if self.num_batches > 1:
+                return read(batch)
             error, self._error = self._error, None
             try:
                 raise error  # with the frames of the thread

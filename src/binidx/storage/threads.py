@@ -10,9 +10,9 @@ A task may wait only for pools above its own in this table, so no cycle of waiti
 submits to its own pool gets a second one of the same kind ("binidx-read-2"), for the same reason. Pools are made at the
 first task of a process, and again after a fork. `executor` gives threads of one kind to one caller.
 
-Besides there are four kinds of long-lived single threads: groups of batches that are read ahead
-(`loader.readahead`), extents that fill a disk cache (`storage.cache.filling`), the heartbeat of a lease
-(`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`).
+Besides there are daemon threads of one extent each (`storage.cache.memory`), and four long-lived kinds: groups of
+batches that are read ahead (`loader.readahead`), extents that fill a disk cache (`storage.cache.filling`), the
+heartbeat of a lease (`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`).
 """
 
 from __future__ import annotations

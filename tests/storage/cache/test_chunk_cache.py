@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import CancelledReadError
-from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore, chunks_of, runs_of
-from binidx.storage.interfaces import Range
+from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore, ForwardCache, chunks_of, runs_of
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.testing import MemoryObject, ended_well, forked
 
@@ -288,3 +288,53 @@ def test_chunks_and_runs_by_hand() -> None:
     assert chunks_of([(0, 0), (350, 450), (99, 101), (400, 401)], 100) == [0, 1, 3, 4]
     assert runs_of([]) == []
     assert runs_of([3, 4, 7]) == [(3, 5), (7, 8)]
+
+
+def forward(reader: RangeReader, scope: Scope | None = None) -> ForwardCache:
+    return ForwardCache(reader, chunk_bytes=100, num_ahead=3, scope=scope)
+
+
+def wait_for_chunks() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "binidx-forward":
+            thread.join()
+
+
+def test_reads_that_go_forward_fetch_each_chunk_once_before_it_is_requested() -> None:
+    below = MemoryObject(DATA)
+    reader = forward(below)
+    for start in range(0, 1000, 30):
+        stop = min(start + 30, 1000)
+        assert bytes(reader.read([(start, stop)])[0]) == DATA[start:stop]
+        wait_for_chunks()
+        if stop < 600:
+            assert max(last for asked in below.asked for _, last in asked) >= 300 + stop
+    first, *chunks = below.asked
+    assert first == [(0, 30)]
+    assert sorted(chunks) == [[(start, start + 100)] for start in range(0, 1000, 100)]
+
+
+@given(st.lists(st.lists(ranges, max_size=4), max_size=8))
+def test_reads_anywhere_are_slices_in_bounded_memory(reads: list[list[Range]]) -> None:
+    reader = forward(MemoryObject(DATA))
+    for asked in reads:
+        assert [bytes(view) for view in reader.read(asked)] == [DATA[start:stop] for start, stop in asked]
+        wait_for_chunks()
+        assert reader.store.bytes <= 500
+
+
+def test_a_failed_chunk_is_an_error_of_the_read_that_needs_it() -> None:
+    reader = forward(FaultyObject(MemoryObject(DATA), [None, *[OSError("gone")] * 5]))
+    assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+    wait_for_chunks()
+    with pytest.raises(OSError, match="gone"):
+        reader.read([(110, 120)])
+    assert bytes(reader.read([(110, 120)])[0]) == DATA[110:120]
+
+
+def test_a_cancelled_scope_fetches_nothing_ahead() -> None:
+    below, scope = MemoryObject(DATA), Scope()
+    scope.cancel()
+    forward(below, scope).read([(0, 10)])
+    wait_for_chunks()
+    assert below.asked == [[(0, 10)]]

@@ -13,6 +13,8 @@ Single flight: of threads that miss the same chunk, one fetches it and the other
     thread 2   starts c        fetches c ──► lands, then waits for b ─► b c
 
 A thread waits only when it has no unfinished fetch, so two threads never wait for each other.
+
+`ForwardCache` is for reads that go forward through an object: it fetches the next chunks before they are requested.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any, Generic, TypeVar
 
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges
-from binidx.storage.requests.cancellation import current_scope
+from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
 from binidx.storage.stats import LayerStats
 
 Key = TypeVar("Key", bound=Hashable)
@@ -212,7 +214,7 @@ class ChunkCache:
         """Split responses into chunks, each with its own bytes."""
         size = self.chunk_bytes
         return {
-            (self._number, chunk): bytes(answer[(chunk - first) * size : (chunk - first + 1) * size])
+            (self._number, chunk): _own_bytes(answer[(chunk - first) * size : (chunk - first + 1) * size])
             for (first, stop), answer in zip(runs, answers, strict=True)
             for chunk in range(first, stop)
         }
@@ -222,6 +224,56 @@ class ChunkCache:
 
     def __repr__(self) -> str:
         return f"ChunkCache({self.reader!r})"
+
+
+class ForwardCache(ChunkCache):
+    """Cache for reads that go forward through an object: the next chunks are fetched before they are requested.
+
+    The first read sends exact ranges, so that it does not wait for a whole chunk. A read elsewhere restarts the chunks
+    that are fetched ahead. Memory: `num_ahead` chunks and KEPT more, of which threads may still read.
+
+    Args:
+        chunk_bytes: those of a large request.
+        num_ahead: number of chunks to fetch ahead, each in a daemon thread.
+        scope: cancels the chunks in flight; None: nothing does.
+    """
+
+    KEPT = 2
+
+    def __init__(self, reader: RangeReader, *, chunk_bytes: int, num_ahead: int, scope: Scope | None = None) -> None:
+        store = ChunkStore((num_ahead + self.KEPT) * chunk_bytes)
+        super().__init__(reader, chunk_bytes=chunk_bytes, store=store)
+        self._num_ahead, self._scope, self._next = num_ahead, scope or Scope(), -1
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        views = self.reader.read(ranges) if self._next < 0 else super().read(ranges)
+        if stop := max((stop for _, stop in ranges), default=0):
+            self._fetch_ahead((stop - 1) // self.chunk_bytes)
+        return views
+
+    def _fetch_ahead(self, chunk: int) -> None:
+        """Start to fetch the chunks after this one; threads may do this at the same time."""
+        last = min(chunk + self._num_ahead, (self.size - 1) // self.chunk_bytes)
+        first = self._next if chunk <= self._next <= last + 1 + self.KEPT else chunk
+        self._next = max(first, last + 1)
+        self.store.get([(self._number, number) for number in range(chunk, last + 1)])  # so those behind are evicted
+        for number in range(first, last + 1):
+            threading.Thread(target=self._fetch_one, args=(number,), name="binidx-forward", daemon=True).start()
+
+    def _fetch_one(self, chunk: int) -> None:
+        with contextlib.suppress(BaseException), cancellable(self._scope):  # the read that needs it fetches it again
+            self._scope.check()
+            self._fetch_missing([(self._number, chunk)], {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = functools.partial(ForwardCache, chunk_bytes=self.chunk_bytes, num_ahead=self._num_ahead)
+        return make, (self.reader,)
+
+
+def _own_bytes(view: memoryview) -> bytes:
+    """Return the bytes of a view: the object that it is of, if that has no others."""
+    owner = view.obj
+    return owner if isinstance(owner, bytes) and len(owner) == len(view) else bytes(view)
 
 
 def chunks_of(ranges: Sequence[Range], chunk_bytes: int) -> list[int]:
