@@ -6,11 +6,16 @@ to write the outputs: 112 KiB of int64 tokens, labels and positions and float lo
 
 With DataLoader workers a batch crosses from a process to the trainer, which costs both sides alike: this is wall time,
 after the first batches.
+
+`next()` is timed as a trainer meets it, a step of 5 ms between two: ours reads in it, Megatron's workers have read
+ahead. Memory is that of one process over 10^6 micro-batches of one sample, several epochs; nothing is forked for them.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import resource
 import statistics
 import time
 from collections import deque
@@ -40,6 +45,8 @@ NUM_SAMPLES = 400
 BATCH = 8
 ROUNDS = 9
 WORKERS = 2
+STEPS, STEP_SECONDS = 4000, 0.005
+MANY, GROWTH_MIB = 1_000_000, 8
 CORPUS_BYTES = 600 << 20
 LIMIT = "the outputs written once, no more"
 THEIR_RULE = f"{MEGATRON} and the rule of its PR 5298"
@@ -56,6 +63,8 @@ def rows(directory: Path) -> list[Row]:
     return [
         *one_process_rows(prefix := write_corpus(directory / "local", CORPUS_BYTES), directory),
         workers_row(prefix, directory),
+        *next_rows(prefix, directory),
+        memory_row(prefix, directory),
     ]
 
 
@@ -79,6 +88,47 @@ def workers_row(prefix: str, directory: Path) -> Row:
     conditions = replace(CONDITIONS, cores=0, workers=WORKERS, size=f"{8 * NUM_SAMPLES:,} samples of 4,096 tokens")
     work = f"a sample of a micro-batch of {BATCH}, {WORKERS} DataLoader workers"
     return Row(work, *micros, "µs", False, "wall; moving it between processes is most of it", conditions=conditions)
+
+
+def next_rows(prefix: str, directory: Path) -> list[Row]:
+    """Percentiles of `next()`: ours without workers, theirs with them."""
+    ours = binidx.build_pretraining_data_loader(open_ours(prefix, f"{directory}/ours"), 0, BATCH)
+    theirs = DataLoader(open_theirs(prefix, f"{directory}/theirs"), batch_size=BATCH, num_workers=WORKERS)
+    times = [waits_of(loader) for loader in (ours, theirs)]
+    conditions = replace(
+        CONDITIONS, cores=0, workers=WORKERS, size=f"{STEPS:,} micro-batches of {BATCH} x 4,096 tokens"
+    )
+    return [
+        Row(f"next() of a trainer, p{share:g}", *(float(np.percentile(own, share)) for own in times), "µs", False,
+            "ours without workers", conditions=conditions)
+        for share in (50, 99, 99.9)
+    ]  # fmt: skip
+
+
+def waits_of(loader: Any) -> list[float]:
+    """Microseconds that each `next()` takes, after the first ones, with a step between them that needs no CPU."""
+    batches, waits = iter(loader), []
+    drain(itertools.islice(batches, 2 * WORKERS))
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        next(batches)
+        waits.append(1e6 * (time.perf_counter() - began))
+        time.sleep(STEP_SECONDS)
+    return waits
+
+
+def memory_row(prefix: str, directory: Path) -> Row:
+    """Growth of resident memory over 10^6 batches; the note has the curve."""
+    ours: Any = binidx.build_pretraining_data_loader(open_ours(prefix, f"{directory}/ours"), 0, 1)
+    batches, curve = itertools.chain.from_iterable(itertools.repeat(ours)), list[float]()
+    for _ in range(11):
+        drain(itertools.islice(batches, MANY // 10))
+        curve.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
+    assert not multiprocessing.active_children()
+    note = f"after each {MANY // 10:,}: {', '.join(f'{mib:.0f}' for mib in curve)} MiB; no process started"
+    conditions = replace(CONDITIONS, size=f"{MANY:,} micro-batches of 4,096 tokens")
+    growth = max(curve) - curve[0]
+    return Row("growth of resident memory", growth, GROWTH_MIB, "MiB", False, note, "the goal", conditions=conditions)
 
 
 def micros_of(loader: Any) -> float:

@@ -46,7 +46,7 @@ DELAY_MS = 30
 CORPUS_BYTES = 256 << 20
 BATCH = 8
 NUM_BATCHES = 60
-AHEAD_BATCHES = 500
+BAKED_BATCHES, PLAIN_BATCHES = 3125, 500
 """Batches of a pass with look-ahead: so many that its start, of a few round trips, hardly counts."""
 ROUNDS = 3
 
@@ -103,31 +103,34 @@ def baked_rows(directory: Path) -> list[Row]:
         bucket = server.make_bucket("bench")
         convert_dataset(prefix, f"{bucket}/en", verify="size")
         order = order_of(open_ours(f"{bucket}/en", f"{directory}/ours"), ranks=1)
-        bake(order, f"{bucket}/baked", plan_bake(order, range(AHEAD_BATCHES * BATCH // 64 + 8)))
+        bake(order, f"{bucket}/baked", plan_bake(order, range(BAKED_BATCHES * BATCH // 64 + 8)))
         with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
             opened = (
-                lambda: BakedDataset(f"{bucket}/baked", replace(order.config)),
-                lambda: open_ours(f"{bucket}/en", f"{directory}/plain"),
+                (lambda: BakedDataset(f"{bucket}/baked", replace(order.config)), BAKED_BATCHES),
+                (lambda: open_ours(f"{bucket}/en", f"{directory}/plain"), PLAIN_BATCHES),
             )
-            runs = [[measure(proxy, each) for each in opened] for _ in range(ROUNDS)]
+            runs = [[measure(proxy, *each) for each in opened] for _ in range(ROUNDS)]
     ours, theirs = (
         [statistics.median(column) for column in zip(*side, strict=True)] for side in zip(*runs, strict=True)
     )
-    work = f"baked, from S3 {DELAY_MS} ms away"
+    work, extents = f"baked, from S3 {DELAY_MS} ms away", f"{BAKED_BATCHES * BATCH:,} samples, in extents of 8 MiB"
     return [
         Row(f"{work}, no look-ahead", ours[0], theirs[0], "samples/s", True, "one round trip a micro-batch", UNBAKED),
-        Row(f"{work}, look-ahead", ours[1], theirs[1], "samples/s", True, "", UNBAKED),
-        Row(f"{work}, requests", ours[2], theirs[2], "a sample", False, "", UNBAKED),
-        Row(f"{work}, bytes moved per byte used", ours[3], theirs[3], "", False, "", UNBAKED),
+        Row(f"{work}, look-ahead", ours[1], theirs[1], "samples/s", True, extents, UNBAKED),
+        Row(f"{work}, CPU of this process", ours[2], theirs[2], "µs a sample", False, "opening counts", UNBAKED),
+        Row(f"{work}, requests", ours[3], theirs[3], "a sample", False, "", UNBAKED),
+        Row(f"{work}, bytes moved per byte used", ours[4], theirs[4], "", False, "", UNBAKED),
     ]
 
 
-def measure(proxy: Proxy, opened: Callable[[], Any]) -> tuple[float, float, float, float]:
-    """Samples/s without and with look-ahead, requests a sample, bytes moved per byte used; each pass opens the data."""
-    slow, moved = take(proxy, opened(), NUM_BATCHES, 0)
-    quick, _ = take(proxy, opened(), AHEAD_BATCHES, None)
-    count = NUM_BATCHES * BATCH
-    return count / slow, AHEAD_BATCHES * BATCH / quick, moved.requests / count, moved.bytes / count / (4097 * 2)
+def measure(proxy: Proxy, opened: Callable[[], Any], num_batches: int) -> tuple[float, ...]:
+    """Samples/s without and with look-ahead; of the second CPU and requests a sample, and bytes moved per byte used."""
+    slow, _ = take(proxy, opened(), NUM_BATCHES, 0)
+    count, before = num_batches * BATCH, time.process_time()
+    quick, moved = take(proxy, opened(), num_batches, None)
+    cpu = time.process_time() - before
+    used = count * 4097 * 2
+    return NUM_BATCHES * BATCH / slow, count / quick, 1e6 * cpu / count, moved.requests / count, moved.bytes / used
 
 
 def take(proxy: Proxy, dataset: Any, num_batches: int, look_ahead: int | None) -> tuple[float, Counts]:
@@ -136,7 +139,7 @@ def take(proxy: Proxy, dataset: Any, num_batches: int, look_ahead: int | None) -
     def run() -> None:
         loader = build_pretraining_data_loader(dataset, 0, BATCH, look_ahead=look_ahead)
         assert loader is not None
-        assert len([*islice(loader, num_batches)]) == num_batches
+        assert sum(1 for _ in islice(loader, num_batches)) == num_batches  # none is kept
 
     before = proxy.counts()
     taken = remote_seconds(f"{dataset!r}, look_ahead={look_ahead}", DELAY_MS, run, lambda: proxy.counts().requests)

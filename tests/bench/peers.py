@@ -6,6 +6,9 @@
                  py1s shuffles shards, and samples within them, on 64 paths through the shards side by side
     LitData      packed tokens in chunks of 16,416,000, downloaded whole, one permuted after the other
     OLMo-core    slices of one flat array, globally permuted, one GET each
+    Lance        rows of packed samples, batches of neighbours in random order
+
+Grain is not here: ArrayRecord, which its documents advise, opens local files only (0.8.6: "No such file" for s3://).
 
 All but binidx pack documents in the order of the corpus: neighbours stay neighbours in every sample, unless somebody
 shuffles the documents beforehand, which changes no figure here. A larger corpus costs Streaming's py1e more, the others
@@ -106,7 +109,7 @@ def rows_of(
 def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
     """Those who pack documents themselves lay the same tokens end to end: how long these were changes nothing."""
     python = str(PEERS_PYTHON)
-    shards, chunks = f"{bucket}/shards", f"{bucket}/chunks"
+    shards, chunks, rows_of_samples = f"{bucket}/shards", f"{bucket}/chunks", f"{bucket}/lance"
     return (
         *(
             Entrant(f"Streaming 0.13.0, {each}", "read_streaming.py", shards, {"shuffle_algo": each}, python)
@@ -117,6 +120,7 @@ def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
             Entrant(f"OLMo-core 3.0.0, {each or 4} threads", "read_olmo.py", uri, {"num_threads": each}, python)
             for each in (None, 32)
         ),
+        Entrant("Lance 14.0.2", "read_lance.py", rows_of_samples, python=python),
     )
 
 

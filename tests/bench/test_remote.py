@@ -53,16 +53,15 @@ def test_what_is_faster_than_one_round_trip_is_no_remote_row() -> None:
 def test_a_baked_run_that_was_read_before_fails_its_bench(
     s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("NUM_BATCHES", "AHEAD_BATCHES"):
-        monkeypatch.setattr(order, name, 2)
+    monkeypatch.setattr(order, "NUM_BATCHES", 2)
     dataset, where = random_run(tmp_path, 2), s3.fresh()
     run = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset)))
     bake(run, where, plan_bake(run, range(6)))
     with latency_proxy(s3.server.endpoint, delay_ms=order.DELAY_MS) as proxy, proxy.in_environment():
-        assert min(order.measure(proxy, lambda: BakedDataset(where, dataset.config))) > 0
+        assert min(order.measure(proxy, lambda: BakedDataset(where, dataset.config), 2)) > 0
         opened = BakedDataset(where, dataset.config)
         with pytest.raises(NotRemoteError, match=r"BakedDataset\(.*look_ahead=None: found no request"):
-            order.measure(proxy, lambda: opened)
+            order.measure(proxy, lambda: opened, 2)
 
 
 def test_every_bench_that_reads_from_a_server_checks_its_passes() -> None:
