@@ -188,15 +188,15 @@ def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tm
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options", "is_forward"), [(1, {}, True), (4, {}, True), (8, {}, False), (1, {"cache_dir": "d"}, False)]
+    ("ranks", "has_cache", "is_forward"), [(1, False, True), (4, False, True), (8, False, False), (1, True, False)]
 )
 def test_extents_of_a_baked_run_are_read_where_their_bytes_are_used(
-    prefixes: list[str], tmp_path: Path, ranks: int, options: dict[str, Any], is_forward: bool
+    prefixes: list[str], tmp_path: Path, ranks: int, has_cache: bool, is_forward: bool
 ) -> None:
     dataset = build(prefixes)
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(32, 4, 2), len(dataset)))
     bake(order, (directory := f"memory://{tmp_path.name}"), plan_bake(order, range(4)))
-    config = replace(dataset.config, storage_options={"binidx": options} if options else None)
+    config = replace(dataset.config, storage_options={"binidx": {"cache_dir": str(tmp_path)}} if has_cache else None)
     baked = binidx.BakedDataset(directory, config)
     sampler = build_sampler("single", baked, 0, 2, 0, ranks)
     assert (open_forward(baked, sampler, Scope()) is not None) == is_forward
