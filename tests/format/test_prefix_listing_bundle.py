@@ -85,6 +85,18 @@ def test_the_second_start_reads_one_object_and_no_idx(s3: Bucket, tmp_path, monk
             assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
 
 
+def test_a_first_start_keeps_the_small_idx_files_of_a_node_as_one_object(prefixes, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
+    locations = [Location.of(prefix) for prefix in prefixes]
+    for numbers in (range(MIN_LISTED_PREFIXES), [12, *range(1, MIN_LISTED_PREFIXES)]):
+        for _ in range(2):
+            with list_pairs_with_bundle(locations, None) as found:
+                datasets = [IndexedDataset(prefix, listed=found[prefix]) for prefix in prefixes]
+            assert [len(each) for each in datasets] == [20 + n for n in numbers]
+        assert len(list(tmp_path.glob("objects/*"))) == (1 if numbers[0] == 0 else 2)
+        build_ours(prefixes[0], number(12), np.uint16)
+
+
 def test_all_bytes_are_right_and_both_objects_identified_as_without(prefixes, bundle) -> None:
     plain = [IndexedDataset(prefix).opened["bin"] for prefix in prefixes]
     check_all(prefixes, bundle)

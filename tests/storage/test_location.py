@@ -67,6 +67,15 @@ def test_the_store_is_opened_once_and_does_not_come_along_in_a_pickle() -> None:
     assert "store" not in vars(again)
 
 
+def test_locations_in_one_place_share_a_store_that_is_open() -> None:
+    location = Location("memory://bucket/key", SECRET)
+    assert "store" not in vars(location + ".idx")
+    store = location.store
+    assert vars(location + ".idx")["store"] is vars(location.beside("memory://bucket/other"))["store"] is store
+    for uri in ("memory://bucket2/key", "memory://bucket/key?versionId=1", "memory://bucket/a::b"):
+        assert "store" not in vars(location.beside(uri))
+
+
 def test_nothing_shown_of_a_location_has_its_secrets() -> None:
     location = Location("https://user:5ec4e7@host/en?X-Amz-Signature=5ec4e7", SECRET)
     assert repr(location) == "Location(https://host/en)"
