@@ -347,7 +347,8 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
     ranges = cut((0, left.size), PART_BYTES)
 
     def is_equal(where: Range) -> bool:  # two memoryviews would compare item by item, ten times slower
-        return np.array_equal(*(np.frombuffer(reader.read([where])[0], np.uint8) for reader in (left, right)))
+        here, there = (np.frombuffer(reader.read([where])[0], np.uint8) for reader in (left, right))
+        return np.array_equal(here, there)
 
     compared = map_in_flight(is_equal, ranges, MAX_IN_FLIGHT)
     with contextlib.closing(compared) as equals:
