@@ -191,17 +191,19 @@ class SegmentWriter:
 
     def write(self, data: Bytes, /) -> int:
         view = memoryview(data).cast("B")
-        for start, stop in cut((0, len(view)), self._batch_bytes):
-            self._rest += view[start:stop]
-            while len(self._rest) >= self._batch_bytes:
-                self._begin(bytes(self._rest[: self._batch_bytes]))
-                del self._rest[: self._batch_bytes]
-        return len(view)
+        while view:
+            missing = self._batch_bytes - len(self._rest)
+            self._rest += view[:missing]
+            view = view[missing:]
+            if len(self._rest) == self._batch_bytes:
+                self._begin(self._rest)
+                self._rest = bytearray()
+        return memoryview(data).nbytes
 
     def finish(self) -> None:
         """Write the last segments and the table."""
         # Often the only batch: not worth a thread.
-        last = compress_batch(bytes(self._rest), self.segment_bytes, self.level)
+        last = compress_batch(self._rest, self.segment_bytes, self.level)
         while self._pending:
             self._write_first()
         self._write_frames(len(self._rest), last)
@@ -212,7 +214,7 @@ class SegmentWriter:
             plain[-1] = self._plain_bytes - self.segment_bytes * (len(plain) - 1)
         self._writer.write(format_table(stored, plain))
 
-    def _begin(self, batch: bytes) -> None:
+    def _begin(self, batch: Bytes) -> None:
         while len(self._pending) >= 2 * self._threads:
             self._write_first()
         work = functools.partial(compress_batch, batch, self.segment_bytes, self.level)
@@ -244,7 +246,7 @@ LEVELS = range(1, zstandard.MAX_COMPRESSION_LEVEL + 1)
 BATCH_BYTES = 1 << 20
 
 
-def compress_batch(batch: bytes, segment_bytes: int, level: int) -> list[bytes]:
+def compress_batch(batch: Bytes, segment_bytes: int, level: int) -> list[bytes]:
     """Return a frame for each segment, with its plain size and XXH64.
 
     Args:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.json_models import Count, Positive
 from binidx.storage.interfaces import Range, RangeReader
@@ -343,7 +345,12 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
         return False
     watch.begin(f"compare {right.uri}", left.size, 0)
     ranges = cut((0, left.size), PART_BYTES)
-    compared = map_in_flight(lambda where: left.read([where]) == right.read([where]), ranges, MAX_IN_FLIGHT)
+
+    def is_equal(where: Range) -> bool:  # two memoryviews would compare item by item, ten times slower
+        here, there = (np.frombuffer(reader.read([where])[0], np.uint8) for reader in (left, right))
+        return np.array_equal(here, there)
+
+    compared = map_in_flight(is_equal, ranges, MAX_IN_FLIGHT)
     with contextlib.closing(compared) as equals:
         for (start, stop), equal in zip(ranges, equals, strict=True):
             if not equal:
