@@ -22,7 +22,7 @@ from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
 from binidx.storage.requests.cancellation import cancellable
 from binidx.storage.requests.remote_object import RemoteObject, object_identity
-from binidx.storage.stores.http import DirectStore
+from binidx.storage.stores.direct import DirectStore
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
 

@@ -23,7 +23,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject, object_exists, read_small
 from binidx.storage.store_protocols import Store
-from binidx.storage.stores.http import DirectStore
+from binidx.storage.stores.direct import DirectStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
 from binidx.testing import check_object_store, check_range_reader

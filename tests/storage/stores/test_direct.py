@@ -19,7 +19,7 @@ from binidx.errors import BinidxError
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.store_protocols import ObjectInfo
-from binidx.storage.stores.http import Address, DirectStore
+from binidx.storage.stores.direct import Address, DirectStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object
@@ -171,7 +171,7 @@ def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytes
         route_of(readers[0]).until = 0.0  # as after 240 s
         readers[0].read(ranges)
         assert by_driver(readers[0])
-    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.http"]
+    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.direct"]
     assert told == [
         f"s3://b/{each}: left to its driver for 240 s: status 403 where the driver has none" for each in "kl"
     ]

@@ -16,7 +16,7 @@ from yarl import URL
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores import range_client
-from binidx.storage.stores.http import DirectStore
+from binidx.storage.stores.direct import DirectStore
 from binidx.storage.stores.range_client import RangeConnections, format_head, parse_head
 from binidx.storage.threads import io_loop
 

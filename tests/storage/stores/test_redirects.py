@@ -14,7 +14,7 @@ from binidx.errors import StorageError
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import find_object, object_identity, read_small
-from binidx.storage.stores.http import headers_for
+from binidx.storage.stores.direct import headers_for
 from binidx.storage.stores.registry import open_store
 
 DATA = bytes(range(250))

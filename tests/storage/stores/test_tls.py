@@ -14,7 +14,7 @@ from binidx.errors import StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.store_protocols import ObjectInfo
-from binidx.storage.stores.http import DirectStore
+from binidx.storage.stores.direct import DirectStore
 
 DATA = bytes(range(250)) * 400
 

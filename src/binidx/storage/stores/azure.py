@@ -1,6 +1,6 @@
 """Azure Blob Storage through adlfs: abfs://container/key, abfs://container@account.dfs.core.windows.net/key, az://.
 
-Ranges are requested directly (`http`), at a URL that adlfs signs, or with the token of its credential. adlfs returns
+Ranges are requested directly (`direct`), at a URL that adlfs signs, or with the token of its credential. adlfs returns
 bytes without their response, so HEAD requests, and ranges that are refused, are sent by the Azure client within it, and
 checked as those of other stores. The client's own retries are switched off, as `storage.requests` retries; only a body
 that is cut off is requested by it up to three times.
@@ -17,9 +17,7 @@ from urllib.request import getproxies_environment
 
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ObjectInfo
-from binidx.storage.stores.driver_errors import HTTPStatusError
-from binidx.storage.stores.fsspec_store import FsspecWrites, Result
-from binidx.storage.stores.http import (
+from binidx.storage.stores.direct import (
     Address,
     DirectStore,
     NotDirectError,
@@ -28,6 +26,8 @@ from binidx.storage.stores.http import (
     direct_address,
     if_match,
 )
+from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.stores.fsspec_store import FsspecWrites, Result
 from binidx.storage.stores.identity import check_length, check_response, object_info, wrong_length
 
 SCOPE = "https://storage.azure.com/.default"

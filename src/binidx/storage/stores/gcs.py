@@ -1,6 +1,6 @@
 """Google Cloud Storage through gcsfs: gs://bucket/key, gcs://bucket/key.
 
-Ranges are requested directly at the media URL with the bearer header of gcsfs' credentials (`http`), and pinned
+Ranges are requested directly at the media URL with the bearer header of gcsfs' credentials (`direct`), and pinned
 to a generation. gcsfs sends a request up to six times within half a minute, also where nothing listens, so its request
 function is used without its retries. Zonal buckets speak gRPC, so gcsfs reads those by itself, unpinned.
 """
@@ -17,8 +17,7 @@ from typing import Any
 
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
-from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
-from binidx.storage.stores.http import (
+from binidx.storage.stores.direct import (
     PLAIN,
     PLAIN_OPTIONS,
     Address,
@@ -29,6 +28,7 @@ from binidx.storage.stores.http import (
     default_tls,
     direct_address,
 )
+from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.identity import check_length, check_response, object_info
 
 AIOHTTP_LIMIT = 100

@@ -1,6 +1,6 @@
 """S3 and servers that speak its protocol, through s3fs: s3://bucket/key, s3a://bucket/key.
 
-Ranges and lists are requested directly at URLs that s3fs signs (`http`), and through s3fs where that is refused;
+Ranges and lists are requested directly at URLs that s3fs signs (`direct`), and through s3fs where that is refused;
 s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries.
 """
 
@@ -23,18 +23,7 @@ from xml.etree import ElementTree
 from binidx.errors import SlowCopyError, StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
-from binidx.storage.stores.driver_errors import (
-    TRANSIENT_STATUSES,
-    HTTPStatusError,
-    PartsLostError,
-    cause_of,
-    driver_text,
-    http_status,
-    is_malformed,
-    storage_errors,
-)
-from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
-from binidx.storage.stores.http import (
+from binidx.storage.stores.direct import (
     MAX_UNBOUNDED_BYTES,
     Address,
     DirectStore,
@@ -46,6 +35,17 @@ from binidx.storage.stores.http import (
     read_at_most,
     receive,
 )
+from binidx.storage.stores.driver_errors import (
+    TRANSIENT_STATUSES,
+    HTTPStatusError,
+    PartsLostError,
+    cause_of,
+    driver_text,
+    http_status,
+    is_malformed,
+    storage_errors,
+)
+from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
 
@@ -124,8 +124,7 @@ class S3Store(FsspecWrites, DirectStore):
         size, part_bytes = size_and_tail(response.get("ContentRange"), response.get("ContentLength"), tail_bytes)
         async with (body := response["Body"]):
             tail = await read_at_most(body.read, part_bytes) if part_bytes else b""
-        info = checked_info(uri, {"size": size, **_versions(response)})
-        return info, tail if len(tail) == part_bytes else b""
+        return checked_info(uri, {"size": size, **_versions(response)}), tail if len(tail) == part_bytes else b""
 
     async def _begin_get(self, fs: Any, uri: str, where: str, **condition: str) -> Any:
         """Return s3fs' response to a request for a range, whose body is not read yet."""

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 SIGNER_SECONDS = 50.0
-"""Age at which a signer ends. Its last URL is then used for `http.RENEW_SECONDS` more: together less than the five
+"""Age at which a signer ends. Its last URL is then used for `direct.RENEW_SECONDS` more: together less than the five
 minutes for which a signature is valid at least."""
 
 
