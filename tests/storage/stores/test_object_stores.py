@@ -22,9 +22,8 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.store_protocols import Store
-from binidx.storage.stores import direct
+from binidx.storage.stores import direct, registry
 from binidx.storage.stores import gcs as gcs_store
-from binidx.storage.stores import registry
 from binidx.storage.stores import s3 as s3_store
 from binidx.storage.stores.gcs import private
 from binidx.storage.stores.registry import open_store
