@@ -30,6 +30,6 @@ setup(
     long_description_content_type="text/markdown",
     cffi_modules=["native/build.py:ffi"],
     cmdclass={"build_ext": BuildCore},
-    # A free-threaded Python has no stable ABI; cffi 2 declares there that the module works without the GIL.
+    # A free-threaded Python has no stable ABI.
     options={} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -45,12 +45,24 @@ CLAIMS = (
         peer="Megatron's S3 reader",
     ),
     Claim(
-        "25,000 samples from S3, 30 ms away, documents shuffled globally; one process each",
-        "fastest of MosaicML Streaming, LitData, OLMo-core, each in its own order",
+        "25,000 samples from S3, 30 ms away, documents shuffled globally, an empty `cache_dir`; one process each",
+        "fastest of MosaicML Streaming, LitData, OLMo-core and Lance, each in its own order",
         "peers_long",
-        "first 25,000 samples, uint16, documents shuffled",
+        "first 25,000 samples, uint16, documents shuffled, cache_dir",
         short="25,000 samples, shuffled globally",
         peer="LitData in its own order",
+    ),
+    Claim(
+        "the same, contiguous, samples shuffled globally",
+        "the same",
+        "peers_long",
+        "first 25,000 samples, uint16, contiguous, cache_dir",
+    ),
+    Claim(
+        "25,000 samples by ranges alone, without a `cache_dir`, documents shuffled globally",
+        "the same",
+        "peers_long",
+        "first 25,000 samples, uint16, documents shuffled",
     ),
     Claim(
         "the same, contiguous, samples shuffled globally",
