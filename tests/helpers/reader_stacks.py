@@ -14,7 +14,7 @@ from helpers.zstd_segments import compressed
 
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.memory import ChunkCache, ChunkStore
+from binidx.storage.cache.memory import ChunkCache, ChunkStore, ForwardCache
 from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import RangeReader
@@ -76,6 +76,7 @@ LAYERS = {
         lambda reader, lower, directory: ChunkCache(reader, chunk_bytes=1000, store=ChunkStore(50_000))
     ),
     "no chunk kept": Layer(lambda reader, lower, directory: ChunkCache(reader, store=ChunkStore(0))),
+    "forward": Layer(lambda reader, lower, directory: ForwardCache(reader, chunk_bytes=1000, num_ahead=3)),
     "disk": Layer(lambda reader, lower, directory: DiskCache(reader, directory)),
     "small disk": Layer(
         lambda reader, lower, directory: DiskCache(reader, directory, 70_000, chunk_bytes=1000, block_bytes=8000)

@@ -59,7 +59,7 @@ def lying_table() -> bytes:
 
 
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
-    "unknown format": ("a.txt", LINES, "unknown format"),
+    "unknown format": ("a.doc", LINES, "unknown format"),
     "not gzip": ("a.jsonl.gz", LINES, "not gzip, or damaged"),
     "gzip cut off": ("a.jsonl.gz", gzip.compress(LINES)[:-9], "ends in the middle of a gzip member"),
     "not zstd": ("a.jsonl.zst", LINES, "not zstd, or damaged"),
