@@ -135,8 +135,10 @@ def together_rows(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, o
 def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, directory: Path) -> Row:
     """From lengths to the three published files, tokens counted and bytes summed; theirs by numpy.save."""
 
+    files = IndexFiles(Location.of(directory), "0f")
+
     def to_files() -> None:
-        writer = ArrayWriter(IndexFiles(Location.of(directory), "0f"))
+        writer = ArrayWriter(files)
         counted, rng = planned(lengths, range(len(documents))), RandomState(SEED)
         exposed = range(len(documents))
         build_gpt_index(writer, lengths, exposed, counted, rng, SEQUENCE_LENGTH, threads=THREADS)
@@ -152,7 +154,7 @@ def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, direc
 
     cold, their_cold = interleaved_medians(to_files, their_files, rounds=2)
     for name in ARRAYS:
-        assert filecmp.cmp(directory / f"{name}.npy", directory / f"their_{name}.npy", shallow=False)
+        assert filecmp.cmp(str(files.array_file(name).local_path), directory / f"their_{name}.npy", shallow=False)
     note = f"wall, {THREADS} threads; first touch of 8 bytes of memory and 7 of files a document"
     return row("all three indices to their files", cold, their_cold, lengths, note)
 
