@@ -10,12 +10,12 @@ from binidx.errors import redacted
 from binidx.explore.explored import Explored
 from binidx.explore.views import (
     COLOURS,
-    READS_SHOWN,
     SAMPLES_SHOWN,
     NotFoundError,
     Pager,
     Query,
     Values,
+    list_reads,
     parse_number,
     parse_range,
     show_charts,
@@ -109,7 +109,7 @@ def show_block_reads(explored: Explored, query: Query, source: int, document: in
     order = _order_of(explored)
     if source >= len(explored.sources):
         raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
-    prefix, first = explored.sources[source].name, parse_number(query, "from", 0)
+    prefix = explored.sources[source].name
     sets = {number: files for number, files in enumerate(order.files or ()) if prefix in origins_of(files)}
     wanted = {number: PackedDocuments(files).blocks_of([document], prefix) for number, files in sets.items()}
     reads, blocks = order.where(wanted, explored.steps.stop)
@@ -117,17 +117,7 @@ def show_block_reads(explored: Explored, query: Query, source: int, document: in
     for row in rows:
         row["parts"] = [doc for doc in row["docs"] if doc["doc"] == document]
         row["read"] = sum(doc["len"] for doc in row["parts"])
-    dataset = explored.sources[source].dataset
-    start, stop = dataset.index.document_indices[document : document + 2].tolist()
-    return {
-        "number": source,
-        "document": document,
-        "total": len(rows),
-        "num_steps": len({row["step"] for row in rows}),
-        "rows": rows[first : first + READS_SHOWN],
-        "pager_of": Pager(first, READS_SHOWN, len(rows)),
-        "tokens": dataset.index.tokens_of(range(start, stop)),
-    }
+    return list_reads(explored, query, source, document, rows)
 
 
 def _order_of(explored: Explored) -> PackedRunOrder:

@@ -300,6 +300,11 @@ def show_reads(explored: Explored, query: Query, source: int, document: int) -> 
         for row in build_rows(order, reads, contents, lineage=False):
             parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
             rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
+    return list_reads(explored, query, source, document, rows)
+
+
+def list_reads(explored: Explored, query: Query, source: int, document: int, rows: Sequence[Values]) -> Values:
+    """Return the values of a list of the reads of a document, of which one page is shown."""
     first = parse_number(query, "from", 0)
     return {
         "number": source,
