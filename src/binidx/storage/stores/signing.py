@@ -55,7 +55,7 @@ class UrlSigner:
         parts, query = urlsplit(url), "&".join(sorted(self.query.split("&")))
         request = f"GET\n{parts.path}\n{query}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
         text = f"{self._heading}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        return f"{url}?{self.query}&X-Amz-Signature={hmac.digest(self._key, text.encode(), 'sha256').hex()}"
+        return f"{url}?{self.query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
 
     @cached_property
     def _fields(self) -> dict[str, str]:
@@ -71,8 +71,13 @@ class UrlSigner:
     def _key(self) -> bytes:
         key = f"AWS4{self.credentials.secret_key}".encode()
         for part in self._fields["X-Amz-Credential"].split("/")[1:]:
-            key = hmac.digest(key, part.encode(), "sha256")
+            key = _hmac(key, part)
         return key
+
+
+def _hmac(key: bytes, text: str) -> bytes:
+    # Not `hmac.digest`: it releases the GIL within OpenSSL, and a process forked just then could never hash again.
+    return hmac.new(key, text.encode(), "sha256").digest()
 
 
 def derive_signer(client: Any, credentials: Any, url: str, key: str) -> UrlSigner | None:
