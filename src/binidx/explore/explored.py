@@ -149,17 +149,22 @@ class Explored:
         """Return the location of a source."""
         return Location(self.sources[source].prefix, self.options)
 
+    @functools.lru_cache(maxsize=1000)  # noqa: B019 - a command explores one run to its end; so below
     def text(self, source: int) -> TokenText:
         """Return the text of the tokens of a source."""
-        return _open_text(self.prefix(source).uri, self.tokenizer, self)
+        return TokenText.open(self.prefix(source), self.tokenizer)
 
+    @functools.lru_cache(maxsize=32)  # noqa: B019
     def timeline(self, steps: range, num_bins: int) -> Timeline:
         """Return the course of the history over some steps."""
-        return _build_timeline(self, steps, num_bins)
+        assert self.history is not None
+        return build_timeline(self.history, steps, num_bins)
 
+    @functools.lru_cache(maxsize=4)  # noqa: B019
     def accounts(self, repeats: bool = False) -> Accounts:
         """Return the use of each source in all steps, as `binidx account` prints it."""
-        return _account(self, repeats)
+        assert self.history is not None
+        return account(self.history, self.steps.stop, repeats=repeats)
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""
@@ -177,20 +182,3 @@ def _open_in_ranges(prefix: Location) -> IndexedDataset:
         return IndexedDataset(prefix.uri, storage_options=options)
     count = len(parse_index_in_ranges(open_cached_in_blocks(idx), idx.uri))
     return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
-
-
-@functools.lru_cache(maxsize=1000)
-def _open_text(prefix: str, tokenizer: str | None, explored: Explored) -> TokenText:
-    return TokenText.open(Location(prefix, explored.options), tokenizer)
-
-
-@functools.lru_cache(maxsize=32)
-def _build_timeline(explored: Explored, steps: range, num_bins: int) -> Timeline:
-    assert explored.history is not None
-    return build_timeline(explored.history, steps, num_bins)
-
-
-@functools.lru_cache(maxsize=4)
-def _account(explored: Explored, repeats: bool) -> Accounts:
-    assert explored.history is not None
-    return account(explored.history, explored.steps.stop, repeats=repeats)
