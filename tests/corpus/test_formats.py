@@ -13,8 +13,8 @@ import zstandard
 from conftest import Bucket
 
 import binidx
+from binidx.corpus.formats.folders import format_shard
 from binidx.corpus.formats.peer_formats import FORMATS, export_dataset, import_dataset
-from binidx.corpus.formats.shards import format_shard
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError
 from binidx.tools import main
 

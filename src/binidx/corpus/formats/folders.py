@@ -1,9 +1,10 @@
-"""Shards of samples with an index.json: MDS of MosaicML Streaming, and chunks of LitData's TokensLoader.
+"""Folders with a list of their files: MDS of MosaicML Streaming, chunks of LitData's TokensLoader, Arrow of datasets.
 
     MDS       u32 n │ u32 offset × (n + 1) │ JSON of the columns │ samples: u32 size of each column without one, columns
     LitData   u32 n │ u32 offset × (n + 1) │ items: tokens
+    Arrow     streams, listed in state.json, as `save_to_disk` writes them
 
-Source: MosaicML Streaming 0.13 (MDSWriter, encodings), LitData 0.2 (BinaryWriter, TokensLoader).
+Source: MosaicML Streaming 0.13 (MDSWriter, encodings), LitData 0.2 (BinaryWriter, TokensLoader), datasets 3 to 5.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from binidx.json_models import JsonFile
 from binidx.storage.location import Location
 
 INDEX = "index.json"
-MDS_COLUMNS = ("tokens", "input_ids")
 SHAPES = ("<u1", "<u2", "<u4", "<u8")
 """Types of the lengths in the shape of an array, by the two low bits of its first byte."""
 
@@ -59,8 +59,8 @@ class MdsIndex:
 
 
 @dataclass
-class LitdataChunk:
-    """Fields of a chunk in the index.json of LitData that binidx reads."""
+class NamedFile:
+    """Fields of a chunk of LitData, or of an Arrow file, that binidx reads."""
 
     filename: str
 
@@ -78,7 +78,7 @@ class LitdataConfig:
 class LitdataIndex:
     """The index.json of LitData."""
 
-    chunks: list[LitdataChunk]
+    chunks: list[NamedFile]
     config: LitdataConfig
 
 
@@ -113,6 +113,14 @@ def read_items(uri: str, data: bytes | memoryview) -> Iterator[memoryview]:
         yield view[start:stop]
 
 
+def choose_column(option: str | None, preferred: Sequence[str], names: Sequence[str], subject: Location) -> str:
+    """Return the column that a user names, else the first preferred one; raise ConfigError if there is none."""
+    column = option or next((name for name in preferred if name in names), None)
+    if column is None or column not in names:
+        raise ConfigError(f"column: found {column or 'none'}, {subject} has {', '.join(names)}")
+    return column
+
+
 def format_shard(head: bytes, items: Sequence[bytes]) -> bytes:
     """Return the bytes of a shard: number of items, offsets, `head`, items."""
     start = 4 * (len(items) + 2) + len(head)
@@ -128,9 +136,7 @@ def read_mds(folders: Sequence[Location], options: PeerOptions) -> Iterator[Toke
         index = folder / INDEX
         for shard in MDS_FILE.decode(read_file(index), index.uri).shards:
             names = shard.column_names
-            column = options.column or next((name for name in MDS_COLUMNS if name in names), None)
-            if column not in names:
-                raise ConfigError(f"column: found {column or 'none'}, {index} has {', '.join(names)}")
+            column = choose_column(options.column, ("tokens", "input_ids"), names, index)
             file = folder / (shard.zip_data or shard.raw_data).basename
             data = decompressed(file.uri, read_file(file), shard.compression if shard.zip_data else None)
             for item in read_items(file.uri, data):
@@ -225,4 +231,68 @@ def write_litdata(folder: Location, documents: Iterable[Tokens], dtype: np.dtype
         "data_format": [f"no_header_tensor:{LITDATA_CODES[dtype.name]}"], "item_loader": "TokensLoader",
     }  # fmt: skip
     write_new(folder / INDEX, [json.dumps({"chunks": chunks, "config": config}, sort_keys=True).encode()])
+    return [folder]
+
+
+@dataclass
+class DatasetState:
+    """Fields of state.json that binidx reads."""
+
+    _data_files: list[NamedFile]
+    _indices_files: list[Any] | None = None
+
+
+STATE = JsonFile(DatasetState, open=True)
+
+
+def read_arrow(folders: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
+    """Yield the lists of integers in a column of folders that `save_to_disk` wrote."""
+    from binidx.format.arrow import pa
+
+    for folder in folders:
+        state = STATE.decode(read_file(folder / "state.json"), (folder / "state.json").uri)
+        if state._indices_files:
+            raise ConfigError(f"{folder}: has a mapping of its rows; flatten_indices() before save_to_disk()")
+        for entry in state._data_files:
+            file = folder / entry.filename
+            try:
+                table = pa.ipc.open_stream(pa.py_buffer(read_file(file))).read_all()
+            except (pa.ArrowInvalid, OSError) as error:
+                raise FormatError(f"{file}: not an Arrow stream: {error}") from error
+            column = choose_column(options.column, ("input_ids", "tokens"), table.column_names, file)
+            kind = table.schema.field(column).type
+            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
+                raise ConfigError(f"column: {column} of {file} is {kind}, need lists of integers")
+            for chunk in table.column(column).chunks:
+                values = chunk.flatten().to_numpy(zero_copy_only=False)
+                bounds = np.concatenate([[0], np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))])
+                yield from np.split(values, bounds[1:-1].astype(np.int64)) if len(chunk) else ()
+
+
+def write_arrow(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
+    """Write documents as the rows of a column `input_ids`; return the folder."""
+    from binidx.format.arrow import pa
+
+    kind = pa.list_(pa.from_numpy_dtype(dtype))
+    feature = {"feature": {"dtype": dtype.name, "_type": "Value"}, "_type": "List"}
+    schema = pa.schema({"input_ids": kind}).with_metadata(
+        {"huggingface": json.dumps({"info": {"features": {"input_ids": feature}}})}
+    )
+    names = []
+    for number, group in enumerate(group_documents(documents)):
+        bounds = np.cumsum([0, *map(len, group)], dtype=np.int32)
+        column = pa.ListArray.from_arrays(pa.array(bounds), pa.array(np.concatenate(group)))
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, schema) as writer:
+            writer.write_table(pa.table([column], schema=schema))
+        names.append(f"data-{number:05}.arrow")
+        write_new(folder / names[-1], [memoryview(out.getvalue())])
+    info = {"features": {"input_ids": feature}, "description": "", "citation": "", "homepage": "", "license": ""}
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in names], "_fingerprint": folder.name or "binidx",
+        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+        "_split": None,
+    }  # fmt: skip
+    write_new(folder / "dataset_info.json", [json.dumps(info).encode()])
+    write_new(folder / "state.json", [json.dumps(state).encode()])
     return [folder]

@@ -8,16 +8,17 @@ A format is a reader and a writer of documents, arrays of shape (length,). Memor
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.formats import flat_tokens, shards, tables
+from binidx.corpus.formats import flat_tokens, folders
 from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
@@ -45,10 +46,10 @@ class PeerFormat:
 
 
 FORMATS = {
-    "mds": PeerFormat("MosaicML Streaming 0.13", shards.read_mds, shards.write_mds),
-    "litdata": PeerFormat("LitData 0.2", shards.read_litdata, shards.write_litdata),
+    "mds": PeerFormat("MosaicML Streaming 0.13", folders.read_mds, folders.write_mds),
+    "litdata": PeerFormat("LitData 0.2", folders.read_litdata, folders.write_litdata),
     "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, needs_eod=True),
-    "arrow": PeerFormat("datasets.save_to_disk", tables.read_arrow, tables.write_arrow),
+    "arrow": PeerFormat("datasets.save_to_disk", folders.read_arrow, folders.write_arrow),
     "nanotron": PeerFormat("datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron),
     "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, needs_eod=True),
     "neox": PeerFormat("GPT-NeoX, fairseq (TNTIDX)", flat_tokens.read_neox, flat_tokens.write_neox),
@@ -80,17 +81,12 @@ class DocumentDigest:
     def __init__(self) -> None:
         self.hash, self.documents, self.tokens = xxhash.xxh3_128(), 0, 0
 
-    def add(self, document: Tokens) -> None:
-        """Add a document."""
-        self.documents, self.tokens = self.documents + 1, self.tokens + len(document)
-        self.hash.update(np.int64(len(document)).tobytes() + np.ascontiguousarray(document, "<i8").tobytes())
-
-    def over(self, documents: Iterable[Tokens], watch: ProgressWatcher | None = None) -> Iterator[Tokens]:
+    def over(self, documents: Iterable[Tokens], watch: ProgressWatcher) -> Iterator[Tokens]:
         """Yield the documents, and add each."""
         for document in documents:
-            self.add(document)
-            if watch is not None:
-                watch.advance(len(document))
+            self.documents, self.tokens = self.documents + 1, self.tokens + len(document)
+            self.hash.update(np.int64(len(document)).tobytes() + np.ascontiguousarray(document, "<i8").tobytes())
+            watch.advance(len(document))
             yield document
 
 
@@ -138,12 +134,12 @@ def import_dataset(
     documents = peer.read(locations, options)
     if eod is not None and not peer.needs_eod:
         documents = split_stream(documents, eod)
-    first = next(documents, None)
-    given = DocumentDigest()
-    kind = np.dtype(dtype) if dtype else choose_dtype(first)
+    first, given = [*islice(documents, 1)], DocumentDigest()
+    own = [document.dtype.newbyteorder("=") for document in first]
+    kind = np.dtype(dtype) if dtype else next((each for each in own if each in OWN_DTYPES), np.dtype(np.int32))
     watch.begin("documents", 0, 0, "tokens")
     with IndexedDatasetBuilder(f"{place}.bin", kind, storage_options=target_options) as builder:
-        for document in given.over(chained(first, documents), watch):
+        for document in given.over(chain(first, documents), watch):
             builder.add_document(document, [len(document)])
         builder.finalize(f"{place}.idx")
     check_equal(format, place.uri, given, read_documents(IndexedDataset(target, storage_options=target_options)))
@@ -201,8 +197,7 @@ def find_format(name: str, eod: int | None) -> PeerFormat:
 def check_equal(format: str, uri: str, given: DocumentDigest, documents: Iterable[Tokens]) -> None:
     """Raise FormatError if documents that were read back are not the given ones."""
     found = DocumentDigest()
-    for document in documents:
-        found.add(document)
+    collections.deque(found.over(documents, SilentWatcher()), 0)
     if found.hash.digest() != given.hash.digest():
         counts = [f"{each.documents:,} documents, {each.tokens:,} tokens" for each in (found, given)]
         hint = "; an EOD inside a document, or one that lacks it, has no place in this format"
@@ -213,6 +208,9 @@ def check_equal(format: str, uri: str, given: DocumentDigest, documents: Iterabl
 
 
 SEQUENCES_AT_ONCE = 1024
+
+OWN_DTYPES = (np.uint8, np.uint16, np.int8, np.int16, np.int32)
+"""Types of tokens that a dataset keeps; it has others as int32, by default."""
 
 
 def read_documents(dataset: IndexedDataset) -> Iterator[Tokens]:
@@ -226,16 +224,3 @@ def read_documents(dataset: IndexedDataset) -> Iterator[Tokens]:
     for first, stop in pairwise(bounds):
         parts: list[NDArray[Any]] = [next(sequences) for _ in range(stop - first)]
         yield parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dataset.index.dtype), *parts])
-
-
-def choose_dtype(first: Tokens | None) -> np.dtype[Any]:
-    """Return the dtype of a dataset for tokens like these: their own, or int32 for one that a dataset cannot have."""
-    kind = np.dtype(np.int32) if first is None else first.dtype.newbyteorder("=")
-    return kind if kind in (np.uint8, np.uint16, np.int8, np.int16, np.int32) else np.dtype(np.int32)
-
-
-def chained(first: Tokens | None, rest: Iterator[Tokens]) -> Iterator[Tokens]:
-    """Yield a first document, unless it is None, and the others."""
-    if first is not None:
-        yield first
-    yield from rest
