@@ -3,7 +3,7 @@
 The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read, and
 of a .bin.zst its seek table. With --text and --tokenizer the start of so many documents is shown as text, and
 its origin, if there is lineage (.lineage.parquet).
-Memory: the .idx, which is mapped when it is local, and 4 bytes a sequence to find the percentiles.
+Memory: the .idx, which is mapped when it is local.
 
 exit status: 0 a sound dataset, 1 a damaged one, 2 there is none
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.explore.token_counts import count_lengths
 from binidx.format.bin_file import as_prefix
 from binidx.format.idx import VERSION, DType
 from binidx.format.idx_blocks import IndexStream
@@ -44,8 +45,6 @@ BLOCK = 1 << 20
 
 MOST_TOKENS = 512
 """Most tokens of a document that are decoded."""
-
-PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -95,7 +94,7 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "trailing_bytes": dataset.bin_reader.size - index.num_bytes,
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
-            "percentiles": percentiles(index.sequence_lengths),
+            "percentiles": count_lengths(dataset).percentiles,
         },
         "modes": count_modes(stream) if stream.multimodal else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
@@ -184,17 +183,6 @@ def count_modes(stream: IndexStream) -> dict[str, int]:
     for modes in stream.modes():
         counts += np.bincount(modes.view(np.uint8), minlength=256)
     return {str(np.uint8(byte).view(np.int8)): int(counts[byte]) for byte in counts.nonzero()[0]}
-
-
-def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
-    """Return the percentiles of the lengths (nearest rank) and their maximum; {} if there are none.
-
-    Cost: one copy of the lengths, 4 bytes each, and a partition of it.
-    """
-    if not len(lengths):
-        return {}
-    values = np.percentile(lengths, PERCENTILES, method="inverted_cdf").tolist()
-    return {**dict(zip(map(str, PERCENTILES), values, strict=True)), "max": int(lengths.max())}
 
 
 def describe(report: dict[str, Any]) -> str:

@@ -17,9 +17,9 @@ from helpers.shuffle_oracle import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
+from binidx.explore.token_counts import PERCENTILES, LengthCounts
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.tools import main
-from binidx.tools.inspect_dataset import PERCENTILES, percentiles
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LENGTHS = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), min_size=1, max_size=60)
@@ -108,7 +108,7 @@ def test_a_compressed_one_shows_its_segments_and_a_summed_one_its_sums(tmp_path:
 
 @given(LENGTHS)
 def test_percentiles_are_of_the_sorted_lengths(lengths: list[int]) -> None:
-    found = percentiles(np.array(lengths, "<i4"))
+    found = LengthCounts(*np.unique(lengths, return_counts=True)).percentiles
     for percent in PERCENTILES:
         assert sum(length <= found[str(percent)] for length in lengths) * 100 >= percent * len(lengths)
         assert sum(length < found[str(percent)] for length in lengths) * 100 < percent * len(lengths)
