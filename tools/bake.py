@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import argparse
 
-from binidx.run.provenance.bake_plan import plan_bake
-from binidx.run.provenance.baking import BakeProgress, bake
+from binidx.run.provenance.baking import BakeProgress, bake, plan_bake
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import Bar, counts, human_bytes

@@ -67,8 +67,8 @@ from binidx.run.display.timeline import build_timeline as build_timeline
 from binidx.run.load import load_dataset as load_dataset
 from binidx.run.load import save_run as save_run
 from binidx.run.provenance.accounts import account as account
-from binidx.run.provenance.bake_plan import plan_bake as plan_bake
 from binidx.run.provenance.baking import bake as bake
+from binidx.run.provenance.baking import plan_bake as plan_bake
 from binidx.run.provenance.history import RunHistory as RunHistory
 from binidx.run.provenance.read_planning import plan_reads as plan_reads
 from binidx.run.provenance.read_planning import write_read_plan as write_read_plan

@@ -19,7 +19,7 @@ import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.jobs.parts import Workers
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance import bake_plan
+from binidx.run.provenance import baking
 from binidx.run.schedule import BatchSchedule
 from tests.bench.corpus import write_corpus
 from tests.bench.race import DELAY_MS, far_away, store
@@ -38,7 +38,7 @@ GOAL_MB_S = 30
 def rows(directory: Path) -> list[Row]:
     """Bake once."""
     prefix = write_corpus(directory / "en", NUM_BYTES, dtype=np.int32)
-    bake_plan.PART_BYTES = PART_BYTES
+    baking.PART_BYTES = PART_BYTES
     with store(directory) as (server, bucket):
         convert_dataset(prefix, f"{bucket}/en", verify="size")
         with far_away(server) as proxy:

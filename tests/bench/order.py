@@ -28,8 +28,7 @@ from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
 from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.bake_plan import plan_bake
-from binidx.run.provenance.baking import bake
+from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule

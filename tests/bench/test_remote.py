@@ -14,8 +14,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.dataset.baked import BakedDataset
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.bake_plan import plan_bake
-from binidx.run.provenance.baking import bake
+from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location

@@ -26,8 +26,7 @@ from binidx.loader.samplers import build_sampler
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.bake_plan import plan_bake
-from binidx.run.provenance.baking import bake
+from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage import stats

@@ -18,8 +18,8 @@ from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
 import binidx.dataset.baked as baked_module
-import binidx.run.provenance.bake_plan as plan_module
 import binidx.run.provenance.baking as bake_module
+import binidx.run.provenance.baking as plan_module
 from binidx.dataset.baked import BakedDataset, part_prefix
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -29,8 +29,7 @@ from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.prepare.text.inputs import list_matches
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.bake_plan import plan_bake
-from binidx.run.provenance.baking import bake
+from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location

@@ -39,16 +39,18 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
-from binidx.dataset.baked import COMPLETE, Baked, part_prefix, read_baked
+from binidx.dataset.baked import COMPLETE, Baked, check_bakeable, part_prefix, read_baked
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
+from binidx.order.blended_order import list_members
+from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
-from binidx.run.provenance.read_planning import TWO_THREADS, locate_pieces
+from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples, locate_pieces
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
@@ -60,6 +62,9 @@ ALGORITHM = 1
 """Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
 
 STAGES = ("places", "tokens", "parts")
+
+PART_BYTES = 1 << 30
+"""Approximate size of the tokens of a part."""
 
 LEAST_TASKS = 16
 """Tasks of the first two stages, of a small run: work for many cores."""
@@ -81,6 +86,30 @@ PLACE = np.dtype([("start", "<u8"), ("position", "<u8"), ("offset", "<u4"), ("nu
 
 PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4")])
 """Piece of a sample, with its tokens: number in the part, and first token of the sample's tokens it holds."""
+
+
+@trims_traceback
+def plan_bake(order: RunOrder, steps: range) -> Baked:
+    """Return the description of a bake of these steps.
+
+    Args:
+        order: the order of the run.
+        steps: steps to bake.
+
+    Returns:
+        The description, which `bake` publishes beside the parts.
+
+    Raises:
+        IndexError: a step is beyond the end of the run.
+        ConfigError: there are no steps, or the bounds of documents matter to the samples, which a bake does not store.
+    """
+    check_planned(order, steps, "bake")
+    config = order.config
+    if any(isinstance(member, PackedOrder) for member in list_members(order.order)):
+        raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
+    check_bakeable(config)
+    stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
+    return Baked(**describe_samples(order, steps, max(1, PART_BYTES // stored)))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.bake_plan import check_planned, describe_samples
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.schedule import BatchSchedule
+from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location
@@ -85,6 +84,32 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
         masks_ends=any(isinstance(member, PackedOrder) and member.ends_documents for member in members),
         sources=OPENS.map(_describe_source, order.sources),
     )
+
+
+def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
+    """Raise IndexError or ConfigError unless a run has these steps, at least one."""
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
+    if not steps:
+        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
+
+
+def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> dict[str, Any]:
+    """Return the fields of a `Baked` of some steps of a run.
+
+    Args:
+        order: the order of the run.
+        steps: the steps.
+        samples_per_part: number of samples in each part but the last.
+    """
+    return {
+        "fingerprint": order.fingerprint,
+        "first": order.reading.schedule.samples_before(steps.start),
+        "stop": order.reading.schedule.samples_before(steps.stop),
+        "samples_per_part": samples_per_part,
+        "sequence_length": order.config.sequence_length,
+        "add_extra_token": order.config.add_extra_token_to_sequence,
+        "blended": order.is_blended,
+    }
 
 
 def _check_member(member: Order, length: int) -> None:
