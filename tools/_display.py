@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -178,6 +178,22 @@ def table(
     for first, *others in rows:
         lines += [shortened(first, width), _line(["", *others], indented)]
     return "\n".join(lines)
+
+
+def row_table(rows: Sequence[Mapping[str, Any]], number: str = "{}") -> str:
+    """Return rows of JSON values with the same keys as a table of all of them.
+
+    Args:
+        number: format of the whole numbers; others have three digits.
+    """
+
+    def cell(value: Any) -> str:
+        if isinstance(value, int | float):
+            return number.format(value) if isinstance(value, int) else f"{value:.3f}"
+        return value or ""
+
+    cells = [[*map(cell, row.values())] for row in rows]
+    return table([name.replace("_", " ") for name in rows[0]] if rows else [], cells, most_rows=len(rows))
 
 
 def shortened(text: str, width: int) -> str:

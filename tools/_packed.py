@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,8 @@ from binidx.packed.packed_run import Numbers, PackedRunOrder
 from binidx.run.global_order import SampleReads
 
 from ._command import print_result
-from ._display import counts
-from ._display import table as columns
-from ._runs import TEXT_WIDTH, decoder, parse_steps, stop_step
+from ._display import counts, row_table
+from ._runs import decoder, parse_steps, print_rows, stop_step
 
 
 def trace_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
@@ -31,7 +28,7 @@ def trace_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
         raise ConfigError(f"rank: found {arguments.rank}, the run has {order.num_ranks}, counted from 0")
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     for step in steps:
-        print_blocks(order, *order.rows(range(step, step + 1), arguments.rank), arguments.json, decode)
+        print_rows(block_rows(order, *order.rows(range(step, step + 1), arguments.rank), decode), arguments.json)
 
 
 def find_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
@@ -60,10 +57,9 @@ def find_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None:
     readings, blocks = order.where(wanted, stop)
     if arguments.count:
         rows = [count_target(order, *target, readings, blocks) for target in targets]
-        text = columns([*rows[0]], [["" if value is None else str(value) for value in row.values()] for row in rows])
-        print_result(rows, text, arguments)
+        print_result(rows, row_table(rows), arguments)
     else:
-        print_blocks(order, readings, blocks, arguments.json)
+        print_rows(block_rows(order, readings, blocks), arguments.json)
     steps = len(np.unique(readings.step))
     print(f"{counts(blocks=len(readings.step))} in {steps:,} of {counts(steps=stop)}", file=sys.stderr)
 
@@ -120,36 +116,4 @@ def account_packed(order: PackedRunOrder, arguments: argparse.Namespace) -> None
     if arguments.repeats or arguments.consumed_samples is not None:
         raise ConfigError("--repeats, --consumed-samples: packed files have no counts of documents; give --before-step")
     rows = account_blocks(order, stop_step(order, arguments.before_step))
-    cells = [
-        [f"{value:,}" if isinstance(value, int) else f"{value:.3f}" for value in list(row.values())[1:]] for row in rows
-    ]
-    text = columns(
-        [*rows[0]], [[row["source"], *own] for row, own in zip(rows, cells, strict=True)], most_rows=len(rows)
-    )
-    print_result(rows, text, arguments)
-
-
-def print_blocks(
-    order: PackedRunOrder,
-    readings: SampleReads,
-    blocks: Numbers,
-    as_json: bool,
-    decode: Callable[[list[int]], str] | None = None,
-) -> None:
-    """Print a row for each read of a block: where it is, and its documents if they are known."""
-    for row in block_rows(order, readings, blocks, decode):
-        print(json.dumps(row) if as_json else _block(row))
-
-
-def _block(row: dict[str, Any]) -> str:
-    lines = [
-        f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}  {row['source']}, epoch {row['epoch']}  "
-        f"{row['file']}, block {row['block']:,}"
-    ]
-    lines += [
-        f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}"
-        for doc in row.get("docs", ())
-    ]
-    if "text" in row:
-        lines.append("    " + " ".join(row["text"].split())[:TEXT_WIDTH])
-    return "\n".join(lines)
+    print_result(rows, row_table(rows, "{:,}"), arguments)

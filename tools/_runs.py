@@ -253,29 +253,32 @@ def exposure_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
-    """Print one JSON object per line, or one block per sample; return the number of rows.
+    """Print one JSON object per line, or some lines per row; return the number of rows.
 
     Args:
-        rows: as `build_rows` yields them.
+        rows: as `build_rows` or `block_rows` yields them.
         as_json: whether to print JSON.
     """
     count = 0
     for row in rows:
-        print(json.dumps(row) if as_json else _block(row))
+        print(json.dumps(row) if as_json else _lines(row))
         count += 1
     return count
 
 
-def _block(row: Mapping[str, Any]) -> str:
+def _lines(row: Mapping[str, Any]) -> str:
+    """Return a sample, or a block of packed files with a text of its own, as text."""
     where = f"before consumed_samples  position {row['position']:,}"
     if row["step"] is not None:
-        where = (
-            f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}{'' if row['trained'] else '  not trained'}"
-        )
-    lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
-    width = shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
-    for doc in row["docs"]:
-        lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
+        where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
+        where += "" if row.get("trained", True) else "  not trained"
+    named = f"{row['source']}, epoch {row['epoch']}"
+    is_block = "block" in row
+    place = f"{named}  {row['file']}, block {row['block']:,}" if is_block else f"sample {row['sample']:,}  {named}"
+    lines, width = [f"{where}  {place}"], shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
+    for doc in [*row.get("docs", ()), *([row] if is_block else [])]:
+        if "doc" in doc:
+            lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
         if "origin" in doc:
             lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:

@@ -36,8 +36,7 @@ from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
-from ._display import counts
-from ._display import table as columns
+from ._display import counts, row_table
 from ._packed import find_packed
 from ._runs import (
     MANY_DOCUMENTS,
@@ -114,10 +113,7 @@ def print_counts(found: Mapping[str, Exposures], arguments: argparse.Namespace) 
         | {name: row[name] for name in STEPS}
         for row in exposure_rows(found)
     ]
-    text = columns([name.replace("_", " ") for name in rows[0]] if rows else [], [
-        ["" if value is None else str(value) for value in row.values()] for row in rows
-    ], most_rows=len(rows))  # fmt: skip
-    print_result(rows, text, arguments)
+    print_result(rows, row_table(rows), arguments)
 
 
 def _earlier(history: RunHistory, arguments: argparse.Namespace, past: int) -> str:
