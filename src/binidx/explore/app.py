@@ -18,7 +18,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import BinidxError, redacted, redacted_text
@@ -52,7 +53,6 @@ PACKED_PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 """Pages of a run over packed files in the place of those of other runs."""
 
-ASSETS = {"explore.css": "text/css", "explore.js": "text/javascript", "icon.svg": "image/svg+xml"}
 DIRECTIONS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
 HIDDEN: dict[int, int | str] = {
     **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
@@ -81,11 +81,6 @@ def build_templates() -> jinja2.Environment:
     templates.filters.update(filters)
     templates.policies["json.dumps_kwargs"] = {}
     return templates
-
-
-def read_asset(name: str) -> str:
-    """Return a file of styles or scripts."""
-    return files("binidx.explore").joinpath("static", name).read_text("utf-8")
 
 
 class Pages:
@@ -123,7 +118,7 @@ class Pages:
         typed_line = typed and shlex.join(map(redacted, typed))
         return self.templates.get_template(template).render({**common, **more, **values, "typed": typed_line})
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         """Return the addresses of all pages and files."""
         digest = self.explored.digest
         first = Route("/", lambda request: RedirectResponse(f"./{digest}/", 307))
@@ -134,7 +129,7 @@ class Pages:
             Route(f"/{digest}/timeline.{{kind}}", self._timeline_file),
             Route(f"/{digest}/compare.csv", self._comparison_file),
             Route(f"/{digest}/step/{{step:int}}.{{kind}}", self._step_file),
-            Route("/assets/{name}", self._asset),
+            Mount("/assets", StaticFiles(packages=[("binidx.explore", "static")])),
         ]
         # A file of a step would otherwise be a step that is no number.
         return [first, *others, *pages]
@@ -157,12 +152,6 @@ class Pages:
         if isinstance(found, str):
             return RedirectResponse(f"./{found}", 303)
         return self._html(request, "found.html", found)
-
-    def _asset(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in ASSETS:
-            raise HTTPException(404)
-        return Response(read_asset(name), media_type=ASSETS[name])
 
     def _timeline_file(self, request: Request) -> Response:
         """Respond with the timeline as CSV, or as a figure for a paper."""
@@ -266,7 +255,7 @@ def build_server(app: Guard) -> uvicorn.Server:
 
 def write_report(explored: Explored) -> str:
     """Return the first page, and the counts of each source, as one HTML file that needs nothing else."""
-    pages, style = Pages(explored), read_asset("explore.css")
+    pages, style = Pages(explored), files("binidx.explore").joinpath("static", "explore.css").read_text("utf-8")
     template, view = pages.first_page
     numbers = () if explored.packed else range(len(explored.sources))
     lengths: Sequence[Any] = [views.show_lengths(explored, {}, source)["lengths"] for source in numbers]

@@ -319,11 +319,11 @@ def list_reads(explored: Explored, query: Query, source: int, document: int, row
 
 def show_search(explored: Explored, query: Query) -> Values:
     """Return the values of the list of documents with an exact text, for which the data is read from end to end."""
-    text, chosen = query.get("text", ""), query.get("source", "")
+    text = query.get("text", "")
     if not text.strip():
         raise NotFoundError("text: found nothing, needs a text to search")
-    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
-    prefixes = [explored.prefix(_known(explored, source)) for source in sources]
+    sources = _chosen(explored, query)
+    prefixes = [explored.prefix(source) for source in sources]
     named, options = explored.tokenizer, explored.options
     spec = describe_tokenizer(named, storage_options=options) if named else find_tokenizer(prefixes)
     result = search_documents(prefixes, [text], token_table(spec, options))
@@ -341,13 +341,18 @@ def _known(explored: Explored, source: int) -> int:
     return source
 
 
+def _chosen(explored: Explored, query: Query) -> list[int]:
+    """Return the numbers of the sources that a form names: one, or all."""
+    if query.get("source", "") in ("", "all"):
+        return list(range(len(explored.sources)))
+    return [_known(explored, parse_number(query, "source", 0))]
+
+
 def find_page(explored: Explored, query: Query) -> str | Values:
     """Return the address of the step or document that a form names, or the values of a list of several documents."""
     if step := query.get("step", "").strip():
         return f"step/{parse_number({'step': step}, 'step', 0)}"
-    name, chosen = query.get("document", "").strip(), query.get("source", "")
-    sources = list(range(len(explored.sources))) if chosen in ("", "all") else [parse_number(query, "source", 0)]
-    sources = [_known(explored, source) for source in sources]
+    name, sources = query.get("document", "").strip(), _chosen(explored, query)
     if not name:
         raise NotFoundError("document: found nothing, needs a number, FILE:ROW or id=ID")
     if name.isdecimal():
