@@ -67,16 +67,12 @@ def export_order(arguments: argparse.Namespace) -> None:
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
     with Bar("order", arguments.progress) as bar:
         bar.begin("order", rows, 0, "rows")
-        options = {"docs": docs_of(arguments), "workers": place, **chosen(arguments, "tokens", "storage_options")}
+        docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
+        options = {"docs": docs, "workers": place, **chosen(arguments, "tokens", "storage_options")}
         for own, parts in plans:
             written += export(own, arguments.to, parts, **options, watch=bar.advance)
     text = f"{arguments.to}: {counts(files=len(share))}, {written:,} written now, {counts(rows=rows)}"
     print_result({"to": arguments.to, "files": len(share), "written": written, "rows": rows}, text, arguments)
-
-
-def docs_of(arguments: argparse.Namespace) -> Any:
-    """Return the columns of documents that the options ask for."""
-    return None if arguments.no_docs else "spans" if arguments.spans else "ends"
 
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> None:

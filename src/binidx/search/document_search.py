@@ -120,8 +120,9 @@ def search_documents(
     results = make_recorded_parts(search, every, workers or Workers(), folder, identity, watch, remote_data=is_remote)
     for dataset in datasets:
         dataset.source.check_unchanged()
-    hits = {prefix: _merge([_unpack(results[part.name]) for part in own if part.name in results])
-            for prefix, own in parts.items()}  # fmt: skip
+    found = {name: base64.b64decode(result["hits"]) for name, result in results.items()}
+    hits = {prefix: _merge([np.frombuffer(found[part.name], np.int64).reshape(-1, 4) for part in own
+            if part.name in found]) for prefix, own in parts.items()}  # fmt: skip
     counts = [(each.index.num_documents, each.index.num_tokens, each.num_bytes) for each in datasets]
     num_documents, num_tokens, num_bytes = map(sum, zip(*counts, strict=True))
     missing = sum(part.name not in results for part in every)
@@ -234,10 +235,6 @@ class _Search:
                 raise FormatError(f"{dataset.prefix}: {dtype.name} does not hold the tokens {[*pattern][:8]}")
             stored.append(pattern if isinstance(pattern, bytes) else np.array(pattern, dtype).tobytes())
         return stored
-
-
-def _unpack(result: Values) -> Hits:
-    return np.frombuffer(base64.b64decode(result["hits"]), np.int64).reshape(-1, 4)
 
 
 def _merge(found: Sequence[Hits]) -> Hits:

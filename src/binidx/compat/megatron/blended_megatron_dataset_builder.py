@@ -49,7 +49,8 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
             return super().build(on_outcome=on_outcome)
 
     def _build(self, context: BuildContext) -> list[Any]:
-        if has_binidx_build_methods(self.cls):
+        methods = [getattr(self.cls, name) for name in BUILDS if hasattr(self.cls, name)]
+        if all(method.__module__.startswith("binidx.") for method in methods):
             return super()._build(context)
         return list(rank_0_first(partial(super()._build, context)))
 
@@ -81,11 +82,6 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
             return cls(*args) if not is_distributed() or is_built_on_rank() else None
 
         return rank_0_first(build) if synchronize_ranks else build()
-
-
-def has_binidx_build_methods(cls: type) -> bool:
-    """Return whether all build methods of a class are binidx's, so that rank 0 need not build before the others."""
-    return all(getattr(cls, name).__module__.startswith("binidx.") for name in BUILDS if hasattr(cls, name))
 
 
 def rank_0_first(build: Callable[[], Any]) -> Any:

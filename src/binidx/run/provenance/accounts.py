@@ -124,7 +124,9 @@ def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> Acc
         # A blend may name a prefix twice.
         keys = [(name, names[:number].count(name)) for number, name in enumerate(names)]
         for key, found in zip(keys, _account_sources(order, first, stop, stop_step), strict=True):
-            accounts[key] = _add(accounts[key], found) if key in accounts else found
+            if (before := accounts.get(key)) is not None:  # over two runs
+                found = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
+            accounts[key] = found
         seen = _times_seen(order, first, stop) if repeats else []
         for key, source, counts in zip(keys, order.sources, seen, strict=False):
             if len(times.setdefault(key, np.zeros(len(counts), np.int64))) != len(counts):
@@ -138,11 +140,6 @@ def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> Acc
 
 
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
-
-
-def _add(before: SourceAccount, after: SourceAccount) -> SourceAccount:
-    """Return the account of a source over two runs."""
-    return replace(after, **{name: getattr(before, name) + getattr(after, name) for name in SUMMED})
 
 
 def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> list[SourceAccount]:

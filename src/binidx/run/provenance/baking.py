@@ -302,11 +302,6 @@ class _Bake:
             columns.close()
         return {"written": 1}
 
-    def remove_exchange(self) -> None:
-        """Remove the exchange objects and their records."""
-        tasks = [*self.place_tasks(), *self.token_tasks({})]
-        self.folder.remove(tasks, [exchange_file(self.folder.location, task.name) for task in tasks])
-
 
 @trims_traceback
 def bake(
@@ -354,7 +349,8 @@ def bake(
         progress = _run_stages(job, workers, watch)
     if not progress.missing:
         put_if_absent(job.target / COMPLETE, baked.format())
-        job.remove_exchange()
+        tasks = [*job.place_tasks(), *job.token_tasks({})]
+        job.folder.remove(tasks, [exchange_file(job.folder.location, task.name) for task in tasks])
     return progress
 
 
