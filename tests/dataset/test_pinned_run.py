@@ -242,7 +242,7 @@ def rewrite(starts: PinnedStarts, change: Callable[[dict[str, Any]], object]) ->
     values = starts.values()
     change(values)
     del values["xxh3_64"]
-    starts.replace_file(json.dumps({**values, "xxh3_64": pinned_run._checksum(values)}).encode())
+    starts.replace_file(json.dumps({**values, "xxh3_64": pinned_run.checksum_fields(values)}).encode())
 
 
 def test_fields_of_a_later_version_are_named_and_kept(starts: PinnedStarts, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,7 +222,7 @@ def bundle(folder: Path) -> Kind:
 
 def index_manifest(folder: Path) -> Kind:
     from binidx.index.cache.index_cache import IndexCache, has_fingerprint
-    from binidx.index.cache.manifest import MANIFEST_FILE, _checksum, parse_manifest
+    from binidx.index.cache.manifest import MANIFEST_FILE, checksum_fields, parse_manifest
 
     [path] = sorted(GOLDEN.glob("cache/*-GPTDataset-train-binidx.json"))[:1]
     for each in GOLDEN.glob(f"cache/{path.name.removesuffix('-binidx.json')}*"):
@@ -245,7 +245,7 @@ def index_manifest(folder: Path) -> Kind:
         if not isinstance(fields, dict):
             return data
         fields.pop("xxh3_64", None)
-        return json.dumps({**fields, "xxh3_64": _checksum(fields)}).encode()
+        return json.dumps({**fields, "xxh3_64": checksum_fields(fields)}).encode()
 
     return Kind(path.read_bytes(), read, True, repaired)
 

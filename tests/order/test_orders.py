@@ -15,7 +15,7 @@ import binidx
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import BlendError, ConfigError, IndexBuildError
 from binidx.native.mappings import first_fit
-from binidx.order.sequences import SequenceOrder
+from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import StoredSource
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.run_plan import plan_run
@@ -25,6 +25,23 @@ from binidx.run.schedule import BatchSchedule
 from binidx.testing import check_order
 
 S = 16
+
+
+class SequenceOrder(SequenceRunsOrder):
+    """Sample i is sequence i, whole."""
+
+    @property
+    def identity(self) -> Any:
+        return {"class": "SequenceOrder", "data": self.source.dataset.identity}
+
+    def __len__(self) -> int:
+        return len(self.source.dataset)
+
+    def runs(self, samples: Any) -> tuple[Any, Any]:
+        return samples, samples + 1
+
+    def candidates(self, sequences: Any) -> Any:
+        return sequences
 
 
 def load(prefixes: Any, num_samples: int | None = None, **options: Any) -> Any:

@@ -34,8 +34,6 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import xxhash
-
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -45,7 +43,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import recorded_name
-from binidx.index.cache.manifest import ALGORITHM, Fields
+from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location, hash_uris
@@ -163,7 +161,7 @@ class PinnedFile:
         try:
             values = PINNED_FILE.parse(data, uri)
             found = values.pop("xxh3_64", None) if isinstance(values, dict) else None
-            if found != (needed := _checksum(values)):
+            if found != (needed := checksum_fields(values)):
                 raise FormatError(f"{uri}: wrong checksum (found {found}, need {needed})")
             return PINNED_FILE.convert(values, uri), {name: values[name] for name in values.keys() - KNOWN}
         except FormatError as error:
@@ -172,7 +170,7 @@ class PinnedFile:
     def write(self, run: PinnedRun, unknown: Fields) -> None:
         """Write the file, with the fields of a later version that were in it."""
         values = json.loads(json.dumps({**PINNED_FILE.tags, **unknown, **asdict(run)}))
-        data = json.dumps({**values, "xxh3_64": _checksum(values)}, indent=1, sort_keys=True).encode()
+        data = json.dumps({**values, "xxh3_64": checksum_fields(values)}, indent=1, sort_keys=True).encode()
         write_object(self.location, [data], durable=False)
 
 
@@ -334,7 +332,3 @@ def name_index(dataset: Any) -> str:
     """Return the name of the index of a dataset in a cache: `{hash}-{class}-{split}`."""
     split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
     return f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}"
-
-
-def _checksum(values: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())

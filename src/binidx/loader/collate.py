@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor, collate_by_torch, in_worker
+from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor
 from binidx.format.idx import DType
 from binidx.native.gpt_samples import GPTRows, Recipe
 
@@ -83,8 +83,10 @@ class WorkerBatch:
 
 def collate_for_trainer(samples: Sequence[Any]) -> Any:
     """Return the batch of `collate`; in a worker as a `WorkerBatch`, if it can be one."""
+    import torch.utils.data
+
     batch = collate(samples)
-    return pack_batch(batch) if in_worker() else batch
+    return batch if torch.utils.data.get_worker_info() is None else pack_batch(batch)
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -96,7 +98,9 @@ def collate(samples: Sequence[Any]) -> Any:
         return samples.stack()
     if isinstance(samples[0], Mapping) and all(name in samples[0] for name in LENGTHS):
         return _pack(samples)
-    return collate_by_torch(_pad_bounds(samples))
+    import torch.utils.data
+
+    return torch.utils.data.default_collate(_pad_bounds(samples))
 
 
 def _pack(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

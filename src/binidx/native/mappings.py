@@ -58,7 +58,6 @@ class MaskedDocuments:
             found = documents[counts[0] : counts[0] + 2].tolist()
             needed = f"needs bounds that rise within {self.c.num_sequences} sequences"
             raise IndexBuildError(f"document {counts[0]}: sequences {found[0]} to {found[1]}, {needed}")
-        self.num_empty, self.num_single, self.num_long = counts
 
     @property
     def columns(self) -> int:

@@ -45,27 +45,6 @@ class SequenceRunsOrder(SourceOrder):
         return spans, bounds
 
 
-class SequenceOrder(SequenceRunsOrder):
-    """Sample i is sequence i, whole.
-
-    Args:
-        source: the sequences.
-    """
-
-    @property
-    def identity(self) -> Any:
-        return {"class": "SequenceOrder", "data": self.source.dataset.identity}
-
-    def __len__(self) -> int:
-        return len(self.source.dataset)
-
-    def runs(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        return samples, samples + 1
-
-    def candidates(self, sequences: Numbers) -> Numbers:
-        return sequences
-
-
 class RowOrder(SequenceRunsOrder):
     """Rows of a file, epoch after epoch; each epoch in the order of the file, or shuffled by itself.
 

@@ -106,7 +106,7 @@ def format_manifest(manifest: Manifest) -> bytes:
     for stored in fields["arrays"].values():
         if not stored["shared"]:
             del stored["shared"]  # 0.1.0 refuses unknown fields
-    return json.dumps({**fields, "xxh3_64": _checksum(fields)}, indent=1).encode()
+    return json.dumps({**fields, "xxh3_64": checksum_fields(fields)}, indent=1).encode()
 
 
 def parse_manifest(data: bytes, uri: str) -> Manifest:
@@ -117,7 +117,7 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     """
     fields = MANIFEST_FILE.parse(data, uri)
     checksum = fields.pop("xxh3_64", None) if isinstance(fields, dict) else None
-    if checksum != (needed := _checksum(fields)):
+    if checksum != (needed := checksum_fields(fields)):
         raise FormatError(f"{uri}: wrong checksum (found {checksum}, need {needed})")
     return MANIFEST_FILE.convert(fields, uri)
 
@@ -157,7 +157,8 @@ def hash_fields(*fields: Fields) -> str:
     return xxhash.xxh3_128_hexdigest(_canonical(fields))
 
 
-def _checksum(fields: Any) -> str:
+def checksum_fields(fields: Any) -> str:
+    """Return the XXH3 of JSON values, which stands beside them in a file."""
     return xxhash.xxh3_64_hexdigest(_canonical(fields))
 
 

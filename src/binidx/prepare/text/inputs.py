@@ -29,15 +29,11 @@ from binidx.storage.stores.registry import is_url, split_query
 from binidx.storage.threads import map_in_flight
 
 
-def is_pattern(name: str) -> bool:
-    """Return whether a name has a wildcard; in a URL only * is one, as a ? begins its query."""
-    return "*" in name if is_url(name) else glob.has_magic(name)
-
-
 def is_folder(location: Location) -> bool:
     """Return whether a name that is not an object is a folder, not a pattern."""
-    path = location.local_path
-    return not is_pattern(location.uri) if path is None else os.path.isdir(path)
+    if (path := location.local_path) is not None:
+        return os.path.isdir(path)
+    return not ("*" in location.uri if is_url(location.uri) else glob.has_magic(location.uri))  # a ? begins a query
 
 
 def list_matches(location: Location) -> list[str]:

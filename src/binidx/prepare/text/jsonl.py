@@ -144,7 +144,7 @@ class LineReader(RowReader):
     """
 
     def __init__(self, request: ReadRequest, parse: ParseLines | None = None) -> None:
-        super().__init__(request)
+        super().__init__(request, ("line", 1))
         self._parse = parse or parse_json_lines
 
     def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:

@@ -120,14 +120,13 @@ class ParsedRows:
 class RowReader:
     """Counter of the rows of a slice, in their order, that makes batches of them.
 
-    Attributes:
-        unit: name and number of the first row of a file, for messages.
+    Args:
+        unit: name and number of the first row of a file, for messages; rows that are not lines are counted from 0, as
+            those of Parquet.
     """
 
-    unit = ("line", 1)
-
-    def __init__(self, request: ReadRequest) -> None:
-        self._request, self._row = request, 0
+    def __init__(self, request: ReadRequest, unit: tuple[str, int] = ("row", 0)) -> None:
+        self._request, self._row, self._unit = request, 0, unit
 
     def make_batches(self, rows: ParsedRows, num_bytes: int) -> tuple[list[Batch], list[Strings]]:
         """Return a batch for each key and a column for each field; `num_bytes` are the stored bytes of the rows."""
@@ -152,15 +151,9 @@ class RowReader:
     def _problem(self, error: NotADocument, number: int, rows: ParsedRows) -> Problem:
         piece, row, start = self._request.piece, self._row + number, int(rows.starts[number])
         position, line = rows.position + start, bytes(rows.data[start : int(rows.stops[number])])
-        name, first = self.unit
+        name, first = self._unit
         known = "" if piece.first_row is None else f"{name} {piece.first_row + row + first}, "
         return Problem(error.kind, piece.uri, row, position, f"{known}byte {position}", error.detail, line)
-
-
-class RecordReader(RowReader):
-    """RowReader of rows that are not lines: they are counted from 0, as those of Parquet."""
-
-    unit = ("row", 0)
 
 
 @dataclass(frozen=True)
@@ -189,7 +182,7 @@ def batch_records(
         records: adjacent rows.
         progress: returns the stored bytes read since its last call.
     """
-    reader, group, size = RecordReader(request), list[Row](), 0
+    reader, group, size = RowReader(request), list[Row](), 0
     for row in records:
         if group and (size + row.length > request.batch_bytes or not row.data):
             yield reader.make_batches(_parse_group(group, request.keys), progress())

@@ -152,7 +152,7 @@ class DiskCache:
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
         filling = self.cached.filling
         if chunks and self.cached.writable:
-            self._fetch_into_cache(filling.chunks_to_await(self.cached, chunks) if filling else chunks)
+            self.fill_chunks(filling.chunks_to_await(self.cached, chunks) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
         num_bytes = sum(stop - start for start, stop in uncached)
@@ -190,12 +190,8 @@ class DiskCache:
         quota = self.cached.quota
         return f"{quota.pause_reason}; found room for {max(0, -quota.excess()):,} bytes"
 
-    def fill_chunks(self, chunks: Sequence[int]) -> None:
-        """Fetch sorted chunks that are absent, as far as there is room, and write them to the directory."""
-        self._fetch_into_cache(chunks)
-
-    def _fetch_into_cache(self, missing: Sequence[int]) -> None:
-        """Fetch chunks into the directory, many of them in several threads.
+    def fill_chunks(self, missing: Sequence[int]) -> None:
+        """Fetch sorted absent chunks into the directory as far as there is room, many of them in several threads.
 
         Raises:
             The first error, after all threads have ended.
