@@ -28,7 +28,7 @@ FAULTS = [
     ("sample_rows.h", "c->away < 0 && c->row < c->stop", "c->away < 0", "heap-buffer-overflow"),
     ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
     ("locate.c", "count > length - first", "count > length", "checks failed"),
-    ("gather.c", "piece_tokens(g, last) == 1) last--;", "piece_tokens(g, last) == 0) last--;", "checks failed"),
+    ("gather.c", "piece_tokens(g, last) == 1 &&", "piece_tokens(g, last) == 0 &&", "checks failed"),
     ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),
     ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
     ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
