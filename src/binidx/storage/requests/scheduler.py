@@ -282,10 +282,11 @@ class Scheduler:
         self._sends(task, read, place)
 
     def _sends(self, task: asyncio.Task[None], read: ReadRequests, place: int) -> None:
-        self._running[task] = read, place, self.loop.time()
+        now = self.loop.time()
+        self._running[task] = read, place, now
         read.sent += 1
         if read.timer is None:
-            read.began = read.answered_at = self.loop.time()
+            read.began = read.answered_at = now
             read.timer = self.loop.call_later(read.seconds, self._expire, read)
         if not self._watching:
             self._watch_again()
@@ -315,11 +316,10 @@ class Scheduler:
         if error is not None:
             self._failed(read, place, sent, error)
         else:
-            read.log(place, self.loop.time() - sent, "ok", answer)
-            read.answered_at = self.loop.time()
-            ANSWERED[read.store] = read.answered_at
-            read.limiter.note_response(read.answered_at)
-            self.hedges.note(read.store, read.size(place), read.answered_at - sent)
+            now = ANSWERED[read.store] = read.answered_at = self.loop.time()
+            read.log(place, now - sent, "ok", answer)
+            read.limiter.note_response(now)
+            self.hedges.note(read.store, read.size(place), now - sent)
             self._answered(read, place, answer)
 
     def _answered(self, read: ReadRequests, place: int, answer: Any) -> None:

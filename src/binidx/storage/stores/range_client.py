@@ -254,8 +254,8 @@ class _Connection(asyncio.BufferedProtocol):
         status, reason, headers = head
         begin, came = end + 4, have - end - 4
         most = self._most if status < 400 else MAX_ERROR_BYTES
-        length = headers.get("content-length", "") if NOT_PLAIN.isdisjoint(headers) else ""
-        num_bytes = int(length) if LENGTH.fullmatch(length) else most + 1
+        length = headers.get("content-length", "") if status < 400 or NOT_PLAIN.isdisjoint(headers) else ""
+        num_bytes = int(length) if status < 400 or LENGTH.fullmatch(length) else most + 1
         if num_bytes > most or came >= num_bytes:  # not awaited if it is too long, or may never end
             body = bytes(view[begin : begin + min(came, num_bytes, most)])
             return self._end(PlainResponse(status, reason, headers, body), is_whole=came == num_bytes <= most)
