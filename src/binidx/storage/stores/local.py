@@ -51,7 +51,7 @@ clock keeps its times, and FAT has the longest tick."""
 class LocalFile:
     """A file of this machine, mapped once; reads are views of the map and copy nothing.
 
-    A file of up to 16 KiB, or 256 KiB where descriptors are scarce, is not mapped, but read and closed when it is opened.
+    A file of up to 16 KiB, or 256 KiB where descriptors are scarce, is not mapped, but read when it is opened.
 
     Args:
         path: of an existing file; an empty one is fine.
