@@ -256,13 +256,16 @@ class BlendedMegatronDatasetBuilder:
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
 
+        @lru_cache(1)  # all prefixes have the same check
+        def checked(check: Check) -> BuildContext:
+            return replace(context.with_check(check), slot=slots if is_remote else context.slot)
+
         def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
             if is_remote:
-                waiting = replace(context.with_check(check), slot=slots)
-                return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
+                return self._build_prefix(prefix, matrix, sizes, checked(check), listed.get(prefix))
             with slots:
                 check(False)
-                return self._build_prefix(prefix, matrix, sizes, context.with_check(check))
+                return self._build_prefix(prefix, matrix, sizes, checked(check))
 
         works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
         if not is_remote:

@@ -131,12 +131,13 @@ class DType(Enum):
         return np.uint16 if cardinality is not None and cardinality < 65500 else np.int32
 
 
+@functools.lru_cache
 def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the little-endian form of a type, in which files store it."""
     return np.dtype(dtype).newbyteorder("<")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class SequenceIndex:
     """Contents of an `.idx` as read-only views of its bytes.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +47,7 @@ DIGEST = "index_digest"
 """Name of the seal of `IndexedDataset.identity`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Index and tokens of a dataset, and the identities of both objects, "idx" and "bin", when they were opened.
 
@@ -203,14 +204,14 @@ def check_pinned(prefix: Location, pinned: ListedPair) -> None:
             raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
 
 
-def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
+def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: Mapping[str, Any]) -> Pair:
     fits = bin_reader.size == index.num_bytes
     if not fits and may_lack_a_bit(index, count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)):
         problem = f"{bin_reader.size} bytes, {describe_need(index.counts)}"
         cause = "as if a bit in the length of its last sequence had flipped"
         way = "restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
         raise FormatError(f"{bin_reader.uri}: {problem}, {cause}; {way}")
-    return Pair(index, bin_reader, {"idx": idx_identity, "bin": dict(bin_reader.identity)})
+    return Pair(index, bin_reader, {"idx": idx_identity, "bin": bin_reader.identity})
 
 
 def check_opened(

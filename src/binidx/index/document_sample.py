@@ -164,7 +164,7 @@ def build_sample_index(
     return rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EpochPlan:
     """Number of epochs and samples of a GPT dataset's indices.
 

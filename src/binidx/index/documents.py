@@ -107,12 +107,8 @@ def check_documents(documents: NDArray[Any] | range, *, signs: bool = True) -> N
 
 
 def compact_documents(documents: NDArray[np.int32] | range) -> Documents:
-    """Return documents in the form that datasets store: at most WINDOW as an array, more as a range if possible."""
-    if len(documents) > WINDOW:
-        return documents if isinstance(documents, range) else as_range(documents)
-    if isinstance(documents, range):
-        return np.arange(documents.start, documents.stop, documents.step, dtype=np.int32)
-    return documents
+    """Return documents in the form that datasets store: a range, or an array that is small or of other numbers."""
+    return as_range(documents) if isinstance(documents, np.ndarray) and len(documents) > WINDOW else documents
 
 
 def as_range(documents: NDArray[Any]) -> Documents:

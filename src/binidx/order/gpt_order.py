@@ -44,7 +44,7 @@ SMALL = 2**15
 opening four small files on a disk."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GPTParameters:
     """Options that determine an order of GPT samples, besides the data.
 

@@ -22,7 +22,7 @@ MANY = 1000
 """Number of values from which on a table is faster than a search among them."""
 
 
-@dataclass
+@dataclass(slots=True)
 class StoredSource:
     """Sequences of one split of an opened dataset; implements `Source`.
 

@@ -109,7 +109,8 @@ class Location:
         if "store" in own and uri.startswith(f"{self.place}/"):
             rest = self.uri[len(self.place) :], uri[len(self.place) :]
             if BESIDE_NOT.isdisjoint(rest[0]) and BESIDE_NOT.isdisjoint(rest[1]):
-                vars(other).update(store=self.store, place=self.place, settings=self.settings)
+                for name in ("store", "place", "settings"):  # `update` would unshare the keys of this dict: 150 bytes
+                    vars(other)[name] = getattr(self, name)
         return other
 
     def __add__(self, suffix: str) -> Location:

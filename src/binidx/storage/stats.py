@@ -50,7 +50,7 @@ AGAIN = {"retries": "retry", "hedges": "hedge", "refused": "refused"}
 """Counter of requests that did not answer -> its singular in the report."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ReadStats:
     """Counters of one reader. Any thread may call `add`, and read the fields."""
 
@@ -99,7 +99,7 @@ class ObjectStats(ReadStats):
         _usage["dollars"] += self.prices.dollars_per_read * counts.get("requests", 0)
 
 
-@dataclass
+@dataclass(slots=True)
 class LayerStats(ReadStats):
     """Counters of a reader over another one; `requests` and `bytes_moved` count its reads of the reader below.
 

@@ -22,7 +22,7 @@ from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores import local
 from binidx.storage.stores.local import LocalFile
 
-LARGE = local.READ_AT_ONCE + 1
+LARGE = local.SMALL_FILE + 1
 
 
 @pytest.fixture(autouse=True)

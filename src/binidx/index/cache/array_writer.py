@@ -41,7 +41,7 @@ from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
 from binidx.storage.open import cache_whole
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.local import READ_AT_ONCE
+from binidx.storage.stores.local import SMALL_FILE
 from binidx.storage.writing.publish import create_file, create_object, send_object
 
 SHUFFLED_IN_FILE = 1 << 30
@@ -174,7 +174,7 @@ class ArrayWriter:
             return xxhash.xxh3_64_hexdigest(buffer), identity
         if not in_memory:
             return xxhash.xxh3_64_hexdigest(buffer), None
-        if len(buffer) <= READ_AT_ONCE:
+        if len(buffer) <= SMALL_FILE:
             with create_object(file, durable=False) as out:
                 return _write_hashed(out, buffer), None
         with create_file(path, len(buffer), durable=False) as staged:
@@ -205,7 +205,7 @@ def _map_file(
     """
     path = file.local_path
     in_file = (
-        size > SENT_FROM_MEMORY if path is None else size > READ_AT_ONCE and (in_order or size <= SHUFFLED_IN_FILE)
+        size > SENT_FROM_MEMORY if path is None else size > SMALL_FILE and (in_order or size <= SHUFFLED_IN_FILE)
     )
     with contextlib.ExitStack() as stack:
         mapped = None

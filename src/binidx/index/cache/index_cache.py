@@ -83,7 +83,7 @@ class Outcome:
 OnOutcome = Callable[[Outcome], None] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BuildContext:
     """Options of one build: they change when and where an index is built, never its bytes.
 

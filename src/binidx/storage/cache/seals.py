@@ -35,7 +35,7 @@ LARGEST_BYTES = 1000
 """Bytes of the result of a check, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seal:
     """Note on one check of one version of a file.
 

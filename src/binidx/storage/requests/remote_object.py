@@ -63,7 +63,7 @@ LONGEST_SECONDS = 10.0
 """Longest deadline of `find_object`: short, as it looks for objects that need not exist."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """An object that exists.
 
@@ -247,7 +247,8 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
         for _ in range(pages_each):
             page = partial(start.store.list_page, ListRequest(bucket, prefix, delimiter, first, token))
             infos, token = request_with_retries(start, page, start.settings)
-            listed |= {root + name: replace(info, uri=root + name) for name, info in infos.items()}
+            for name, info in infos.items():  # `replace` takes three times as long
+                listed[root + name] = ObjectInfo(root + name, info.size, info.identity, info.md5, info.mark)
             if not token or max(infos, default="") > stop:
                 return listed
         return None
@@ -311,7 +312,7 @@ class RemoteObject:
             warn_of_versions(redacted(location.place))
         has_date = isinstance(opened.mark, int)
         self.info = replace(opened, mark=None) if has_date and not self.settings.check_dates else opened
-        self.size, self.identity = self.info.size, dict(self.info.identity)
+        self.size, self.identity = self.info.size, self.info.identity
 
     @cached_property
     def stats(self) -> ObjectStats:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import math
 import mmap as mapping
 import os
 import resource
@@ -31,8 +32,11 @@ from binidx.storage.stores.driver_errors import access_denied
 from binidx.storage.stores.identity import is_rewritten
 from binidx.storage.stores.registry import check_file_name, local_path
 
-# A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
-READ_AT_ONCE = 256 << 10
+# A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more: 819
+# MB for 4,096 files of 200 KB.
+READ_AT_ONCE = 16 << 10
+SMALL_FILE = 256 << 10
+"""Size up to which a file is read at once where half of the descriptors are in use, and too small for seals."""
 
 
 FILE_PRICES = Prices("file")
@@ -47,7 +51,7 @@ clock keeps its times, and FAT has the longest tick."""
 class LocalFile:
     """A file of this machine, mapped once; reads are views of the map and copy nothing.
 
-    A file of up to 256 KiB is not mapped, but read and closed when it is opened.
+    A file of up to 16 KiB, or 256 KiB where descriptors are scarce, is not mapped, but read when it is opened.
 
     Args:
         path: of an existing file; an empty one is fine.
@@ -85,12 +89,11 @@ class LocalFile:
 
     def _open(self) -> None:
         """Open and map the file, which must have the `identity` and the `mark`, if these are known."""
-        raise_descriptor_limit()
-        mapped = None
+        descriptors, mapped = raise_descriptor_limit(), None
         try:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_size > READ_AT_ONCE:
+                if status.st_size > (READ_AT_ONCE if file.fileno() < descriptors // 2 else SMALL_FILE):
                     mapped = mapping.mmap(file.fileno(), status.st_size, access=mapping.ACCESS_READ)
                     # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
                     mapped.madvise(mapping.MADV_RANDOM)
@@ -143,7 +146,7 @@ class LocalFile:
 
     def version_key(self) -> str | None:
         status = self._found
-        if self._map is None or time.time() - status.st_ctime < SETTLED_SECONDS:
+        if self.size <= SMALL_FILE or time.time() - status.st_ctime < SETTLED_SECONDS:
             return None  # a small file is checked faster than a seal is read
         return f"{node_view()} {self._path} {status.st_ino} {status.st_ctime_ns} {status.st_size}"
 
@@ -253,11 +256,13 @@ MOST_DESCRIPTORS = 65_536
 
 
 @functools.cache
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files towards the hard one, once in a process."""
+def raise_descriptor_limit() -> float:
+    """Raise the soft limit of open files towards the hard one, once in a process; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Where a limit is "unlimited", macOS takes no more than 10,240.
     wanted = 10_240 if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return math.inf if soft == resource.RLIM_INFINITY else soft
