@@ -194,7 +194,7 @@ class RangeConnections:
         memory = self._spare.pop(spare[-1]) if spare else np.empty(num_bytes, np.uint8)
         lent = memory.view()  # lives as long as a view of the body does
         weakref.finalize(lent, self._take_back, memory).atexit = False
-        return memoryview(lent)
+        return lent.data
 
     def _take_back(self, memory: NDArray[np.uint8]) -> None:
         if len(self._spare) < MOST_SPARE and self._timer:  # which clears them
