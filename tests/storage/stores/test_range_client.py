@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import ClientPayloadError, ServerDisconnectedError
 from servers.http_objects import http_objects
@@ -136,6 +137,24 @@ async def get_twice(pool: RangeConnections) -> list[bytes | None]:
 
 def test_a_connection_is_kept() -> None:
     assert with_server([[GOOD], [GOOD]], get_twice) == ([BODY[:100]] * 2, 1)
+
+
+def test_memory_of_a_body_is_used_again_once_no_view_of_it_is_left() -> None:
+    size = range_client.REUSED_BYTES
+
+    async def use(pool: RangeConnections) -> None:
+        await get_100(pool)
+        first, second = pool.take_memory(size), pool.take_memory(size)
+        first[:3], part = b"abc", np.frombuffer(first.toreadonly()[1:], np.uint8)
+        del first
+        third = pool.take_memory(size)
+        third[:3] = second[:3] = b"xyz"
+        assert bytes(part[:2]) == b"bc"
+        address = part.ctypes.data - 1
+        del part
+        assert np.frombuffer(pool.take_memory(size), np.uint8).ctypes.data == address
+
+    with_server([[GOOD]], use)
 
 
 @pytest.mark.parametrize(
