@@ -89,14 +89,14 @@ class SentBatch:
 
     Attributes:
         place: arguments of `receive_block`.
-        batch: the batch without its block.
+        batch: the batch, which is sent without its block.
     """
 
     place: tuple[int, int, tuple[int, int]]
     batch: WorkerBatch
 
     def __reduce__(self) -> Any:
-        return _receive_batch, (self.place, self.batch)
+        return _receive_batch, (self.place, replace(self.batch, block=None))
 
 
 def _receive_batch(place: tuple[int, int, tuple[int, int]], batch: WorkerBatch) -> WorkerBatch:
@@ -208,10 +208,8 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
         block[:, block.shape[1] - words :].view(np.uint8)[:, : bits.shape[1]] = bits
     others = {name: value for name, value in batch.items() if name not in ROWS}
     small = {name: value.numpy() for name, value in others.items() if value.nbytes <= INLINE_BYTES}
-    parts = length, has_positions, has_mask, tuple(batch), {**others, **small}
-    if blocks is None or slot is None:
-        return WorkerBatch(as_tensor(block), *parts)
-    return SentBatch((blocks.number, slot, shape), WorkerBatch(None, *parts))
+    packed = WorkerBatch(as_tensor(block), length, has_positions, has_mask, tuple(batch), {**others, **small})
+    return packed if blocks is None or slot is None else SentBatch((blocks.number, slot, shape), packed)
 
 
 def _fits(array: NDArray[Any]) -> bool:
