@@ -420,4 +420,12 @@ typedef struct {
  * emptied first; or BINIDX_BAD_ID. */
 int64_t binidx_scan_documents(binidx_scan *scan, const void *tokens, const int64_t *bounds, int64_t count, int open);
 
+/* slots.c ------------------------------------------------------------------------------------------------------- */
+
+/* Take a slot of memory that processes share; 0 if it is taken. */
+int binidx_take_slot(int64_t *state);
+
+/* Give a slot back, after all reads of it. */
+void binidx_give_slot(int64_t *state);
+
 #endif

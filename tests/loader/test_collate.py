@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.loader.collate import WorkerBatch, pack_batch
+from binidx.loader.shared_blocks import SharedBlocks, receive_block
 
 
 def assert_same_batch(found: Any, needed: Any) -> None:
@@ -75,14 +77,7 @@ def test_a_batch_that_a_block_would_change_crosses_as_it_is(name: str, value: fl
     "flags", [[], ["reset_position_ids", "eod_mask_loss"], ["create_attention_mask"], ["inter_document_masking"]]
 )
 def test_workers_serve_the_batches_of_this_process(flags: list[str], tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    prefix = write_with_megatron(tmp_path / "en", rng.integers(0, 40, 200).astype(np.int32), rng, np.uint16)
-    config = binidx.GPTDatasetConfig(**{
-        "random_seed": 1, "sequence_length": 24, "blend": ([prefix], None), "split": "1,0,0", "tokenizer": TOKENIZER,
-        "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False,
-        **dict.fromkeys(flags, True),
-    })  # fmt: skip
-    dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [60, 0, 0], lambda: True, config).build()[0]
+    dataset = build_dataset(tmp_path, *flags)
     here, there = (
         binidx.build_pretraining_data_loader(dataset, 0, 4, num_workers=workers, persistent_workers=False)
         for workers in (0, 2)
@@ -91,3 +86,52 @@ def test_workers_serve_the_batches_of_this_process(flags: list[str], tmp_path: P
     for found, needed in batches:
         assert_same_batch(found, needed)
     assert_same_batch(there[3], here[3])
+
+
+def build_dataset(tmp_path: Path, *flags: str) -> Any:
+    rng = np.random.default_rng(3)
+    prefix = write_with_megatron(tmp_path / "en", rng.integers(0, 40, 200).astype(np.int32), rng, np.uint16)
+    config = binidx.GPTDatasetConfig(**{
+        "random_seed": 1, "sequence_length": 24, "blend": ([prefix], None), "split": "1,0,0", "tokenizer": TOKENIZER,
+        "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False,
+        **dict.fromkeys(flags, True),
+    })  # fmt: skip
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [60, 0, 0], lambda: True, config).build()[0]
+
+
+def test_a_slot_is_free_when_the_last_view_of_its_array_is_gone() -> None:
+    blocks = SharedBlocks(num_workers=1, num_slots=2, slot_bytes=24)
+    assert blocks.take((1, 7)) is None
+    (slot, written), (other, _) = blocks.take((2, 3)), blocks.take((1, 6))
+    assert (slot, other, blocks.take((1, 1))) == (0, 1, None)
+    written[:] = [[1, 2, 3], [4, 5, 6]]
+    view = receive_block(blocks.number, slot, (2, 3))[1:][:, ::2]
+    if (child := os.fork()) == 0:
+        del view
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert blocks.take((1, 1)) is None
+    assert view.tolist() == [[4, 6]]
+    del view
+    assert blocks.take((1, 1)) is not None
+
+
+def test_batches_that_nobody_takes_leave_their_slots_free(tmp_path: Path) -> None:
+    dataset = build_dataset(tmp_path)
+    loader: Any = binidx.build_pretraining_data_loader(dataset, 0, 4, num_workers=1)
+    for _ in range(3):
+        next(iter(loader))  # the worker persists
+    *_, last = iter(loader)
+    assert_same_batch(last, loader[len(loader) - 1])
+    blocks = loader.collate_fn.blocks
+    assert [blocks.take((1, 1)) is not None for _ in range(5)] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_spawned_workers_write_to_the_slots(start: str, tmp_path: Path) -> None:
+    options = {"num_workers": 1, "persistent_workers": False, "multiprocessing_context": start}
+    loader: Any = binidx.build_pretraining_data_loader(build_dataset(tmp_path), 0, 4, **options)
+    assert_same_batch(next(batches := iter(loader)), loader[0])
+    words = loader.collate_fn.blocks.memory[0, 1:].numpy()
+    assert words.any()
+    del batches

@@ -131,10 +131,9 @@ class DType(Enum):
         return np.uint16 if cardinality is not None and cardinality < 65500 else np.int32
 
 
-@functools.lru_cache
 def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
     """Return the little-endian form of a type, in which files store it."""
-    return np.dtype(dtype).newbyteorder("<")
+    return np.dtype(np.dtype(dtype).newbyteorder("<").str)  # by its name NumPy's one object, not a new one
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,14 +13,15 @@ five to seven, of 28 bytes a token. It crosses as one tensor of 4.1 bytes a toke
     row of the block, int32     | tokens, then the last label | positions, unless 0, 1, 2, .. | bits of the loss mask |
                                           S + 1                             S                   S / 32, unless all are 1
 
-A batch that the block would not give back bit for bit, such as one of 64-bit ids or of weighted losses, crosses as it
-is. Small tensors, such as `dataset_id`, are pickled with the block.
+The block lies in memory that the loader shares with its workers (`shared_blocks`), and only its place is sent. A batch
+that the block would not give back bit for bit, such as one of 64-bit ids or of weighted losses, crosses as it is. Small
+tensors, such as `dataset_id`, are pickled with the block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor
 from binidx.format.idx import DType
+from binidx.loader.shared_blocks import SharedBlocks, receive_block
 from binidx.native.gpt_samples import GPTRows, Recipe
 
 LENGTHS = ("original_seq_len", "padded_seq_len")
@@ -81,12 +83,55 @@ class WorkerBatch:
         return {name: tensors[name].pin_memory() if pin else tensors[name] for name in self.names}
 
 
-def collate_for_trainer(samples: Sequence[Any]) -> Any:
-    """Return the batch of `collate`; in a worker as a `WorkerBatch`, if it can be one."""
-    import torch.utils.data
+@dataclass(frozen=True)
+class SentBatch:
+    """Batch as a worker sends it; the trainer's process unpickles it as a `WorkerBatch`.
 
-    batch = collate(samples)
-    return batch if torch.utils.data.get_worker_info() is None else pack_batch(batch)
+    Attributes:
+        place: arguments of `receive_block`.
+        batch: the batch, which is sent without its block.
+    """
+
+    place: tuple[int, int, tuple[int, int]]
+    batch: WorkerBatch
+
+    def __reduce__(self) -> Any:
+        return _receive_batch, (self.place, replace(self.batch, block=None))
+
+
+def _receive_batch(place: tuple[int, int, tuple[int, int]], batch: WorkerBatch) -> WorkerBatch:
+    return replace(batch, block=as_tensor(receive_block(*place)))
+
+
+@dataclass(frozen=True)
+class CollateForTrainer:
+    """Function that returns the batch of `collate`; in a worker as a `SentBatch` or `WorkerBatch`, if it can be one.
+
+    Args:
+        blocks: memory shared with the workers; None: there are no workers.
+    """
+
+    blocks: SharedBlocks | None = None
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        import torch.utils.data
+
+        batch = collate(samples)
+        return batch if torch.utils.data.get_worker_info() is None else pack_batch(batch, self.blocks)
+
+    @classmethod
+    def for_workers(cls, num_workers: int, num_ahead: int, num_samples: int, length: int) -> CollateForTrainer:
+        """Return the function for new workers.
+
+        Args:
+            num_workers: their number; 0 reads in this process.
+            num_ahead: batches that a worker sends before the trainer takes them.
+            num_samples: samples of a batch, B.
+            length: S; 0 if it is unknown.
+        """
+        if not num_workers or not length:
+            return cls()
+        return cls(SharedBlocks(num_workers, num_ahead + 2, 4 * num_samples * (2 * length + 1 + mask_words(length))))
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -133,8 +178,13 @@ def _pad_bounds(samples: Sequence[Any]) -> list[Any]:
     return [{**sample, "cu_seqlens": as_tensor(own)} for sample, own in zip(samples, even, strict=True)]
 
 
-def pack_batch(batch: Any) -> Any:
-    """Return a batch as a `WorkerBatch`, or as it is if a block would not give it back bit for bit."""
+def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
+    """Return a batch as a `WorkerBatch`, or as it is if a block would not give it back bit for bit.
+
+    Args:
+        batch: the batch.
+        blocks: memory for the block, which is then that of a `SentBatch`; None, or no free slot: new memory.
+    """
     is_gpt = isinstance(batch, Mapping) and batch.keys() >= ROWS.keys()
     if not is_gpt or any(batch[name].ndim != 2 for name in ROWS):
         return batch
@@ -153,15 +203,17 @@ def pack_batch(batch: Any) -> Any:
         return batch
     columns = [tokens, labels[:, -1:], *([positions] if has_positions else ())]
     words = mask_words(length) if has_mask else 0
-    block = np.zeros((len(tokens), sum(column.shape[1] for column in columns) + words), np.int32)
+    shape = len(tokens), sum(column.shape[1] for column in columns) + words
+    slot, block = (blocks and blocks.take(shape)) or (None, np.empty(shape, np.int32))
     np.concatenate(columns, axis=1, out=block[:, : block.shape[1] - words], casting="unsafe")
     if has_mask:
         bits = np.packbits(ones, axis=1, bitorder="little")
+        block[:, -1] = 0
         block[:, block.shape[1] - words :].view(np.uint8)[:, : bits.shape[1]] = bits
     others = {name: value for name, value in batch.items() if name not in ROWS}
     small = {name: value.numpy() for name, value in others.items() if value.nbytes <= INLINE_BYTES}
-    shape = length, has_positions, has_mask
-    return WorkerBatch(as_tensor(block), *shape, tuple(batch), {**others, **small})
+    packed = WorkerBatch(as_tensor(block), length, has_positions, has_mask, tuple(batch), {**others, **small})
+    return packed if blocks is None or slot is None else SentBatch((blocks.number, slot, shape), packed)
 
 
 def _fits(array: NDArray[Any]) -> bool:

@@ -19,7 +19,7 @@ from binidx.dataset.config import Split
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
-from binidx.loader.collate import WorkerBatch, collate_for_trainer
+from binidx.loader.collate import CollateForTrainer, WorkerBatch
 from binidx.loader.dataset_protocols import (
     DatasetView,
     ShownLoader,
@@ -146,7 +146,7 @@ def build_pretraining_data_loader(
         numbers = sampler.total_samples, sampler.samples_per_step
         logger.warning("the loader serves no batch: %d samples of the dataset fill no step of %d", *numbers)
     defaults = {
-        "collate_fn": collate_for_trainer,
+        "collate_fn": CollateForTrainer(),
         "pin_memory": torch.cuda.is_available() and device is None,
         "persistent_workers": num_workers > 0,
     }
@@ -383,6 +383,10 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         self._consumed_samples += self._sampler.samples_per_step
 
     def _start_reading(self) -> Iterator[Any]:
+        starts = not self.persistent_workers or (self._reader if self._reads_ahead else self._iterator) is None
+        if isinstance(self.collate_fn, CollateForTrainer) and starts:
+            about = self._sampler.micro_batch_size, get_sequence_length(self.dataset)
+            self.collate_fn = CollateForTrainer.for_workers(self.num_workers, self.prefetch_factor or 0, *about)
         batches: Iterator[Any] = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
         return batches
 
