@@ -204,9 +204,7 @@ def _map_file(
         check: called with the error of a disk; raises if the array is not to be built in memory instead.
     """
     path = file.local_path
-    in_file = (
-        size > SENT_FROM_MEMORY if path is None else size > SMALL_FILE and (in_order or size <= SHUFFLED_IN_FILE)
-    )
+    in_file = size > SENT_FROM_MEMORY if path is None else size > SMALL_FILE and (in_order or size <= SHUFFLED_IN_FILE)
     with contextlib.ExitStack() as stack:
         mapped = None
         if in_file:
