@@ -334,8 +334,9 @@ class CachedObject:
                     # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
                     with self._writing:
                         write_chunks(path, self.content, block, first, data)
-                    # The mapped pages are those that were written: comparing their checksums would hash them twice.
-                    maps.good[first : first - (-len(data) // self.content.chunk_bytes)] = 1
+                    if self.content.num_blocks > 1:  # those of one block are checked for their seal
+                        # The mapped pages are those that were written: a comparison would hash them twice.
+                        maps.good[first : first - (-len(data) // self.content.chunk_bytes)] = 1
                     return
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.
