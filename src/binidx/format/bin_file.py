@@ -19,6 +19,7 @@ import contextlib
 import difflib
 import glob
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -114,7 +115,14 @@ def did_you_mean(prefix: Location) -> str:
     it; else nothing."""
     if prefix.local_path and os.path.exists(f"{prefix.local_path}.idx"):
         return ""
-    near = _list_datasets(prefix)
+    if re.match(r"\w{2,}:/[^/]", typed := prefix.uri):
+        return f"; did you mean {typed.replace(':/', '://', 1)}?"
+    parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
+    if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
+        return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"
+    near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
+    if prefix.local_path and not near and os.path.isfile(prefix.local_path):
+        return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
     if not near and (folder := prefix.uri[: len(prefix.uri) - len(prefix.name)]):
         names = [uri.removeprefix(folder) for uri in _list_datasets(Location(folder, prefix.options))]
         near = [folder + name for name in difflib.get_close_matches(prefix.name, names)]

@@ -61,7 +61,11 @@ def list_matches(location: Location) -> list[str]:
     if folder:  # without _SUCCESS, _temporary/
         objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
     if not objects:
-        raise ObjectNotFoundError(f"{name}: matches no object; correct the name")
+        absent = path is not None and not is_pattern(name) and not folder
+        problem = (
+            "no such file" if absent else "a folder without files to read" if path and folder else "matches no object"
+        )
+        raise ObjectNotFoundError(f"{name}: {problem}; correct the name")
     return sorted(objects)
 
 
