@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
 from binidx.format.virtual import SUFFIX as PARTS
@@ -120,7 +120,10 @@ def did_you_mean(prefix: Location) -> str:
     parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
     if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
         return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"
-    near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
+    try:
+        near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
+    except ObjectNotFoundError as error:
+        return f"; {error}"
     if prefix.local_path and not near and os.path.isfile(prefix.local_path):
         return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
     if not near and (folder := prefix.uri[: len(prefix.uri) - len(prefix.name)]):
@@ -135,8 +138,12 @@ def _list_datasets(start: Location) -> list[str]:
     if start.local_path is not None:
         files = glob.iglob(f"{glob.escape(start.local_path)}*.idx")
     else:
-        with contextlib.suppress(StorageError):
+        try:
             files = list_page(start)
+        except ObjectNotFoundError:  # no such bucket
+            raise
+        except StorageError:
+            pass
     return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
 
 

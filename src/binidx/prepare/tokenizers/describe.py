@@ -299,7 +299,7 @@ def find_cached_snapshot(name: str) -> str | None:
     try:
         return str(model / "snapshots" / (model / "refs" / "main").read_text().strip())
     except OSError as error:
-        near = difflib.get_close_matches(name, glob.glob(f"{glob.escape(os.path.dirname(name))}*"), 1, 0.8)
+        near = difflib.get_close_matches(name, glob.glob(os.path.join(glob.escape(os.path.dirname(name)), "*")), 1, 0.8)
         way = f"did you mean {near[0]}?" if near else f"hf download {name} fetches it"
         raise ObjectNotFoundError(f"{name}: no file, no folder, and not in {hub}; {way}") from error
 
