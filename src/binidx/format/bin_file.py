@@ -112,7 +112,11 @@ def _bin_suffixes() -> Iterator[str]:
 
 def did_you_mean(prefix: Location) -> str:
     """Return advice for a prefix without an `.idx`: datasets of its folder with a name that begins with it or is like
-    it; else nothing."""
+    it; else nothing.
+
+    Raises:
+        ObjectNotFoundError: its bucket does not exist.
+    """
     if prefix.local_path and os.path.exists(f"{prefix.local_path}.idx"):
         return ""
     if re.match(r"\w{2,}:/[^/]", typed := prefix.uri):
@@ -120,10 +124,7 @@ def did_you_mean(prefix: Location) -> str:
     parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
     if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
         return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"
-    try:
-        near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
-    except ObjectNotFoundError as error:
-        return f"; {error}"
+    near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
     if prefix.local_path and not near and os.path.isfile(prefix.local_path):
         return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
     if not near and (folder := prefix.uri[: len(prefix.uri) - len(prefix.name)]):
