@@ -48,7 +48,7 @@ def test_a_uri_is_a_dataset_an_object_a_folder_or_nothing(
         assert found[f"{prefix}.bin"]["detail"].startswith("a dataset, in ")
         assert found[place]["detail"].startswith("a folder")
         assert f"did you mean {prefix}?" in checks(capsys, 1, f"{prefix[:-1]}")[prefix[:-1]]["detail"]
-    with pytest.raises(ObjectNotFoundError, match="^s3://no-such-bucket: no such bucket; correct [a-z ]*$"):
+    with pytest.raises(ObjectNotFoundError, match=r"^s3://no-such-bucket: no such bucket; correct [a-z ]*$"):
         IndexedDataset("s3://no-such-bucket/en")
     refused = json.dumps({**s3.server.storage_options, "secret": "wrong"})
     assert "denied" in checks(capsys, 1, prefix, "--storage-options", refused)[prefix]["detail"]

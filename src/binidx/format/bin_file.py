@@ -141,10 +141,9 @@ def _list_datasets(start: Location) -> list[str]:
     else:
         try:
             files = list_page(start)
-        except ObjectNotFoundError:  # no such bucket
-            raise
-        except StorageError:
-            pass
+        except StorageError as error:
+            if isinstance(error, ObjectNotFoundError):  # no such bucket
+                raise
     return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
 
 

@@ -61,10 +61,9 @@ def list_matches(location: Location) -> list[str]:
     if folder:  # without _SUCCESS, _temporary/
         objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
     if not objects:
-        absent = path is not None and not is_pattern(name) and not folder
-        problem = (
-            "no such file" if absent else "a folder without files to read" if path and folder else "matches no object"
-        )
+        problem = "a folder without files to read" if folder else "no such file"
+        if path is None or is_pattern(name):
+            problem = "matches no object"
         raise ObjectNotFoundError(f"{name}: {problem}; correct the name")
     return sorted(objects)
 
