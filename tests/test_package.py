@@ -85,3 +85,11 @@ def test_a_traceback_ends_at_the_call_and_keeps_the_cause(tmp_path: Path) -> Non
         assert done.stderr.splitlines()[-1] == f"binidx.errors.ObjectNotFoundError: {tmp_path}/en.idx: no such file"
         assert (len(done.stderr.splitlines()) > 30) == full
         assert full or len(done.stderr.splitlines()) <= 10
+
+
+def test_a_traceback_of_a_sample_has_few_frames_of_ours() -> None:
+    load = f"import sys, binidx\ndata = binidx.load_dataset('{ROOT}/tests/golden/int32', 4)"
+    call = f"{load}\nlen(data)\nsys.modules['torch'] = None\ndata[0]"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("binidx.errors.MissingDriverError: samples and batches: need torch;")
+    assert done.stderr.count("binidx/") <= 3

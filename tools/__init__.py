@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import io
 import os
 import select
 import sys
@@ -83,6 +84,9 @@ def _run(name: str, *arguments: str) -> int:
         near = "".join(f", did you mean {match!r}?" for match in difflib.get_close_matches(name, COMMANDS, 1))
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
         return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is shown by its code
+            stream.reconfigure(errors="backslashreplace")
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
         return int(module.main(arguments))

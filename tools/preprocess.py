@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from binidx.errors import FormatError
 from binidx.format.sidecars.dataset_manifest import Machine
 from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
@@ -140,6 +141,9 @@ def make(arguments: argparse.Namespace) -> int | None:
             watch=bar,
         )
     print_result(done.to_json(), describe(done), arguments)
+    if done.finished and not any(manifest["dataset"]["documents"] for manifest in done.manifests.values()):
+        inputs = ", ".join(job.inputs[:3]) + ", ..." * (len(job.inputs) > 3)
+        raise FormatError(f"{inputs}: no document in them, the dataset is empty; name other text, and --overwrite")
     return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsErr
 from binidx.tools import main
 
 EOD = 0
+PEERS = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 LENGTHS = [int(length) for length in np.random.default_rng(0).integers(1, 400, 100)]
 DOCUMENTS = [np.append(np.arange(1, length) % 250 + 1, EOD).astype(np.uint16) for length in LENGTHS]
 STREAM = np.concatenate(DOCUMENTS)
@@ -127,6 +129,35 @@ def test_hugging_face_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) 
     datasets.Dataset.from_dict({"id": [*range(100)], "tokens": DOCUMENTS}).save_to_disk(f"{tmp_path}/theirs")
     import_dataset("arrow", [f"{tmp_path}/theirs"], f"{tmp_path}/back", dtype="uint16")
     assert_brought_over(f"{tmp_path}/back")
+
+
+READ_AS_OLMO = """
+import sys
+import numpy as np
+from olmo_core.data import NumpyDatasetDType, NumpyFSLDatasetConfig, TokenizerConfig
+from olmo_core.data.utils import iter_document_indices
+
+path, work = sys.argv[1:]
+data = NumpyFSLDatasetConfig(
+    tokenizer=TokenizerConfig(vocab_size=256, eos_token_id=0, pad_token_id=0), paths=[path], sequence_length=64,
+    dtype=NumpyDatasetDType.uint16, work_dir=work,
+).build()
+data.prepare()
+tokens = [np.asarray(data[number]["input_ids"]) for number in range(len(data))]
+bounds = [*iter_document_indices(path, eos_token_id=0, dtype=np.uint16)]
+np.savez(path + ".npz", tokens=np.concatenate(tokens), lengths=[stop - start for start, stop in bounds])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PEERS.exists(), reason="needs the environment of `make bench-peers`")
+def test_olmo_core_reads_the_tokens_and_documents_that_we_write(tmp_path: Path) -> None:
+    [path] = export_dataset("olmo", build(f"{tmp_path}/en"), f"{tmp_path}/olmo", eod=EOD).files
+    subprocess.run([PEERS, "-c", READ_AS_OLMO, path, f"{tmp_path}/work"], check=True, env={"HOME": str(tmp_path)})
+    read = np.load(f"{path}.npz")
+    assert len(read["tokens"]) == len(STREAM) // 64 * 64
+    assert np.array_equal(read["tokens"], STREAM[: len(read["tokens"])])
+    assert read["lengths"].tolist() == [*map(len, DOCUMENTS)]
 
 
 def test_an_array_of_olmo_ends_its_last_document(tmp_path: Path) -> None:

@@ -269,6 +269,16 @@ def test_a_prefix_without_a_dataset_names_the_datasets_that_begin_with_it(tmp_pa
         for opened in (IndexedDataset, lambda prefix: PairSource(Location.of(str(prefix)))):
             with pytest.raises(ObjectNotFoundError, match=f"no such file; did you mean {path}\\?$"):
                 opened(prefix)
+    (text := tmp_path / "en.jsonl").write_text("{}")
+    for prefix, way in (
+        (tmp_path, f"did you mean {path}"),
+        (text, f"{text} is a file, and no dataset; binidx preprocess"),
+        (f"{path},{tmp_path}/fr", "several datasets"),
+        (f"0.7 {path} 0.3 fr", "several datasets"),
+        ("s3:/corpus/en", "did you mean s3://corpus/en"),
+    ):
+        with pytest.raises(ObjectNotFoundError, match=f"no such file; .*{way}"):
+            IndexedDataset(prefix)
     (tmp_path / "en_text_document.bin").unlink()
     for prefix in (path, str(tmp_path / "fr")):
         with pytest.raises(ObjectNotFoundError, match=r"no such file$"):

@@ -174,8 +174,14 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     for wrong, needed in (
         ({"which": "validation"}, "which: found 'validation', needs 'train', 'valid' or 'test'"),
         ({"which": "valid"}, "split: '1,0,0' has no valid; give one such as split='99,1,0'"),
-        ({"seq_length": 16}, "unknown option seq_length"),
+        ({"seq_length": 16}, "unknown option seq_length; did you mean sequence_length"),
+        ({"seed": 1}, "unknown option seed; did you mean random_seed"),
+        ({"num_samples": "5"}, "^num_samples: found '5', needs a whole number"),
+        ({"tokenizer": 7}, r"^tokenizer: found 7, needs binidx.SpecialTokens\(eod=7\)"),
+        ({"storage_options": "anon"}, "^storage_options: found str, needs a dict"),
         ({"blend": None}, "blend: found None; needs"),
+        ({"blend": ""}, "blend: found no prefix in ''; needs"),
+        ({"blend": "s3://"}, "blend: found no prefix in 's3://'; needs"),
     ):
         with pytest.raises(ConfigError, match=needed):
             binidx.load_dataset(**{"blend": f"{folder}/en", "sequence_length": 16, **wrong})
@@ -184,7 +190,7 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         with pytest.raises(ConfigError, match=f"^batch_size: found {size!r}, need"):
             dataset.loader(size)  # type: ignore[arg-type]
     for wrong in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
-        with pytest.raises(ConfigError, match=rf"build_pretraining_data_loader: found {wrong} \("):
+        with pytest.raises(ConfigError, match=rf"loader: found {wrong} \("):
             binidx.build_pretraining_data_loader(dataset, 0, 8, **{wrong: True})
 
 

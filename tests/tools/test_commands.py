@@ -11,8 +11,10 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx import errors
@@ -266,3 +268,13 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(call)
         assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["verify", "a", "--vocab-size", "1k"])
+    assert "binidx verify: --vocab-size: found 1k, needs a number; " in capsys.readouterr().err
+
+
+def test_a_name_that_the_encoding_of_the_terminal_lacks_is_printed(tmp_path: Path) -> None:
+    prefix = build_ours(tmp_path / "größe", [Document(np.arange(3, dtype=np.uint8), [3], [])], np.uint8)
+    call = [sys.executable, "-m", "binidx", "inspect", prefix]
+    shown = subprocess.run(call, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert b"gr\\xf6\\xdfe\n" in shown.stdout

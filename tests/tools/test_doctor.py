@@ -11,6 +11,8 @@ import pytest
 from conftest import Bucket
 from helpers.conversion import build
 
+from binidx.errors import ObjectNotFoundError
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.tools import doctor, main
 
 ROOT = Path(__file__).parents[2]
@@ -46,5 +48,7 @@ def test_a_uri_is_a_dataset_an_object_a_folder_or_nothing(
         assert found[f"{prefix}.bin"]["detail"].startswith("a dataset, in ")
         assert found[place]["detail"].startswith("a folder")
         assert f"did you mean {prefix}?" in checks(capsys, 1, f"{prefix[:-1]}")[prefix[:-1]]["detail"]
+    with pytest.raises(ObjectNotFoundError, match=r"^s3://no-such-bucket: no such bucket; correct [a-z ]*$"):
+        IndexedDataset("s3://no-such-bucket/en")
     refused = json.dumps({**s3.server.storage_options, "secret": "wrong"})
     assert "denied" in checks(capsys, 1, prefix, "--storage-options", refused)[prefix]["detail"]

@@ -53,9 +53,15 @@ def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:
 def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [{"text": "a"}, "{"])
     target = ["--to", f"{tmp_path}/en"]
+    (tmp_path / "folder").mkdir()
     cases = {
         "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
-        "none.jsonl: matches no object": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
+        "none.jsonl: no such file": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
+        "folder: a folder without files to read": (2, [f"{tmp_path}/folder", *target, *CALL]),
+        "blank.jsonl: no document in them, the dataset is empty; name other text": (
+            1,
+            [write_lines(tmp_path / "blank.jsonl", [""]), "--to", f"{tmp_path}/none", *CALL],
+        ),
         "--tokenizer: found none": (2, [bad, *target]),
         "no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),

@@ -52,11 +52,12 @@ def parse_blend(name: str, given: Any) -> Blend:
     if blend is None:
         raise ConfigError(f"{name}: found {given!r}; {FORMS}")
     prefixes, weights = blend
-    if not prefixes:
-        raise ConfigError(f"{name}: found no prefix; {FORMS}")
+    texts = [os.fspath(prefix) for prefix in prefixes]
+    if not texts or any(not text or text.endswith("://") for text in texts):
+        raise ConfigError(f"{name}: found no prefix in {given!r}; {FORMS}")
     if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
         raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
-    return [as_prefix(os.fspath(prefix)) for prefix in prefixes], None if weights is None else [*weights]
+    return [*map(as_prefix, texts)], None if weights is None else [*weights]
 
 
 def _read_blend(given: Any) -> tuple[Sequence[Any], Sequence[float] | None] | None:

@@ -19,12 +19,13 @@ import contextlib
 import difflib
 import glob
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from binidx.errors import ConfigError, FormatError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
 from binidx.format.virtual import SUFFIX as PARTS
@@ -111,10 +112,21 @@ def _bin_suffixes() -> Iterator[str]:
 
 def did_you_mean(prefix: Location) -> str:
     """Return advice for a prefix without an `.idx`: datasets of its folder with a name that begins with it or is like
-    it; else nothing."""
+    it; else nothing.
+
+    Raises:
+        ObjectNotFoundError: its bucket does not exist.
+    """
     if prefix.local_path and os.path.exists(f"{prefix.local_path}.idx"):
         return ""
-    near = _list_datasets(prefix)
+    if re.match(r"\w{2,}:/[^/]", typed := prefix.uri):
+        return f"; did you mean {typed.replace(':/', '://', 1)}?"
+    parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
+    if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
+        return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"
+    near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
+    if prefix.local_path and not near and os.path.isfile(prefix.local_path):
+        return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
     if not near and (folder := prefix.uri[: len(prefix.uri) - len(prefix.name)]):
         names = [uri.removeprefix(folder) for uri in _list_datasets(Location(folder, prefix.options))]
         near = [folder + name for name in difflib.get_close_matches(prefix.name, names)]
@@ -127,8 +139,11 @@ def _list_datasets(start: Location) -> list[str]:
     if start.local_path is not None:
         files = glob.iglob(f"{glob.escape(start.local_path)}*.idx")
     else:
-        with contextlib.suppress(StorageError):
+        try:
             files = list_page(start)
+        except StorageError as error:
+            if isinstance(error, ObjectNotFoundError):  # no such bucket
+                raise
     return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
 
 

@@ -133,7 +133,7 @@ def build_pretraining_data_loader(
     if isinstance(dataset, DatasetView):
         dataset = dataset.wrapped
     if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
-        raise ConfigError(f"build_pretraining_data_loader: found {', '.join(wrong)}; its sampler decides these")
+        raise ConfigError(f"loader: found {', '.join(wrong)}; its sampler decides these")
     if isinstance(dataset, list | tuple) and any(get_split(member) for member in dataset):
         raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
     topology = micro_batch_size, *_topology(data_parallel_rank, data_parallel_size)

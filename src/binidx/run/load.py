@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import operator
 import os
@@ -91,8 +92,16 @@ def load_dataset(
     """
     if which not in Split.__members__:
         raise ConfigError(f"which: found {which!r}, needs 'train', 'valid' or 'test'")
-    if unknown := sorted(options.keys() - {field.name for field in fields(GPTDatasetConfig) if field.init}):
-        raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; help(binidx.GPTDatasetConfig) has all")
+    known = [field.name for field in fields(GPTDatasetConfig) if field.init]
+    if unknown := sorted(options.keys() - {*known}):
+        near = [name for name in known if name.endswith(f"_{unknown[0]}")]
+        near = near or difflib.get_close_matches(unknown[0], known, 1)
+        way = f"did you mean {near[0]}?" if near else "help(binidx.GPTDatasetConfig) has all"
+        raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; {way}")
+    if not isinstance(num_samples, SupportsIndex | None):
+        raise ConfigError(f"num_samples: found {num_samples!r}, needs a whole number")
+    if isinstance(tokenizer, int):
+        raise ConfigError(f"tokenizer: found {tokenizer}, needs binidx.SpecialTokens(eod={tokenizer}) or a URI")
     given = tokenizer
     if tokenizer is None:
         tokenizer = SpecialTokens()

@@ -152,6 +152,10 @@ class ReadSettings:
 
         Text has the same meaning in options and environment, so options may come from a file: {"cache_bytes": "500GB"}.
         """
+        if not isinstance(storage_options, Mapping | None):
+            raise ConfigError(
+                f"storage_options: found {type(storage_options).__name__}, needs a dict of fsspec's options"
+            )
         given = (storage_options or {}).get(OURS) or {}
         unknown = sorted(given.keys() - RULES.keys()) if isinstance(given, Mapping) else [repr(given)]
         if unknown:

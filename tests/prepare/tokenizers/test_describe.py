@@ -94,6 +94,12 @@ def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ObjectNotFoundError, match=r"org/model: no file, .* hf download org/model fetches it"):
         describe_tokenizer("org/model")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ObjectNotFoundError, match=f"did you mean {tmp_path}/tokenizer.json"):
+        describe_tokenizer(f"{tmp_path}/tokenizer.js")
+    (tmp_path / "text.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"found a file of no known kind, need a tokenizer.json, a .model"):
+        describe_tokenizer(f"{tmp_path}/text.jsonl")
     model = tmp_path / "models--org--model"
     for folder in ("refs", "snapshots/abc"):
         (model / folder).mkdir(parents=True)

@@ -265,7 +265,7 @@ def test_forks_read_right_while_the_parents_threads_read(uri: str) -> None:
     [
         ("{bucket}/nope", ObjectNotFoundError, "{bucket}/nope: no such object"),
         ("{bucket}", ObjectNotFoundError, "{bucket}: found a directory, needed an object"),
-        ("s3://no-such-bucket/x", ObjectNotFoundError, "s3://no-such-bucket/x: no such bucket"),
+        ("s3://no-such-bucket/x", ObjectNotFoundError, "s3://no-such-bucket: no such bucket"),
         ("s3://", ObjectNotFoundError, "s3://: found a directory"),
         ("s3://Not_A_Bucket!/x", StorageError, "s3://Not_A_Bucket!/x: ParamValidationError: "),
         ("memory://nope", ObjectNotFoundError, "memory://nope: no such object"),
@@ -281,6 +281,11 @@ def test_errors_begin_with_the_uri(s3: Bucket, web: Server, uri: str, error: typ
     with pytest.raises(error) as caught:
         open_object(uri.format(**names))
     assert str(caught.value).startswith(message.format(**names))
+
+
+def test_an_option_that_a_driver_does_not_know_is_named(s3: Bucket) -> None:
+    with pytest.raises(ConfigError, match=r"^storage_options: s3://.*'anonymous'; see the options of s3fs$"):
+        open_object(f"{s3.uri}/x", storage_options={"anonymous": True})
 
 
 def test_a_wrong_secret_is_access_denied(s3: Bucket, uri: str) -> None:

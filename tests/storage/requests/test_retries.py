@@ -23,10 +23,12 @@ from binidx.storage.requests.retries import (
     is_outage,
     is_transient,
     out_of_time,
+    patience_of,
     pause,
     warn_of_outage,
 )
 from binidx.storage.requests.scheduler import HedgeTimer
+from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import HTTPStatusError, retry_after
 
 
@@ -102,6 +104,13 @@ def test_an_outage_is_logged_when_it_is_old_and_once_for_a_store(
         "s3://busy: throttled for 1100000 s (StatusError 503); requests are tried again for 480 s after its last "
         "response (outage_seconds)",
     ]
+
+
+@pytest.mark.parametrize(("opening", "seconds"), [(True, 60.0), (False, 480.0)])
+def test_the_first_request_of_a_process_waits_for_a_store_from_its_own_beginning(opening: bool, seconds: float) -> None:
+    history, settings = History(5.0, opening=opening), ReadSettings(deadline_seconds=60.0, outage_seconds=480.0)
+    history.note(StatusError(500))
+    assert patience_of("s3://silent", history, 5.0, settings) == (5.0, seconds)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pa
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, get_order_option, number_samples
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
-from binidx.errors import ConfigError, redacted
+from binidx.errors import BinidxError, ConfigError, redacted, trim_traceback
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
@@ -354,7 +354,11 @@ class MegatronDataset(OrderedDataset):
         """Return a sample, or the list of the samples of a slice or of a list of numbers, which are read at once."""
         if isinstance(idx, SEVERAL):
             return list(self.__getitems__(number_samples(idx, len(self))))
-        return self._samples[idx]
+        try:
+            return self._samples[idx]
+        except BinidxError as error:
+            trim_traceback(error)
+            raise
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         """Return the samples of a batch, whose tokens are read at once."""

@@ -57,7 +57,10 @@ def list_matches(location: Location) -> list[str]:
     if folder:  # without _SUCCESS, _temporary/
         objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
     if not objects:
-        raise ObjectNotFoundError(f"{name}: matches no object; correct the name")
+        problem = "a folder without files to read" if folder else "no such file"
+        if path is None or is_pattern(name):
+            problem = "matches no object"
+        raise ObjectNotFoundError(f"{name}: {problem}; correct the name")
     return sorted(objects)
 
 

@@ -12,6 +12,8 @@ Source: huggingface_hub, "Understand caching".
 
 from __future__ import annotations
 
+import difflib
+import glob
 import json
 import os
 from collections.abc import Mapping
@@ -287,6 +289,8 @@ def find_cached_snapshot(name: str) -> str | None:
     Raises:
         ObjectNotFoundError: neither a path nor in the cache.
     """
+    if Path(name).is_file():
+        raise ConfigError(f"{name}: found a file of no known kind, need {KINDS}")
     if "://" in name or Path(name).exists():
         return None
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
@@ -295,6 +299,9 @@ def find_cached_snapshot(name: str) -> str | None:
     try:
         return str(model / "snapshots" / (model / "refs" / "main").read_text().strip())
     except OSError as error:
-        raise ObjectNotFoundError(
-            f"{name}: no file, no folder, and not in {hub}; hf download {name} fetches it"
-        ) from error
+        near = difflib.get_close_matches(name, glob.glob(os.path.join(glob.escape(os.path.dirname(name)), "*")), 1, 0.8)
+        way = f"did you mean {near[0]}?" if near else f"hf download {name} fetches it"
+        raise ObjectNotFoundError(f"{name}: no file, no folder, and not in {hub}; {way}") from error
+
+
+KINDS = "a tokenizer.json, a .model of SentencePiece, a vocab.txt, or a folder with a tokenizer.json"

@@ -108,8 +108,8 @@ def is_refusal(error: BaseException) -> bool:
     return http_status(error) in (429, 503)
 
 
-def end_of_patience(store: str, history: History, began: float, settings: ReadSettings) -> float:
-    """Return until when a request is sent again whose last failure is of an outage, in seconds of `time.monotonic`.
+def patience_of(store: str, history: History, began: float, settings: ReadSettings) -> tuple[float, float]:
+    """Return since when, by `time.monotonic`, and for how many seconds a request is sent again during an outage.
 
     Args:
         store: `Location.place` of the object.
@@ -120,7 +120,7 @@ def end_of_patience(store: str, history: History, began: float, settings: ReadSe
         patience = min(patience, settings.deadline_seconds)
     if is_refusal(history.failures[-1][1]):
         began = max(began, ANSWERED.get(store, began))
-    return began + patience
+    return began, patience
 
 
 def warn_of_outage(store: str, error: Exception, began: float, patience: float) -> None:
@@ -243,9 +243,10 @@ def retried(
             wait, now = pause(len(history.failures)), time.monotonic()
             left = history.began + settings.deadline_seconds - now
             if is_outage(error):
-                left = end_of_patience(store, history, history.began, settings) - now
+                began, patience = patience_of(store, history, history.began, settings)
+                left = began + patience - now
                 wait = min(wait, left)  # the last try is at the end of the patience
-                warn_of_outage(store, error, history.began, settings.patience_seconds)
+                warn_of_outage(store, error, began, patience)
             if history.is_final() or wait > left or left <= 0:
                 raise given_up(location.uri, history, "this")  # noqa: B904 (it has its cause)
         else:

@@ -41,11 +41,11 @@ from binidx.storage.requests.rate_limiter import RateLimiter
 from binidx.storage.requests.retries import (
     ANSWERED,
     History,
-    end_of_patience,
     given_up,
     is_outage,
     is_refusal,
     out_of_time,
+    patience_of,
     pause,
     shortly,
     warn_of_outage,
@@ -163,10 +163,10 @@ class ReadRequests:
                 seconds = pause(len(history.failures) - TRIES_BY_RATE) if len(history.failures) > TRIES_BY_RATE else 0.0
         else:
             began = self.outage_began = min(self.outage_began, now)
-        end = end_of_patience(self.store, history, began, self.settings)
-        if (left := end - now) <= 0:
+        began, patience = patience_of(self.store, history, began, self.settings)
+        if (left := began + patience - now) <= 0:
             return None
-        warn_of_outage(self.store, error, end - self.settings.patience_seconds, self.settings.patience_seconds)
+        warn_of_outage(self.store, error, began, patience)
         seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
         self.resumes = max(self.resumes, now + seconds)
         return seconds

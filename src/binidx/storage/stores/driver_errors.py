@@ -100,8 +100,11 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return missing_driver(uri, error)
     if isinstance(error, FileNotFoundError):
         cause = hidden_cause(error)
-        thing = "bucket" if "bucket does not exist" in str(error) else "object"
-        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such {thing}")
+        if "bucket does not exist" in str(error):
+            return ObjectNotFoundError(
+                f"{'/'.join(uri.split('/', 3)[:3])}: no such bucket; correct the name or make it"
+            )
+        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such object")
     if http_status(error) == 404:
         return ObjectNotFoundError(f"{uri}: no such object")
     forbidden = http_status(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
@@ -118,6 +121,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_driver(uri).credentials}")
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        return ConfigError(f"storage_options: {uri}: {driver_text(error)}; see the options of {_driver(uri).package}")
     return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
 
 
