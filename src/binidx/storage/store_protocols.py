@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from binidx.storage.interfaces import Bytes, Range, VersionMark
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObjectInfo:
     """One object as its store reported it; reads are pinned to this version.
 
@@ -42,12 +43,12 @@ class ObjectInfo:
     mark: VersionMark | None = None
     remedy: str = ""
 
-    @property
+    @cached_property
     def version(self) -> str | None:
         """ETag, generation, version id or time of the last change; None if the store reports none of them."""
         return next((str(value) for name, value in self.identity.items() if name != "size"), None)
 
-    @property
+    @cached_property
     def pin(self) -> tuple[str, str]:
         """Response header that alone proves the version, and its value; ("", "") if there is none."""
         for name, header in (("generation", "x-goog-generation"), ("etag", "etag")):

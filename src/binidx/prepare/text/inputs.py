@@ -58,7 +58,7 @@ def list_matches(location: Location) -> list[str]:
         objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
     if not objects:
         problem = "a folder without files to read" if folder else "no such file"
-        if path is None or is_pattern(name):
+        if path is None or glob.has_magic(name):
             problem = "matches no object"
         raise ObjectNotFoundError(f"{name}: {problem}; correct the name")
     return sorted(objects)

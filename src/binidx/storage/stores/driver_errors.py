@@ -121,9 +121,9 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_driver(uri).credentials}")
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
-    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
-        return ConfigError(f"storage_options: {uri}: {driver_text(error)}; see the options of {_driver(uri).package}")
-    return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
+    wrong = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+    way = f"; correct storage_options, which are those of {_driver(uri).package}" if wrong else ""
+    return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}{way}")
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
