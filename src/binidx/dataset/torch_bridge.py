@@ -263,6 +263,20 @@ def reading_worker() -> tuple[int, int]:
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
+def in_worker() -> bool:
+    """Return whether this process is a DataLoader worker."""
+    import torch.utils.data
+
+    return torch.utils.data.get_worker_info() is not None
+
+
+def collate_by_torch(samples: Sequence[Any]) -> Any:
+    """Return the batch of torch's `default_collate`."""
+    import torch.utils.data
+
+    return torch.utils.data.default_collate([*samples])
+
+
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch, NumPy and random."""
     import torch

@@ -21,13 +21,13 @@ tensors, such as `dataset_id`, are pickled with the block.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor
+from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor, collate_by_torch, in_worker
 from binidx.format.idx import DType
 from binidx.loader.shared_blocks import SharedBlocks, receive_block
 from binidx.native.gpt_samples import GPTRows, Recipe
@@ -96,11 +96,11 @@ class SentBatch:
     batch: WorkerBatch
 
     def __reduce__(self) -> Any:
-        return _receive_batch, (self.place, replace(self.batch, block=None))
+        return _receive_batch, (self.place, {**vars(self.batch), "block": None})
 
 
-def _receive_batch(place: tuple[int, int, tuple[int, int]], batch: WorkerBatch) -> WorkerBatch:
-    return replace(batch, block=as_tensor(receive_block(*place)))
+def _receive_batch(place: tuple[int, int, tuple[int, int]], fields: dict[str, Any]) -> WorkerBatch:
+    return WorkerBatch(**{**fields, "block": as_tensor(receive_block(*place))})
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,8 @@ class CollateForTrainer:
     blocks: SharedBlocks | None = None
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        import torch.utils.data
-
         batch = collate(samples)
-        return batch if torch.utils.data.get_worker_info() is None else pack_batch(batch, self.blocks)
+        return pack_batch(batch, self.blocks) if in_worker() else batch
 
     @classmethod
     def for_workers(cls, num_workers: int, num_ahead: int, num_samples: int, length: int) -> CollateForTrainer:
@@ -143,9 +141,7 @@ def collate(samples: Sequence[Any]) -> Any:
         return samples.stack()
     if isinstance(samples[0], Mapping) and all(name in samples[0] for name in LENGTHS):
         return _pack(samples)
-    import torch.utils.data
-
-    return torch.utils.data.default_collate(_pad_bounds(samples))
+    return collate_by_torch(_pad_bounds(samples))
 
 
 def _pack(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
