@@ -181,7 +181,7 @@ def test_a_state_after_a_last_step_that_is_short_is_a_state() -> None:
 def test_a_loader_without_a_batch_warns_and_one_without_a_sample_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     assert list(binidx.build_pretraining_data_loader(Numbers(3), 0, 4)) == []
     assert "serves no batch: 3 samples of the dataset fill no step of" in caplog.text
-    with pytest.raises(ConfigError, match=r"dataset: empty \(found 0 samples, need at least 1\)"):
+    with pytest.raises(ConfigError, match="found 0, needs at least 1; the dataset is empty"):
         binidx.build_pretraining_data_loader(Numbers(0), 0, 4)
 
 

@@ -72,8 +72,8 @@ class PretrainingSampler(ABC):
         data_parallel_size: int,
     ) -> None:
         if total_samples <= 0:
-            reason = "its split has no document, or fewer tokens than sequence_length + 1; name more data"
-            raise ConfigError(f"dataset: empty (found {total_samples} samples, need at least 1): {reason}")
+            reason = "the dataset is empty: its split has no document, or fewer tokens than sequence_length + 1"
+            raise ConfigError(f"total_samples: found {total_samples}, needs at least 1; {reason}")
         if micro_batch_size <= 0:
             raise ConfigError(f"micro_batch_size: found {micro_batch_size}, needs at least 1")
         if not 0 <= data_parallel_rank < data_parallel_size:
