@@ -307,11 +307,12 @@ def test_joined_objects_keep_the_contract_of_readers(tmp_path: Path) -> None:
     def make(data: bytes) -> JoinedReader:
         cuts = [0, len(data) // 3, len(data) // 3, len(data) // 2, len(data)]
         texts = [data[start:stop] for start, stop in itertools.pairwise(cuts)]
-        (tmp_path / "mapped").write_bytes(texts[2] + b"more")
+        mapped = tmp_path / str(len(data))
+        mapped.write_bytes(texts[2] + b"more")
         parts = [
             MemoryObject(texts[0] + b"x"),
             MemoryObject(b""),
-            LocalFile(tmp_path / "mapped"),
+            LocalFile(mapped),
             MemoryObject(texts[3]),
         ]
         return JoinedReader("joined", parts, [len(text) for text in texts])

@@ -136,7 +136,7 @@ def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
     return np.dtype(np.dtype(dtype).newbyteorder("<").str)  # by its name NumPy's one object, not a new one
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class SequenceIndex:
     """Contents of an `.idx` as read-only views of its bytes.
 

@@ -173,7 +173,7 @@ def test_what_cannot_be_written_is_named(s3: Bucket, tmp_path: Path) -> None:
     with http_objects({}) as server, pytest.raises(StorageError, match=f"^{server.endpoint}/x: "):
         put_if_absent(Location.of(f"{server.endpoint}/x"), b"x")
     with (
-        pytest.raises(ObjectNotFoundError, match=r"^s3://no-such-bucket/x: .*bucket"),
+        pytest.raises(ObjectNotFoundError, match=r"^s3://no-such-bucket: no such bucket"),
         create_object(Location.of("s3://no-such-bucket/x")),
     ):
         pass

@@ -66,8 +66,8 @@ def test_directories_are_made_where_a_store_has_them(size: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [10, ONE_PUT + 1])
-def test_a_store_that_refuses_is_an_error_that_names_the_object(s3: Any, size: int) -> None:
-    with pytest.raises(StorageError, match=r"s3://no-such-bucket-of-ours/object"):
+def test_a_missing_bucket_is_an_error_that_names_it(s3: Any, size: int) -> None:
+    with pytest.raises(StorageError, match=r"^s3://no-such-bucket-of-ours: no such bucket; correct the name or make it$"):
         send_object(Location.of("s3://no-such-bucket-of-ours/object"), some_bytes(size))
 
 

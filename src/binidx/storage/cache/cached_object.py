@@ -306,7 +306,7 @@ class CachedObject:
     # Keeping
 
     def store(self, first: int, data: memoryview) -> bool:
-        """Write neighbouring chunks from `first` on; return whether all of them are cached now.
+        """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now.
 
         Args:
             first: number of a chunk in the object.
@@ -333,11 +333,7 @@ class CachedObject:
                 if block is not None:
                     # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
                     with self._writing:
-                        write_chunks(path, self.content, block, first, data)
-                    if self.content.num_blocks > 1:  # those of one block are checked for their seal
-                        # The mapped pages are those that were written: a comparison would hash them twice.
-                        maps.good[first : first - (-len(data) // self.content.chunk_bytes)] = 1
-                    return
+                        return write_chunks(path, self.content, block, first, data)
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.
                 if attempt == 2:

@@ -8,8 +8,8 @@ The directory lies on a disk of this node or on a file system of the cluster, an
 that can access it. `block_files` describes its files and the locks against eviction, `cached_object` and
 `memory.SingleFlight` which process and thread fetches a chunk, `eviction` the quota.
 
-No cached byte is used before its checksum was compared, once for a chunk and process that did not write it; of index
-files, which are one block each, once for a node (`seals`). So after a kill, a loss of power,
+No cached byte is used before its checksum was compared, once for a chunk and process; of index files, which are one
+block each, once for a node (`seals`). So after a kill, a loss of power,
 a full disk or flipped bits, chunks are fetched again, and wrong bytes are never returned. While a directory is used,
 its files must not be truncated (SIGBUS, as with every mmap); on a local file system they may be removed.
 """

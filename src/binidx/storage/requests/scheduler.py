@@ -133,7 +133,7 @@ class ReadRequests:
         """
         if self.is_logged:
             failures = self.histories[place].failures if place in self.histories else ()
-            num_bytes = len(answer) if isinstance(answer, bytes | bytearray) else 0
+            num_bytes = len(answer) if isinstance(answer, bytes | bytearray | memoryview) else 0
             what = redacted(self.uri), self.where(place), 1 + len(failures)
             logger.debug("%s: %s, try %d: %s, %.1f ms, %d bytes", *what, status, seconds * 1e3, num_bytes)
 
