@@ -35,7 +35,7 @@ from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, ObjectNotFoundError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_lock import Check
+from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.storage.location import Location
@@ -48,8 +48,8 @@ seconds that it allows for one of CPU time, as on a busy machine, where threads 
 
 Result = TypeVar("Result")
 
-Work = Callable[[Check], Result]
-"""Function that builds one dataset or several; it calls the given check while it waits."""
+Work = Callable[[BuildContext], Result]
+"""Function that builds one dataset or several in a context, whose checks it calls while it waits."""
 
 TopLevelDataset = BlendedDataset | MegatronDataset | PlannedDataset
 
@@ -233,10 +233,10 @@ class BlendedMegatronDatasetBuilder:
         splits = [[dataset for dataset in datasets if dataset is not None] for datasets in zip(*built, strict=True)]
         if wanted.blended:
             works = [
-                partial(self._blend, wanted.weights, size, datasets, context)
+                partial(self._blend, wanted.weights, size, datasets)
                 for size, datasets in zip(self.sizes, splits, strict=True)
             ]
-            return [*(run_concurrently(works) if self._is_remote([]) else run_in_order(works))]
+            return [*(run_concurrently if self._is_remote([]) else run_in_order)(works, context)]
         if len(wanted.prefixes) > 1:
             return [datasets or None for datasets in splits]
         return [datasets[0] if datasets else None for datasets in splits]
@@ -255,25 +255,23 @@ class BlendedMegatronDatasetBuilder:
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
+        pairs = dict[str, ListedPair]()
 
-        @lru_cache(1)  # all prefixes have the same check
-        def checked(check: Check) -> BuildContext:
-            return replace(context.with_check(check), slot=slots if is_remote else context.slot)
-
-        def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            if is_remote:
-                return self._build_prefix(prefix, matrix, sizes, checked(check), listed.get(prefix))
-            with slots:
-                check(False)
-                return self._build_prefix(prefix, matrix, sizes, checked(check))
+        def build(prefix: str, sizes: Sizes, context: BuildContext) -> list[MegatronDataset | None]:
+            with contextlib.nullcontext() if is_remote else slots:
+                run_checks(context.checks)
+                return self._build_prefix(prefix, matrix, sizes, context, pairs.get(prefix))
 
         works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
         if not is_remote:
-            return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
+            run = run_in_order if threads == 1 else partial(run_concurrently, in_this_thread=[True] * len(works))
+            return run(works, context)
+        context = replace(context, slot=slots)
         closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
         with list_pairs_with_bundle(closed, idx_bundle(self.config), pinned) as listed:
+            pairs |= listed
             indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
-            return run_concurrently(works, [prefix in indexed for prefix in prefixes])
+            return run_concurrently(works, context, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
@@ -308,11 +306,9 @@ class BlendedMegatronDatasetBuilder:
         size: int | None,
         datasets: list[MegatronDataset],
         context: BuildContext,
-        check: Check,
     ) -> BlendedDataset | None:
         if not datasets:
             return None
-        context = context.with_check(check)
         measured = measure_blend(weights, size, [*map(len, datasets)])
         return self.blended_class(datasets, *measured, self.config, context=context)
 
@@ -383,12 +379,14 @@ def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig)
         raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")
 
 
-def run_in_order(works: Sequence[Work[Result]]) -> list[Result]:
+def run_in_order(works: Sequence[Work[Result]], context: BuildContext) -> list[Result]:
     """Return the results of pieces of work, run one after another in the calling thread; the first error ends it."""
-    return [work(lambda _: None) for work in works]
+    return [work(context) for work in works]
 
 
-def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = ()) -> list[Result]:
+def run_concurrently(
+    works: Sequence[Work[Result]], context: BuildContext, in_this_thread: Sequence[bool] = ()
+) -> list[Result]:
     """Return the results of work that waits for stores, run concurrently; the first error ends the rest.
 
     When one piece of work fails, work that only computes goes on to its end in its thread, work that waits for another
@@ -396,7 +394,8 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
     long as another node builds.
 
     Args:
-        works: called with a check, which raises PeerError once another piece has failed.
+        works: called with the context, of which all pieces share one.
+        context: of the build; gets a check that raises PeerError once another piece has failed.
         in_this_thread: per piece, whether it probably only computes. Such pieces run in the calling thread: a hundred
             computing threads compete for the GIL and need three times as long. If the first ones are slow, the rest
             gets threads, too.
@@ -411,7 +410,7 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
 
     def run(number: int) -> Result:
         try:
-            return works[number](check)
+            return works[number](context)
         except BaseException as error:
             errors.append(error)
             raise
@@ -420,6 +419,7 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
         if errors:
             raise PeerError(f"build interrupted: another dataset of this build failed: {errors[0]}")
 
+    context = context.with_check(check)
     try:
         for number in {*range(len(works))}.difference(local):
             pending[number] = OPENS.submit(partial(run, number))
