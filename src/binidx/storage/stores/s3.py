@@ -12,12 +12,10 @@ import functools
 import hashlib
 import logging
 import os
-import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs, unquote_plus, urlsplit
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from binidx.errors import SlowCopyError, StorageError, redacted
@@ -27,10 +25,7 @@ from binidx.storage.stores.direct import (
     MAX_UNBOUNDED_BYTES,
     Address,
     DirectStore,
-    NotDirectError,
-    SessionOptions,
     bounded_session,
-    direct_address,
     if_match,
     read_at_most,
     receive,
@@ -47,7 +42,7 @@ from binidx.storage.stores.driver_errors import (
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
-from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
+from binidx.storage.stores.signing import sign
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -267,75 +262,6 @@ def one_origin_session() -> Any:
                 raise
 
     return OneOriginSession
-
-
-async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
-    """Return the address of a direct request, a signed URL.
-
-    Args:
-        method: method of botocore's client, such as "get_object".
-        wanted: parameters of the method.
-        headers: further headers of the request; they are not signed.
-
-    Raises:
-        NotDirectError: the request cannot be sent without the driver.
-    """
-    from botocore.utils import get_environ_proxies
-    from yarl import URL
-
-    await fs.set_session()
-    client = await fs.get_s3(wanted["Bucket"])
-    credentials, place = await frozen_credentials(client), (id(fs), wanted["Bucket"])
-    signer, signed = _signers.get(place, (None, None))
-    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
-    if is_plain and signer and signed and signer.holds(client, credentials):
-        url = URL(signer.make_url(wanted["Key"]), encoded=True)
-        return replace(signed, url=url, headers={**signed.headers, **headers})
-    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
-    given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
-    arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
-    client.meta.events.register_first("before-endpoint-resolution.s3", use_regional_endpoint, unique_id="binidx")
-    url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
-    config = client.meta.config
-    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
-    if proxies.get(urlsplit(url).scheme):
-        raise NotDirectError("a proxy stands before it")
-    payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
-    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
-    if unknown := set(names) - {"host", *payer}:
-        raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
-    if is_plain and arguments == wanted:
-        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
-    return replace(address, headers={**address.headers, **headers})
-
-
-_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
-"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
-
-
-def session_options(fs: Any, config: Any) -> SessionOptions:
-    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
-
-    Args:
-        config: configuration of the botocore client of `fs`.
-    """
-    from aiohttp import DummyCookieJar, TCPConnector
-    from botocore.httpsession import create_urllib3_context, get_cert_path
-
-    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
-    if verify is False:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    else:
-        tls.check_hostname = True
-        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
-    if certificate := config.client_cert:
-        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
-    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
-    given = config.connector_args or {}
-    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
-    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
-    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000

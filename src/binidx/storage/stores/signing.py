@@ -1,4 +1,4 @@
-"""Signed URLs of many objects of one bucket, made of botocore's URL of the first one in a tenth of its CPU.
+"""Signed URLs of S3: of many objects of one bucket, made of botocore's URL of the first one in a tenth of its CPU.
 
     https://bucket.s3.amazonaws.com/  en.bin  ?X-Amz-Algorithm=...&X-Amz-Date=...  &X-Amz-Signature=...
     start, by botocore                key     query, by botocore                   HMAC-SHA256 over the rest
@@ -14,11 +14,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import ssl
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
+
+from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions, direct_address
 
 SIGNER_SECONDS = 50.0
 """Age at which a signer ends. Its last URL is then used for `direct.RENEW_SECONDS` more: together less than the five
@@ -98,7 +102,7 @@ def derive_signer(client: Any, credentials: Any, url: str, key: str) -> UrlSigne
         return None
 
 
-async def frozen_credentials(client: Any) -> Any:
+async def _frozen_credentials(client: Any) -> Any:
     """Return the present access key, secret key and token of a client of botocore; None if it has none, or hides them.
 
     Without them every URL is made by botocore.
@@ -109,7 +113,76 @@ async def frozen_credentials(client: Any) -> Any:
     return None
 
 
-def use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
+def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
     """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
     if context.get("is_presign_request"):
         context["use_global_endpoint"] = False
+
+
+async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
+    """Return the address of a direct request, a signed URL.
+
+    Args:
+        method: method of botocore's client, such as "get_object".
+        wanted: parameters of the method.
+        headers: further headers of the request; they are not signed.
+
+    Raises:
+        NotDirectError: the request cannot be sent without the driver.
+    """
+    from botocore.utils import get_environ_proxies
+    from yarl import URL
+
+    await fs.set_session()
+    client = await fs.get_s3(wanted["Bucket"])
+    credentials, place = await _frozen_credentials(client), (id(fs), wanted["Bucket"])
+    signer, signed = _signers.get(place, (None, None))
+    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
+    if is_plain and signer and signed and signer.holds(client, credentials):
+        url = URL(signer.make_url(wanted["Key"]), encoded=True)
+        return replace(signed, url=url, headers={**signed.headers, **headers})
+    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
+    given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
+    arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
+    client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
+    url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
+    config = client.meta.config
+    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
+    if proxies.get(urlsplit(url).scheme):
+        raise NotDirectError("a proxy stands before it")
+    payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
+    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
+    if unknown := set(names) - {"host", *payer}:
+        raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    if is_plain and arguments == wanted:
+        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
+    return replace(address, headers={**address.headers, **headers})
+
+
+_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
+"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
+
+
+def session_options(fs: Any, config: Any) -> SessionOptions:
+    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
+
+    Args:
+        config: configuration of the botocore client of `fs`.
+    """
+    from aiohttp import DummyCookieJar, TCPConnector
+    from botocore.httpsession import create_urllib3_context, get_cert_path
+
+    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
+    if verify is False:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    else:
+        tls.check_hostname = True
+        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
+    if certificate := config.client_cert:
+        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
+    given = config.connector_args or {}
+    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
+    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
+    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
