@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.loader.readahead import Prediction
+from binidx.loader.prediction import Prediction
 from binidx.loader.samplers import build_sampler
 
 
