@@ -31,7 +31,7 @@ from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.settings import parse_bytes
 
-from ._display import fitted, print_note
+from ._display import Bar, fitted, print_note
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -57,7 +57,7 @@ def command(
         doc: docstring of the command's module, which is its help.
         body: runs the command; returns the exit status, None for 0.
         after_interrupt: message after Ctrl-C.
-        progress: whether the command shows its progress, by a `Bar`.
+        progress: whether `body` gets a `Bar` as `arguments.watch`; else this is None.
     """
 
     def main(argv: Sequence[str]) -> int:
@@ -68,7 +68,8 @@ def command(
             check_flags(options, argv)
             arguments = options.parse_args(argv)
             warnings.showwarning = lambda message, *_: print_note(f"binidx {name}", str(message), "warning")
-            with ended_by_signals():
+            watch = Bar(name, arguments.progress) if progress else contextlib.nullcontext()
+            with ended_by_signals(), watch as arguments.watch:
                 return body(arguments) or 0
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
@@ -267,12 +268,14 @@ def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> No
 
 
 def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
-    """Print a result, as JSON values with --json, else as text.
+    """Print a result, as JSON values with --json, else as text; the bar of the last stage vanishes before it.
 
     Args:
         values: JSON values.
         text: the same for people.
     """
+    if arguments.watch:
+        arguments.watch.end_stage()
     print(json.dumps(values) if arguments.json else fitted(text, sys.stdout))
 
 
@@ -290,8 +293,9 @@ def add_writing(options: argparse.ArgumentParser) -> None:
 
 
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the library's arguments for the options of `add_writing`."""
-    return {"lineage": not arguments.no_lineage, **chosen(arguments, "overwrite", "source_options", "target_options")}
+    """Return the library's arguments for the options of `add_writing`, and for the progress."""
+    names = "overwrite", "source_options", "target_options", "watch"
+    return {"lineage": not arguments.no_lineage, **chosen(arguments, *names)}
 
 
 def add_workers(options: argparse.ArgumentParser, what: str) -> None:

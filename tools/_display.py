@@ -45,7 +45,7 @@ class Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end_stage()
+        self.end_stage()
         self._ended.set()
 
     def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
@@ -56,7 +56,7 @@ class Bar:
             total, done: units of the whole stage, and of the part that was done before.
             unit: name of the units, in the plural.
         """
-        self._end_stage()
+        self.end_stage()
         self._what, self._unit, self._total, self._before, self._done = what, unit, total, done, done
         self._began = time.monotonic()
         if self._form:
@@ -98,7 +98,8 @@ class Bar:
     def _amount(self, count: float) -> str:
         return human_bytes(count) if self._unit == "bytes" else f"{count:,.0f} {self._unit}"
 
-    def _end_stage(self) -> None:
+    def end_stage(self) -> None:
+        """End the stage; its bar vanishes."""
         self._bar.close()
         if self._form and self._what:
             self.print_progress()

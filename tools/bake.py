@@ -25,7 +25,7 @@ import argparse
 from binidx.run.provenance.baking import BakeProgress, bake, plan_bake
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
-from ._display import Bar, counts, human_bytes
+from ._display import counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
 
@@ -42,9 +42,8 @@ def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
     order = open_run(arguments)
     baked = plan_bake(order, parse_steps(order, arguments.steps))
-    with Bar("bake", arguments.progress) as bar:
-        options = chosen(arguments, "scratch", "storage_options")
-        done = bake(order, arguments.to, baked, workers=workers(arguments), **options, watch=bar)
+    options = chosen(arguments, "scratch", "storage_options", "watch")
+    done = bake(order, arguments.to, baked, workers=workers(arguments), **options)
     count = baked.stop - baked.first
     size = count * baked.stored_length * order.token_dtype.itemsize
     parts = {"parts": len(baked.parts()), "written": done.written, "missing": done.missing}

@@ -53,7 +53,7 @@ from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
 
 from ._command import RESUMES, add_json, command, num_bytes, print_result
-from ._display import Bar, counts, human_bytes, human_seconds, table
+from ._display import counts, human_bytes, human_seconds, table
 
 if TYPE_CHECKING:
     from binidx.loader.dataset_protocols import LocatedSamples
@@ -136,9 +136,8 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
     began = time.monotonic()
-    with Bar("cache", arguments.progress) as bar:
-        bar.begin("warm", total, 0)
-        done = warm(jobs, bar.advance)
+    arguments.watch.begin("warm", total, 0)
+    done = warm(jobs, arguments.watch.advance)
     seconds = time.monotonic() - began
     values = {**asdict(done), "num_objects": len(jobs), "seconds": seconds}
     print_result(values, describe_warm(done, directory, len(jobs), seconds), arguments)

@@ -42,7 +42,7 @@ from binidx.format.bin_file import as_prefix
 from binidx.storage.open import COMPRESSED
 
 from ._command import DATASET, RESUMES, add_json, add_workers, chosen, chosen_workers, command, print_result, target
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -69,8 +69,7 @@ def convert(arguments: argparse.Namespace) -> None:
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
-    with Bar("convert", arguments.progress) as bar:
-        done = convert_dataset(**options, way=way, watch=bar, workers=chosen_workers(arguments))
+    done = convert_dataset(**options, way=way, watch=arguments.watch, workers=chosen_workers(arguments))
     sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
     print_result(done.to_json(), describe(done) + sums, arguments)
 

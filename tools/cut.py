@@ -28,19 +28,16 @@ from collections.abc import Callable
 
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.format.bin_file import as_prefix
-from binidx.storage.writing.copy import ProgressWatcher
 
 from ._command import DATASET, add_writing, chosen, command, print_result, target, writing
-from ._display import Bar, counts, human_seconds
+from ._display import counts, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the three subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(
-        name: str, body: Callable[[argparse.Namespace, ProgressWatcher], CutResult], purpose: str
-    ) -> argparse.ArgumentParser:
+    def add(name: str, body: Callable[[argparse.Namespace], CutResult], purpose: str) -> argparse.ArgumentParser:
         options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         options.add_argument("source", type=as_prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
@@ -64,21 +61,20 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def cut(arguments: argparse.Namespace) -> None:
     """Run the chosen subcommand, and print a summary."""
-    with Bar("cut", arguments.progress) as bar:
-        done = arguments.body(arguments, bar)
+    done = arguments.body(arguments)
     print_result(done.to_json(), describe(done), arguments)
 
 
-def cut_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
+def cut_head(arguments: argparse.Namespace) -> CutResult:
     """Write the first documents of a dataset."""
     count, target = arguments.num_documents, arguments.targets[0]
-    return head_dataset(arguments.source, target, count, **writing(arguments), watch=watch)
+    return head_dataset(arguments.source, target, count, **writing(arguments))
 
 
-def cut_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
+def cut_split(arguments: argparse.Namespace) -> CutResult:
     """Write a sample or a split of a dataset."""
     options = chosen(arguments, "source", "targets", "fractions", "seed")
-    return split_dataset(**options, **writing(arguments), watch=watch)
+    return split_dataset(**options, **writing(arguments))
 
 
 def describe(done: CutResult) -> str:

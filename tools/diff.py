@@ -29,7 +29,7 @@ from binidx.corpus.diff import Difference, diff_datasets
 from binidx.format.bin_file import as_prefix
 
 from ._command import DATASET, add_json, add_workers, chosen, command, print_result, workers
-from ._display import Bar, counts, human_seconds
+from ._display import counts, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -46,10 +46,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
-    with Bar("diff", arguments.progress) as bar:
-        options = chosen(arguments, "left_options", "right_options", "records", "scratch")
-        options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
-        difference = diff_datasets(arguments.left, arguments.right, **options, watch=bar)
+    options = chosen(arguments, "left_options", "right_options", "records", "scratch", "watch")
+    options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
+    difference = diff_datasets(arguments.left, arguments.right, **options)
     print_result(difference.to_json(), describe(difference), arguments)
     return 0 if difference.same or difference.parts_missing else 1
 

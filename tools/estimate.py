@@ -28,7 +28,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 
 from ._command import add_json, chosen, command, num_bytes, print_result
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 
 
@@ -53,15 +53,13 @@ def estimate(arguments: argparse.Namespace) -> int:
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
-    with Bar("estimate", arguments.progress) as bar:
-        estimated = estimate_tokens(
-            tokenizer=tokenizer,
-            filters=parse_filters(arguments),
-            engine=arguments.tokenizer_engine,
-            sample_bytes=arguments.sample,
-            **chosen(arguments, "inputs", "keys", "append_eod", "format", "seed", "source_options"),
-            watch=bar,
-        )
+    estimated = estimate_tokens(
+        tokenizer=tokenizer,
+        filters=parse_filters(arguments),
+        engine=arguments.tokenizer_engine,
+        sample_bytes=arguments.sample,
+        **chosen(arguments, "inputs", "keys", "append_eod", "format", "seed", "source_options", "watch"),
+    )
     print_result(asdict(estimated), describe(estimated), arguments)
     return 1 if estimated.problems and not estimated.documents.total else 0
 

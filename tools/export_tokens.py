@@ -18,7 +18,6 @@ from binidx.corpus.formats.peer_formats import FORMATS, export_dataset
 from binidx.format.bin_file import as_prefix
 
 from ._command import DATASET, add_json, chosen, command, print_result
-from ._display import Bar
 from .import_tokens import describe
 
 
@@ -34,9 +33,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_tokens(arguments: argparse.Namespace) -> None:
     """Export the dataset, and print a summary."""
-    names = ("format", "source", "target", "eod", "source_options", "target_options")
-    with Bar("export", arguments.progress) as bar:
-        done = export_dataset(**chosen(arguments, *names), watch=bar)
+    names = ("format", "source", "target", "eod", "source_options", "target_options", "watch")
+    done = export_dataset(**chosen(arguments, *names))
     print_result(done.to_json(), f"{', '.join(done.files)}: {describe(done)} read back and equal", arguments)
 
 

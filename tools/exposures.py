@@ -29,7 +29,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
 from ._command import command, print_result
-from ._display import Bar, counts
+from ._display import counts
 from ._display import table as columns
 from ._packed import packed_exposures
 from ._runs import (
@@ -73,8 +73,7 @@ def print_exposures(arguments: argparse.Namespace) -> None:
         names = {Location(source.prefix).uri: name for name, source in history.sources.items()}
         uri, prefixes = arguments.tokenizer, [Location(prefix, options) for prefix in names]
         spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
-        with Bar("exposures", arguments.progress) as bar:
-            hits = search_documents(prefixes, [text], token_table(spec, options), watch=bar).documents()
+        hits = search_documents(prefixes, [text], token_table(spec, options), watch=arguments.watch).documents()
         documents = {names[prefix]: numbers for prefix, numbers in hits.items()}
     try:
         rows = exposure_rows(count_exposures(history, documents, stop, earlier=not arguments.no_earlier))

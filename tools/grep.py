@@ -47,7 +47,7 @@ from binidx.search.queries import count_ngrams, match_items, read_queries
 from binidx.storage.location import Location
 
 from ._command import add_json, add_workers, chosen_workers, command, print_result
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
 from ._runs import open_history, stop_step
 
@@ -96,9 +96,9 @@ def grep(arguments: argparse.Namespace) -> None:
         texts, ngrams = count_ngrams(items, arguments.ngram)
     table = None if arguments.tokens else token_table(_find_spec(arguments, prefixes), options)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
-    with Bar("grep", arguments.progress) as bar:
-        place = {"workers": chosen_workers(arguments), "records": arguments.records}
-        result = search_documents(prefixes, patterns, table, storage_options=options, watch=bar, **place)
+    place = {"workers": chosen_workers(arguments), "records": arguments.records}
+    result = search_documents(prefixes, patterns, table, storage_options=options, watch=arguments.watch, **place)
+    arguments.watch.end_stage()
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
     if arguments.to:
         Path(arguments.to).write_text(result.format_list())

@@ -25,7 +25,7 @@ import argparse
 from binidx.corpus.formats.peer_formats import FORMATS, ImportResult, import_dataset
 
 from ._command import add_json, chosen, command, print_result, target
-from ._display import Bar, counts
+from ._display import counts
 
 DTYPES = ("uint8", "uint16", "int32", "int64")
 
@@ -47,8 +47,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def import_tokens(arguments: argparse.Namespace) -> None:
     """Import the files, and print a summary."""
     names = ("format", "sources", "target", "eod", "column", "stored_dtype", "dtype", "overwrite")
-    with Bar("import", arguments.progress) as bar:
-        done = import_dataset(**chosen(arguments, *names, "source_options", "target_options"), watch=bar)
+    done = import_dataset(**chosen(arguments, *names, "source_options", "target_options", "watch"))
     print_result(done.to_json(), f"{done.prefix}: {describe(done)} read back and equal", arguments)
 
 

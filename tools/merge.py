@@ -35,7 +35,7 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
 
 from ._command import DATASET, add_writing, command, print_result, target, writing
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -54,12 +54,11 @@ def merge(arguments: argparse.Namespace) -> None:
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     done: Any
-    with Bar("merge", arguments.progress) as bar:
-        if arguments.virtual:
-            options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
-            done = merge_virtually(arguments.sources, arguments.target, **options, watch=bar)
-        else:
-            done = merge_datasets(arguments.sources, arguments.target, **writing(arguments), watch=bar)
+    if arguments.virtual:
+        options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
+        done = merge_virtually(arguments.sources, arguments.target, **options, watch=arguments.watch)
+    else:
+        done = merge_datasets(arguments.sources, arguments.target, **writing(arguments))
     text = describe_virtual(done) if arguments.virtual else describe(done)
     print_result(done.to_json(), text, arguments)
 

@@ -28,7 +28,7 @@ from binidx.packed.packed_run import Nesting, PackedRunOrder
 from binidx.run.provenance.history import RunHistory
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
-from ._display import Bar, counts
+from ._display import counts
 from ._runs import add_run, add_topology, open_history, open_packed, parse_steps
 
 
@@ -65,12 +65,11 @@ def export_order(arguments: argparse.Namespace) -> None:
         raise ConfigError("steps_per_file: found none, the steps are those of several runs, needs a number; or --steps")
     share = [part for _, parts in plans for part in parts]
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
-    with Bar("order", arguments.progress) as bar:
-        bar.begin("order", rows, 0, "rows")
-        docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-        options = {"docs": docs, "workers": place, **chosen(arguments, "tokens", "storage_options")}
-        for own, parts in plans:
-            written += export(own, arguments.to, parts, **options, watch=bar.advance)
+    arguments.watch.begin("order", rows, 0, "rows")
+    docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
+    options = {"docs": docs, "workers": place, **chosen(arguments, "tokens", "storage_options")}
+    for own, parts in plans:
+        written += export(own, arguments.to, parts, **options, watch=arguments.watch.advance)
     text = f"{arguments.to}: {counts(files=len(share))}, {written:,} written now, {counts(rows=rows)}"
     print_result({"to": arguments.to, "files": len(share), "written": written, "rows": rows}, text, arguments)
 

@@ -26,7 +26,7 @@ from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed, p
 from binidx.packed.packed_files import PackedFiles
 
 from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, print_result, workers
-from ._display import Bar, counts
+from ._display import counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -50,10 +50,10 @@ def pack(arguments: argparse.Namespace) -> None:
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     place, sizes = workers(arguments), (arguments.name, arguments.chunk_size)
     files = place.select(plan_packed_files(dataset, *sizes, add_separator=arguments.add_separator))
-    with Bar("pack", arguments.progress) as bar:
-        bar.begin("pack", sum(file.size for file in files), 0, "tokens")
-        options = {"workers": place, **chosen(arguments, "add_separator", "overwrite", "storage_options")}
-        names = indexed_to_packed(dataset, arguments.others[0], *sizes, arguments.sep, **options, watch=bar.advance)
+    arguments.watch.begin("pack", sum(file.size for file in files), 0, "tokens")
+    options = {"workers": place, **chosen(arguments, "add_separator", "overwrite", "storage_options")}
+    options["watch"] = arguments.watch.advance
+    names = indexed_to_packed(dataset, arguments.others[0], *sizes, arguments.sep, **options)
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
@@ -64,10 +64,9 @@ def unpack(arguments: argparse.Namespace) -> None:
     if workers(arguments) != Workers():
         raise ConfigError("engine, workers, shard: --back runs in this process")
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
-    with Bar("pack", arguments.progress) as bar:
-        bar.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
-        options = chosen(arguments, "overwrite", "storage_options")
-        count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=bar.advance)
+    arguments.watch.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
+    options = chosen(arguments, "overwrite", "storage_options")
+    count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=arguments.watch.advance)
     values = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
     text = f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
     print_result(values, text, arguments)

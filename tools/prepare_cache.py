@@ -74,9 +74,8 @@ def prepare(arguments: argparse.Namespace) -> int:
         needs = "needs path_to_cache in RUN, and neither stages nor phases"
         raise ConfigError(f"--read-plan: {needs}; binidx read-plan plans other runs")
     wanted = replace(given, config=config)
-    with Bar("prepare-cache", arguments.progress) as bar:
-        rows, pinned = build(wanted, bar, pin=arguments.pin)
-        plans = write_plans(wanted, threads, bar) if arguments.read_plan else []
+    rows, pinned = build(wanted, arguments.watch, pin=arguments.pin)
+    plans = write_plans(wanted, threads, arguments.watch) if arguments.read_plan else []
     text = "\n".join([describe(rows), *([f"pinned: {pinned}"] if pinned else []), *(f"plan: {uri}" for uri in plans)])
     values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned, "plans": plans}
     print_result(values, text, arguments)

@@ -44,7 +44,7 @@ from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.storage.open import COMPRESSED
 
 from ._command import RESUMES, add_json, chosen, command, num_bytes, print_result, shard
-from ._display import Bar, counts, human_seconds
+from ._display import counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
@@ -133,13 +133,11 @@ def make(arguments: argparse.Namespace) -> int | None:
     if arguments.dry_run:
         show_plan(job, arguments)
         return None
-    with Bar("preprocess", arguments.progress) as bar:
-        done = preprocess(
-            job,
-            shard=arguments.shard and Shard(*arguments.shard),
-            **chosen(arguments, "engine", "workers", "overwrite"),
-            watch=bar,
-        )
+    done = preprocess(
+        job,
+        shard=arguments.shard and Shard(*arguments.shard),
+        **chosen(arguments, "engine", "workers", "overwrite", "watch"),
+    )
     print_result(done.to_json(), describe(done), arguments)
     if done.finished and not any(manifest["dataset"]["documents"] for manifest in done.manifests.values()):
         inputs = ", ".join(job.inputs[:3]) + ", ..." * (len(job.inputs) > 3)
@@ -150,11 +148,11 @@ def make(arguments: argparse.Namespace) -> int | None:
 def show_plan(job: Job, arguments: argparse.Namespace) -> None:
     """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
     shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
-    with Bar("preprocess", arguments.progress) as bar:
-        estimated = estimate_tokens(
-            job.inputs, job.tokenizer, keys=job.keys, append_eod=job.append_eod, filters=job.filters,
-            format=job.format, engine=job.engine, sample_bytes=8 << 20, source_options=job.source_options, watch=bar,
-        )  # fmt: skip
+    estimated = estimate_tokens(
+        job.inputs, job.tokenizer, keys=job.keys, append_eod=job.append_eod, filters=job.filters,
+        format=job.format, engine=job.engine, sample_bytes=8 << 20, source_options=job.source_options,
+        watch=arguments.watch,
+    )  # fmt: skip
     names, lines = {number: text for text, number in job.tokenizer.special_tokens}, []
     for document in shown:
         numbers = [*document.ids[:10], *document.ids[-1:]]

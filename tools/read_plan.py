@@ -19,7 +19,7 @@ import argparse
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
-from ._display import Bar, counts
+from ._display import counts
 from ._runs import add_run, open_run, parse_steps
 
 
@@ -37,10 +37,9 @@ def write_plan(arguments: argparse.Namespace) -> None:
     plan = plan_reads(order, parse_steps(order, arguments.steps))
     share = place.select(plan.parts())
     total = sum(map(len, share))
-    with Bar("read-plan", arguments.progress) as bar:
-        bar.begin("read-plan", total, 0, "samples")
-        options = {"workers": place, **chosen(arguments, "storage_options")}
-        written, missing = write_read_plan(order, arguments.to, plan, **options, watch=bar.advance)
+    arguments.watch.begin("read-plan", total, 0, "samples")
+    options = {"workers": place, **chosen(arguments, "storage_options")}
+    written, missing = write_read_plan(order, arguments.to, plan, **options, watch=arguments.watch.advance)
     text = f"{counts(samples=total)} in {counts(parts=len(share))}, {written} written now, {missing} missing"
     values = {"to": arguments.to, "samples": total, "parts": len(share), "written": written, "missing": missing}
     print_result(values, f"{arguments.to}: {text}", arguments)

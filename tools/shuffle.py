@@ -49,7 +49,7 @@ from ._command import (
     target,
     writing,
 )
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -74,13 +74,12 @@ def shuffle(arguments: argparse.Namespace) -> None:
     place = chosen_workers(arguments)
     if arguments.lines and place is not None:
         raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
-    with Bar("shuffle", arguments.progress) as bar:
-        if arguments.lines:
-            del common["lineage"]
-            done = shuffle_lines(arguments.sources, arguments.target, **common, watch=bar)
-        else:
-            sources, to = [as_prefix(source) for source in arguments.sources], target(arguments.target)
-            done = shuffle_datasets(sources, to, **common, watch=bar, workers=place)
+    if arguments.lines:
+        del common["lineage"]
+        done = shuffle_lines(arguments.sources, arguments.target, **common)
+    else:
+        sources, to = [as_prefix(source) for source in arguments.sources], target(arguments.target)
+        done = shuffle_datasets(sources, to, **common, workers=place)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)
 

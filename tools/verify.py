@@ -29,7 +29,7 @@ from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Workers
 
 from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, print_result
-from ._display import Bar, counts, human_bytes, human_seconds
+from ._display import counts, human_bytes, human_seconds
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -45,10 +45,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
-    with Bar("verify", arguments.progress) as bar:
-        options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records")
-        place = chosen_workers(arguments) or (Workers() if arguments.records else None)
-        checked = verify_dataset(arguments.prefix, **options, watch=bar, workers=place)
+    options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records", "watch")
+    place = chosen_workers(arguments) or (Workers() if arguments.records else None)
+    checked = verify_dataset(arguments.prefix, **options, workers=place)
     print_result(checked.to_json(), describe(checked), arguments)
 
 
