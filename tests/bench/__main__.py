@@ -20,6 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("
 
 BENCHES = (
     "item_time",
+    "parts",
     "from_s3",
     "clients",
     "ceiling",
@@ -28,6 +29,7 @@ BENCHES = (
     "disk_cache",
     "segments",
     "merge",
+    "convert",
     "preprocess",
     "text_to_tokens",
     "shuffle",
@@ -41,6 +43,7 @@ BENCHES = (
     "nodes",
     "order",
     "trace_s3",
+    "bake",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
 ON_REQUEST = (
@@ -53,7 +56,6 @@ ON_REQUEST = (
     "trace",
     "transports",
     "read_plan",
-    "bake",
 )
 
 
