@@ -16,8 +16,8 @@ from tests.bench.table import figure
 
 WIDTH, ROW, BAR, TOP, MARGIN = 480, 40, 13, 58, 10
 COLOURS = {
-    "light": {"text": "#1f2328", "small": "#59636e", "ahead": "#3f51b5", "behind": "#c0662b", "line": "#d1d9e0"},
-    "dark": {"text": "#f0f6fc", "small": "#9198a1", "ahead": "#8c9eff", "behind": "#e8a26a", "line": "#3d444d"},
+    "light": {"text": "#1f2328", "small": "#59636e", "ahead": "#3f51b5", "behind": "#c0662b"},
+    "dark": {"text": "#f0f6fc", "small": "#9198a1", "ahead": "#8c9eff", "behind": "#e8a26a"},
 }
 
 
@@ -27,7 +27,7 @@ class BarRow:
 
     Args:
         label, small: text above it, and more text behind that.
-        value: length of the bar on the logarithmic scale.
+        value: where the bar ends.
         shown: text behind the bar.
         ahead: whether it has the first colour.
     """
@@ -47,13 +47,9 @@ def claims_chart(results: Sequence[Results], theme: str) -> str:
         if row and claim.short:
             ratio = row["ratio"]
             rows.append(BarRow(claim.short, claim.peer, ratio, f"{ratio:.2g}x", ratio >= 1))
-    title = "binidx against each peer at its best, times better"
-    return draw(
-        title,
-        f"{results[0]['machine']['cpu']}, {results[0]['machine']['cores']} cores; scale is logarithmic",
-        rows,
-        theme,
-    )
+    machine = results[0]["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores; logarithmic, the line is 1x"
+    return draw("binidx against each peer at its best, times better", where, rows, theme, 1.0)
 
 
 READ = "first 25,000 samples, uint16, "
@@ -71,15 +67,19 @@ def rates_chart(results: Sequence[Results], theme: str) -> str:
     return draw("Samples of 4,096 tokens a second, 25,000 from S3", "30 ms to the first byte, one process", rows, theme)
 
 
-def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str) -> str:
-    """Return a chart as SVG; bars begin at 1 if a value is below it, else at a tenth of the least."""
+def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str, base: float = 0.0) -> str:
+    """Return a chart as SVG.
+
+    Args:
+        base: value at which bars begin. The scale is logarithmic unless this is 0.
+    """
     colour, height = COLOURS[theme], TOP + ROW * len(rows) + MARGIN
-    least, most = min(row.value for row in rows), max(row.value for row in rows)
-    base = 1.0 if least < 1 else least / 3
-    low, high = math.log(min(least, base)), math.log(max(most, base))
+    scale = math.log if base else float
+    values = [scale(value) for value in (base, *(row.value for row in rows))]
+    low, high = min(values), max(values)
 
     def place(value: float) -> float:
-        return MARGIN + (math.log(value) - low) / (high - low) * (WIDTH - 2 * MARGIN - 60)
+        return MARGIN + (scale(value) - low) / (high - low) * (WIDTH - 2 * MARGIN - 60)
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
@@ -88,12 +88,11 @@ def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str) -> str:
         f'<text x="{MARGIN}" y="20" font-size="15" font-weight="600" fill="{colour["text"]}">{escape(title)}</text>',
         f'<text x="{MARGIN}" y="38" font-size="12" fill="{colour["small"]}">{escape(subtitle)}</text>',
     ]
-    if least < 1:
-        lines.append(f'<path d="M{place(1):.1f} {TOP - 8}V{height - MARGIN}" stroke="{colour["line"]}"/>')
     for number, row in enumerate(rows):
         y, ends = TOP + ROW * number, sorted((place(base), place(row.value)))
         small = f' <tspan font-size="12" fill="{colour["small"]}">{escape(row.small)}</tspan>' if row.small else ""
         lines += [
+            f'<path d="M{place(base):.1f} {y + 12}v17" stroke="{colour["small"]}"/>',
             f'<text x="{MARGIN}" y="{y + 8}" font-size="13" fill="{colour["text"]}">{escape(row.label)}{small}</text>',
             f'<rect x="{ends[0]:.1f}" y="{y + 14}" width="{max(ends[1] - ends[0], 1):.1f}" height="{BAR}" rx="2" '
             f'fill="{colour["ahead" if row.ahead else "behind"]}"/>',
