@@ -182,7 +182,7 @@ def row(action: argparse.Action) -> tuple[str, ...]:
     default = " ".join(map(str, action.default)) if isinstance(action.default, list | tuple) else action.default
     needless = default in (None, False, "", argparse.SUPPRESS) or action.nargs == 0
     text = marked(((action.help or "") % vars(action)).removesuffix(f" ({default})"))
-    if action.choices:
+    if action.choices and not all(str(each) in text for each in action.choices):
         text = f"{text}: {', '.join(map(code, action.choices))}"
     shown = "required" if action.required and action.option_strings else "" if needless else code(default)
     return ", ".join(map(code, typed(action))), text, shown
