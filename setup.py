@@ -22,8 +22,9 @@ class BuildCore(build_ext):
         super().build_extensions()
 
 
-# A package index shows this text alone: links into the repository would lead nowhere.
-README = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", Path(__file__).with_name("README.md").read_text("utf-8"))
+# A package index shows this text alone: links and pictures of the repository would lead nowhere.
+README = re.sub(r"<picture>.*(?=## In a clone)", "", Path(__file__).with_name("README.md").read_text("utf-8"), flags=re.S)
+README = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", README)
 
 setup(
     long_description=README,

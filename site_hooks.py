@@ -27,6 +27,8 @@ from binidx.tools import COMMANDS
 from binidx.tools._command import parser
 
 FOLDER = "reference/commands"
+BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}
+"""Folder of pages -> factor of its results in the search."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -80,7 +82,8 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the table of commands; give errors and settings identifiers, to which `on_page_content` links."""
+    """Rank the page in the search, fill in the table of commands, give errors and settings identifiers for links."""
+    page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
     rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
     markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | purpose |", "|---|---|", *rows]))
     if page.file.src_uri == "reference/errors.md":
@@ -179,7 +182,7 @@ def row(action: argparse.Action) -> tuple[str, ...]:
     default = " ".join(map(str, action.default)) if isinstance(action.default, list | tuple) else action.default
     needless = default in (None, False, "", argparse.SUPPRESS) or action.nargs == 0
     text = marked(((action.help or "") % vars(action)).removesuffix(f" ({default})"))
-    if action.choices:
+    if action.choices and not all(str(each) in text for each in action.choices):
         text = f"{text}: {', '.join(map(code, action.choices))}"
     shown = "required" if action.required and action.option_strings else "" if needless else code(default)
     return ", ".join(map(code, typed(action))), text, shown

@@ -28,7 +28,7 @@ class BarRow:
 
     Args:
         label, small: text above it, and more text behind that.
-        value: length of the bar on the logarithmic scale.
+        value: where the bar ends.
         shown: text behind the bar.
         ahead: whether it has the first colour.
     """
@@ -40,30 +40,17 @@ class BarRow:
     ahead: bool
 
 
-def claims_rows(results: Sequence[Results]) -> list[BarRow]:
-    """Return the bars of the claims that have a short name, on the first CPU: the ratio to the peer at its best."""
-    found = [(claim, find_row(results[0]["benches"].get(claim.bench), claim.row, claim.setting)) for claim in CLAIMS]
-    return [
-        BarRow(claim.short, claim.peer, row["ratio"], f"{row['ratio']:.2g}x", row["ratio"] >= 1)
-        for claim, row in found
-        if row and claim.short
-    ]
-
-
-CLAIMS_TITLE = "binidx against each peer at its best, times better"
-
-
 def claims_chart(results: Sequence[Results], theme: str) -> str:
-    """Return the chart of `claims_rows`."""
+    """Return the chart of the claims that have a short name, on the first CPU: the ratio to the peer at its best."""
+    rows = []
+    for claim in CLAIMS:
+        row = find_row(results[0]["benches"].get(claim.bench), claim.row, claim.setting)
+        if row and claim.short:
+            ratio = row["ratio"]
+            rows.append(BarRow(claim.short, claim.peer, ratio, f"{ratio:.2g}x", ratio >= 1))
     machine = results[0]["machine"]
-    return draw(
-        CLAIMS_TITLE, f"{machine['cpu']}, {machine['cores']} cores; scale is logarithmic", claims_rows(results), theme
-    )
-
-
-def claims_text(results: Sequence[Results]) -> str:
-    """Return what the chart of claims shows, for those who do not see it."""
-    return f"{CLAIMS_TITLE}: {'; '.join(f'{row.label} {row.shown} ({row.small})' for row in claims_rows(results))}"
+    where = f"{machine['cpu']}, {machine['cores']} cores; logarithmic, the line is 1x"
+    return draw("binidx against each peer at its best, times better", where, rows, theme, 1.0)
 
 
 READ = "first 25,000 samples, uint16, "
@@ -81,23 +68,26 @@ def rates_chart(results: Sequence[Results], theme: str) -> str:
     return draw("Samples of 4,096 tokens a second, 25,000 from S3", "30 ms to the first byte, one process", rows, theme)
 
 
-def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str) -> str:
-    """Return a chart as SVG; bars begin at 1 if a value is below it, else at a tenth of the least."""
+def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str, base: float = 0.0) -> str:
+    """Return a chart as SVG.
+
+    Args:
+        base: value at which bars begin. The scale is logarithmic unless this is 0.
+    """
     colour, height = COLOURS[theme], TOP + ROW * len(rows) + MARGIN
-    least, most = min(row.value for row in rows), max(row.value for row in rows)
-    base = 1.0 if least < 1 else least / 3
-    low, high = math.log(min(least, base)), math.log(max(most, base))
+    scale = math.log if base else float
+    values = [scale(value) for value in (base, *(row.value for row in rows))]
+    low, high = min(values), max(values)
 
     def place(value: float) -> float:
-        return MARGIN + (math.log(value) - low) / (high - low) * (WIDTH - 2 * MARGIN - 60)
+        return MARGIN + (scale(value) - low) / (high - low) * (WIDTH - 2 * MARGIN - 60)
 
     lines = begin(title, subtitle, height, theme)
-    if least < 1:
-        lines.append(f'<path d="M{place(1):.1f} {TOP - 8}V{height - MARGIN}" stroke="{colour["line"]}"/>')
     for number, row in enumerate(rows):
         y, ends = TOP + ROW * number, sorted((place(base), place(row.value)))
         small = f' <tspan font-size="12" fill="{colour["small"]}">{escape(row.small)}</tspan>' if row.small else ""
         lines += [
+            f'<path d="M{place(base):.1f} {y + 12}v17" stroke="{colour["small"]}"/>',
             f'<text x="{MARGIN}" y="{y + 8}" font-size="13" fill="{colour["text"]}">{escape(row.label)}{small}</text>',
             f'<rect x="{ends[0]:.1f}" y="{y + 14}" width="{max(ends[1] - ends[0], 1):.1f}" height="{BAR}" rx="2" '
             f'fill="{colour["ahead" if row.ahead else "behind"]}"/>',

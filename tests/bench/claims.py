@@ -123,6 +123,14 @@ CLAIMS = (
         peer="Megatron",
     ),
     Claim(
+        "peak memory of these, a document",
+        MEGATRON,
+        "document_sample",
+        "peak memory a document and epoch, 1 epochs",
+        short="memory of this index",
+        peer="Megatron",
+    ),
+    Claim(
         "blend of 2,048 datasets, 300,000 samples, one core, a sample",
         MEGATRON,
         "blend",

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.chart import CLAIMS_TITLE, COLOURS, claims_chart, claims_text, draw_curve, rates_chart
+from tests.bench.chart import COLOURS, claims_chart, draw_curve, rates_chart
 from tests.bench.claims import CLAIMS, CURVES, LIMITS, Claim
 from tests.bench.results import Record, Results, find_row, merge, read_committed
 from tests.bench.table import figure
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
-README = ROOT / "README.md"
 BEGIN, END = "<!-- {} by `python -m tests.bench.publish` -->", "<!-- end of {} -->"
 CHARTS = {"claims": claims_chart, "rates": rates_chart}
 
@@ -33,7 +32,6 @@ def main() -> None:
     merge(json.loads(path.read_text()) for path in parser.parse_args().records)
     results = read_committed()
     PAGE.write_text(with_all(PAGE.read_text(), results))
-    README.write_text(with_claims(README.read_text(), results))
     for path, text in charts(results).items():
         path.write_text(text)
 
@@ -50,11 +48,6 @@ def with_all(page: str, results: Sequence[Results]) -> str:
     for name, text in made.items():
         page = with_figures(page, text, name)
     return page
-
-
-def with_claims(readme: str, results: Sequence[Results]) -> str:
-    """Return README with the text of its chart."""
-    return re.sub(f'alt="{CLAIMS_TITLE}[^"]*"', f'alt="{claims_text(results)}"', readme)
 
 
 def charts(results: Sequence[Results]) -> dict[Path, str]:
