@@ -140,9 +140,9 @@ def tokenize(user: Newcomer) -> None:
 
 def to_s3(user: Newcomer) -> None:
     user.title("To S3")
-    user.types("binidx convert data/en_text_document s3://corpos/en", "corpos", status=2)
-    user.types("binidx convert data/en_text_document s3://corpus/en", "s3://corpus/en")
-    user.types("binidx convert data/en_text_document s3://corpus/en", "holds this dataset already")
+    user.types("binidx convert data/en_text_document --to s3://corpos/en", "corpos", status=2)
+    user.types("binidx convert data/en_text_document --to s3://corpus/en", "s3://corpus/en")
+    user.types("binidx convert data/en_text_document --to s3://corpus/en", "holds this dataset already")
     user.types("binidx inspect s3://corpus/en --json | head -c 300", '"documents": 2000|"num_documents": 2000')
     user.types("AWS_SECRET_ACCESS_KEY=wrong binidx inspect s3://corpus/en", "credentials|key|denied", status=2)
 

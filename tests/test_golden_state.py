@@ -210,7 +210,7 @@ def test_an_export_of_an_order_that_broke_off_goes_on(name: str, local: Path) ->
 
 def test_a_baked_run_is_kept_as_it_is(local: Path) -> None:
     before = files("baked")
-    golden.command("bake", "runs/run.json", "baked", "--steps", "0:8")
+    golden.command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
     Path("baked/complete.json").unlink()  # of a later version
     assert files("baked") == before
 
@@ -220,14 +220,14 @@ def test_a_bake_that_broke_off_goes_on(local: Path) -> None:
     for path in golden.files_below(Path("baked")):
         if path.name != "baked.json":
             path.unlink()
-    golden.command("bake", "runs/run.json", "baked", "--steps", "0:8")
+    golden.command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
     assert contents("baked") == {**needed, "baked/complete.json": needed["baked/baked.json"]}
 
 
 def test_packed_files_are_written_as_the_same_bytes(local: Path) -> None:
     needed = contents("packed/en")
     shutil.rmtree("packed/en")
-    golden.command("pack", "corpus/en", "packed/en", "--sep", "0", "--chunk-size", "66", "--name", "en")
+    golden.command("pack", "corpus/en", "--to", "packed/en", "--sep", "0", "--chunk-size", "66", "--name", "en")
     Path("packed/en/en.packed.json").unlink()  # of a later version
     assert contents("packed/en") == needed
 
@@ -244,7 +244,7 @@ def test_a_stored_dataset_holds_the_same_tokens(name: str, local: Path, store: A
 
 
 def test_checksums_are_written_as_the_same_bytes(local: Path) -> None:
-    golden.command("convert", "corpus/en", "again", "--checksums")
+    golden.command("convert", "corpus/en", "--to", "again", "--checksums")
     assert Path("again.bin.xxh3").read_bytes() == Path("stored/sums.bin.xxh3").read_bytes()
 
 
@@ -279,7 +279,7 @@ def test_a_disk_cache_serves_all_bytes_and_fetches_none(tmp_path: Path, store: A
 
 def test_a_convert_that_was_killed_goes_on(local: Path, store: Any, capsys: pytest.CaptureFixture[str]) -> None:
     sent = json.loads(Path("converted/en.convert.json").read_text())["objects"]["bin"]["sent"]
-    golden.command("convert", f"{STORE}/corpus/en", "converted/en", "--json")
+    golden.command("convert", f"{STORE}/corpus/en", "--to", "converted/en", "--json")
     assert json.loads(capsys.readouterr().out)["parts_kept"] == len(sent) > 0
     assert sorted(os.listdir("converted")) == ["en.bin", "en.idx"]
     for end in ("bin", "idx"):

@@ -93,3 +93,13 @@ def test_a_traceback_of_a_sample_has_few_frames_of_ours() -> None:
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith("binidx.errors.MissingDriverError: samples and batches: need torch;")
     assert done.stderr.count("binidx/") <= 3
+
+
+def test_ctrl_c_in_a_loop_and_a_wrong_number_end_at_the_users_line() -> None:
+    load = f"import signal, binidx\ndata = binidx.load_dataset('{ROOT}/tests/golden/int32', 4)\n"
+    # The signal comes while `next` waits for the batch.
+    loop = "for batch in data.loader(1, collate_fn=lambda samples: signal.raise_signal(signal.SIGINT)): pass"
+    for program, last, most in ((loop, "KeyboardInterrupt", 4), ("data[9999]", "IndexError: sample 9999: out of", 8)):
+        done = subprocess.run([sys.executable, "-c", load + program], capture_output=True, text=True, check=False)
+        assert done.stderr.splitlines()[-1].startswith(last), done.stderr
+        assert len(done.stderr.splitlines()) <= most

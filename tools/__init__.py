@@ -46,6 +46,18 @@ COMMANDS = {
 }
 """Command -> its module here, and its purpose."""
 
+OTHER_NAMES = {
+    "compress": "convert --compress",
+    "copy": "convert",
+    "decompress": "convert --plain",
+    "head": "cut head",
+    "sample": "cut sample",
+    "split": "cut split",
+    "tokenize": "preprocess",
+    "unpack": "pack --back",
+}
+"""Name that a user may try -> the command."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is wrong."""
@@ -81,7 +93,8 @@ def _run(name: str, *arguments: str) -> int:
         print(f"binidx {binidx.__version__}")
         return 0
     if name not in COMMANDS:
-        near = "".join(f", did you mean {match!r}?" for match in difflib.get_close_matches(name, COMMANDS, 1))
+        names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
+        near = "".join(f", did you mean {match!r}?" for match in names)
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
         return 2
     for stream in (sys.stdout, sys.stderr):

@@ -148,6 +148,11 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         if flag.startswith("--") and flag not in known:
             near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1))
             chosen.error(f"unrecognized arguments: {flag}{near}")
+    positional = [action for action in chosen._actions if not action.option_strings]
+    words = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)][chosen is not options :]
+    if "--to" in known and "--to" not in typed and all(action.nargs is None for action in positional):
+        for word in words[len(positional) :]:
+            chosen.error(f"unrecognized arguments: {word}; did you mean --to {word}?")
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ machines: give the same commands again, three times in all, each time when all s
 exit status: 0 done, or this shard's share is; 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx bake run.json s3://corpus/baked --engine local --workers 8
+  binidx bake run.json --to s3://corpus/baked --engine local --workers 8
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ._runs import add_run, open_run, parse_steps
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
-    options.add_argument("to", metavar="DIR", help="where to, path or URI")
+    options.add_argument("--to", required=True, metavar="DIR", help="where to, path or URI")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--scratch", metavar="FOLDER", help="scratch disk of a worker; by default $TMPDIR")
     add_workers(options, "tasks")

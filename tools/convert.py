@@ -28,9 +28,9 @@ the case that the two ends differ.
 exit status: 0 the dataset stands at the target, or the shard is done; 1 the data is bad; 2 the call is wrong
 
 example:
-  binidx convert data/en s3://bucket/packed --compress 9
-  binidx convert data/en s3://bucket/quick --engine local --workers 2
-  binidx convert data/en s3://bucket/en
+  binidx convert data/en --to s3://bucket/packed --compress 9
+  binidx convert data/en --to s3://bucket/quick --engine local --workers 2
+  binidx convert data/en --to s3://bucket/en
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ._display import counts, human_bytes, human_seconds
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("source", type=as_prefix, metavar="SOURCE", help=DATASET)
-    options.add_argument("target", type=target, metavar="TARGET", help="prefix to copy it to")
+    options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="to copy it to")
     stored = options.add_mutually_exclusive_group()
     compress = "write a .bin.zst, at a level of 1 to 22 (3)"
     stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)

@@ -14,7 +14,7 @@ as a source, makes it real.
 Lineage (.lineage.parquet) comes along: a document of a dataset without lineage is identified by the prefix and its
 number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
 or none. What is moved is not read, so a damaged source gives a damaged target: run binidx verify before. Checksums
-(.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
+(.bin.xxh3) are not carried along: binidx convert TARGET --to TARGET --checksums takes them anew.
 
 exit status: 0 merged, 1 the data is bad, 2 the call is wrong
 
@@ -88,7 +88,7 @@ def describe(done: MergeResult) -> str:
     if done.dropped_sums:
         lines += [
             "  checksums were neither compared nor carried along: binidx verify each source,",
-            f"  then binidx convert {done.target} {done.target} --checksums",
+            f"  then binidx convert {done.target} --to {done.target} --checksums",
         ]
     return "\n".join(lines)
 

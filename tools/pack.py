@@ -1,7 +1,7 @@
 """Turn a dataset into packed files (LITPKDS, of lit-gpt, TinyLlama, the Gemstones), or packed files into a dataset.
 
-  pack PREFIX OUTDIR     documents one after the other, cut into files of --chunk-size tokens; --sep fills the last
-  pack --back PREFIX FILE ...    each document is what ends with the token --sep; what fills the end is left out
+  pack PREFIX --to DIR             documents one after the other, in files of --chunk-size tokens; --sep fills the last
+  pack --back FILE ... --to PREFIX    each document is what ends with the token --sep; what fills the end is left out
 
 After a break, the same command begins again; files that the first run had published are compared and left alone, while
 other content needs --overwrite. --shard I/N splits the files between machines, as N jobs of a Slurm array. --back runs
@@ -10,8 +10,8 @@ in this process: where documents end is known when all tokens were read.
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx pack data/en packed/ --chunk-size 4196352 --sep 0
-  binidx pack --back data/en2 packed/train_*.bin --sep 0
+  binidx pack data/en --to packed/ --chunk-size 4196352 --sep 0
+  binidx pack --back packed/train_*.bin --to data/en2 --sep 0
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from binidx.jobs.parts import Workers
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed, plan_packed_files
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, print_result, workers
+from ._command import DATASET, RESUMES, add_json, add_workers, chosen, command, print_result, target, workers
 from ._display import counts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
-    options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
+    options.add_argument("sources", nargs="+", metavar="PREFIX | FILE", help=f"{DATASET}; with --back, packed files")
+    options.add_argument("--to", required=True, metavar="DIR | PREFIX", help="to write, path or URI")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
     options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")
     options.add_argument("--chunk-size", type=int, default=2048 * 2049, metavar="N", help="tokens a file (4,196,352)")
@@ -45,15 +45,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def pack(arguments: argparse.Namespace) -> None:
     """Write packed files from a dataset."""
-    if len(arguments.others) != 1:
-        raise ConfigError(f"others: found {len(arguments.others)} directories, needs one")
-    dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
+    if len(arguments.sources) != 1:
+        raise ConfigError(f"sources: found {len(arguments.sources)}, needs one dataset; --to names where to write")
+    dataset = IndexedDataset(as_prefix(arguments.sources[0]), storage_options=arguments.storage_options)
     place, sizes = workers(arguments), (arguments.name, arguments.chunk_size)
     files = place.select(plan_packed_files(dataset, *sizes, add_separator=arguments.add_separator))
     arguments.watch.begin("pack", sum(file.size for file in files), 0, "tokens")
     options = {"workers": place, **chosen(arguments, "add_separator", "overwrite", "storage_options")}
     options["watch"] = arguments.watch.advance
-    names = indexed_to_packed(dataset, arguments.others[0], *sizes, arguments.sep, **options)
+    names = indexed_to_packed(dataset, arguments.to, *sizes, arguments.sep, **options)
     tokens = dataset.index.num_tokens
     text = f"{names[0]}: first of {counts(files=len(names))}, {counts(tokens=tokens)}"
     print_result({"files": names, "tokens": tokens}, text, arguments)
@@ -63,12 +63,12 @@ def unpack(arguments: argparse.Namespace) -> None:
     """Write a dataset from packed files."""
     if workers(arguments) != Workers():
         raise ConfigError("engine, workers, shard: --back runs in this process")
-    files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
+    files, prefix = PackedFiles(arguments.sources, 1, storage_options=arguments.storage_options), target(arguments.to)
     arguments.watch.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
     options = chosen(arguments, "overwrite", "storage_options")
-    count = packed_to_indexed(files, arguments.prefix, arguments.sep, **options, watch=arguments.watch.advance)
-    values = {"prefix": arguments.prefix, "documents": count, "files": len(files.uris)}
-    text = f"{arguments.prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
+    count = packed_to_indexed(files, prefix, arguments.sep, **options, watch=arguments.watch.advance)
+    values = {"prefix": prefix, "documents": count, "files": len(files.uris)}
+    text = f"{prefix}: {counts(documents=count)} of {counts(files=len(files.uris))}"
     print_result(values, text, arguments)
 
 

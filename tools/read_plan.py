@@ -9,7 +9,7 @@ number of ranks. Data that changes afterwards is an error. Existing parts are ke
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx read-plan run.json s3://corpus/plan --workers 8
+  binidx read-plan run.json --to s3://corpus/plan --workers 8
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._runs import add_run, open_run, parse_steps
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
-    options.add_argument("to", metavar="DIR", help="where to, path or URI")
+    options.add_argument("--to", required=True, metavar="DIR", help="where to, path or URI")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     add_workers(options, "parts")
 

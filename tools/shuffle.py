@@ -6,7 +6,7 @@ disk, then bucket by bucket in order. The scratch disk needs room for all the to
 when the command ends, however that is.
 
 Compressed datasets (.bin.zst) give a compressed one. Lineage (.lineage.parquet) comes along. Checksums (.bin.xxh3) are
-not carried along: binidx convert TARGET TARGET --checksums takes them anew. Nothing stands under the target's name
+not carried along: binidx convert TARGET --to TARGET --checksums takes them anew. Nothing stands under the target's name
 before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
 is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 

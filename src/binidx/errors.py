@@ -35,6 +35,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -176,12 +177,18 @@ class CancelledReadError(StorageError):
     """A read was cancelled: the `Scope` (`storage.requests.cancellation`) in which it ran was cancelled."""
 
 
+TRIMMED = (BinidxError, IndexError, KeyboardInterrupt)
+"""Errors whose tracebacks are trimmed: an IndexError only if this library raised it, Ctrl-C wherever it came."""
+
+
 def trim_traceback(error: BaseException) -> None:
-    """Remove the frames below this one from the traceback of a BinidxError, and from those of its causes.
+    """Remove the frames below this one from the traceback of an error, and from those of its causes.
 
     Of the causes, the first that is no BinidxError remains: what a driver or the system raised.
     """
-    if not isinstance(error, BinidxError) or os.environ.get("BINIDX_TRACEBACK") == "full":
+    if not isinstance(error, TRIMMED) or os.environ.get("BINIDX_TRACEBACK") == "full":
+        return
+    if isinstance(error, IndexError) and not _raised_here(error):
         return
     cause = error.__cause__
     while isinstance(cause, BinidxError):
@@ -192,6 +199,12 @@ def trim_traceback(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
+def _raised_here(error: BaseException) -> bool:
+    """Return whether the frame that raised an error is one of this package."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("binidx.")
+
+
 def trims_traceback(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a public function: of its errors, a traceback shows the user's frames, the call and the cause."""
 
@@ -199,7 +212,7 @@ def trims_traceback(function: Callable[Arguments, Result]) -> Callable[Arguments
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return function(*args, **kwargs)
-        except BinidxError as error:
+        except TRIMMED as error:
             trim_traceback(error)
             raise
 

@@ -16,7 +16,7 @@ from conftest import Bucket
 import binidx
 from binidx.corpus.formats.folders import format_shard
 from binidx.corpus.formats.peer_formats import FORMATS, export_dataset, import_dataset
-from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError
+from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.tools import main
 
 EOD = 0
@@ -51,6 +51,14 @@ def test_a_dataset_goes_out_and_comes_back(name: str, dtype: Any, tmp_path: Path
     stored = np.dtype(dtype).name if name == "olmo" else None
     back = import_dataset(name, out.files, f"{tmp_path}/back", eod=eod, stored_dtype=stored)
     assert back.digest == out.digest
+    if FORMATS[name].suffix:
+        for number, source in enumerate((f"{tmp_path}/out/en", f"{tmp_path}/out/en/*{FORMATS[name].suffix}")):
+            again = import_dataset(name, [source], f"{tmp_path}/{number}", eod=eod, stored_dtype=stored)
+            assert again.digest == out.digest
+        (tmp_path / "none").mkdir()
+        (tmp_path / "none" / "x").touch()
+        with pytest.raises(ObjectNotFoundError, match=f"no {FORMATS[name].suffix} file in it"):
+            import_dataset(name, [f"{tmp_path}/none"], f"{tmp_path}/x", eod=eod)
     assert_brought_over(f"{tmp_path}/back", dtype)
     with pytest.raises(ObjectExistsError):
         export_dataset(name, f"{tmp_path}/en", f"{tmp_path}/out/en", eod=eod)

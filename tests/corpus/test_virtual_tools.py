@@ -160,7 +160,7 @@ def test_of_parts_compressed_and_not_only_moving_is_refused(tmp_path: Path) -> N
     merge_virtually(parts, f"{folder}/virtual")
     merge_datasets(plain, tmp_path / "real")
     with pytest.raises(
-        ConfigError, match=r"virtual.parts.json: some parts are compressed .* convert .* TARGET --plain"
+        ConfigError, match=r"virtual.parts.json: some parts are compressed .* convert .* --to TARGET --plain"
     ):
         merge_datasets([f"{folder}/virtual"], f"{folder}/out")
     for name in ("head", "split", "shuffle", "convert", "convert_compressed", "pack"):

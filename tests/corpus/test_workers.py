@@ -353,10 +353,10 @@ def test_the_commands_take_the_same_options(tmp_path: Path, capsys: pytest.Captu
         str(tmp_path / "copy"),
         str(tmp_path / "records"),
     )
-    assert main(["convert", source, target, "--compress", "1", "--shard", "1/2"]) == 0
+    assert main(["convert", source, "--to", target, "--compress", "1", "--shard", "1/2"]) == 0
     left = "2 parts left to other shards, the last of which finishes"
     assert capsys.readouterr().out == f"{target}: 1 part made, 0 existed; {left}\n"
-    assert main(["convert", source, target, "--compress", "1", "--workers", "2"]) == 0
+    assert main(["convert", source, "--to", target, "--compress", "1", "--workers", "2"]) == 0
     assert main(["verify", target, "--shard", "0/2"]) == 2
     assert "--shard, --records: a shard needs a folder for its findings" in capsys.readouterr().err
     assert main(["verify", target, "--shard", "0/2", "--records", records]) == 0

@@ -419,7 +419,7 @@ def test_the_loader_of_one_line_gives_each_rank_samples_of_its_own(
     how = {**BASE, "one_line": True, "info": True, "cwd": str(corpora["ours"])}
     found = trained(outcome, {"all": how}, tmp_path, 2)
     assert found[0]["read"] != found[1]["read"], found
-    assert sum(each["log"].count("loader: 2 ranks read samples of their own") for each in found) == 1
+    assert sum(each["log"].count("loader: data_parallel_size is 2, of 2 processes") for each in found) == 1
     # Ranks of a mesh may have to read the same samples.
     (tmp_path / "mesh").mkdir()
     for each in trained(outcome, {"all": {**how, "mesh": [1, 2]}}, tmp_path / "mesh", 2):

@@ -183,6 +183,23 @@ def test_a_dataset_of_one_line_takes_the_ranks_of_megatron_once_it_has_some(
     assert choose_topology() == (1, 2)
 
 
+def test_a_loader_of_one_line_trusts_megatron_and_a_mesh(
+    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched(SLURM)
+    write_source(tmp_path / "en", random.Random(1), False)
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.is_initialized = lambda: True
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 0, lambda: 1
+    caplog.set_level(logging.INFO, "binidx")
+    data = binidx.load_dataset(tmp_path / "en", 4)
+    next(iter(data.loader(1, mesh=parallel_state)))
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", parallel_state)
+    next(iter(data.loader(1)))
+    assert caplog.text.count("loader: data_parallel_size is 1, of 4 processes") == 2
+    assert "WARNING" not in caplog.text
+
+
 def test_a_loader_of_one_line_is_refused_if_the_ranks_form_groups_after_it(
     launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

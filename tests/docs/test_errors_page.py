@@ -141,7 +141,7 @@ def test_the_message_of_a_missing_driver_is_raised() -> None:
 def test_messages_of_commands_are_printed(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, name in (
         (["shuffle", f"{data}/en", "--to", f"{data}/s", "--seed", "1", "--memory", "1MB"], "ConfigError"),
-        (["convert", f"{data}/en", f"{data}/code"], "ObjectExistsError"),
+        (["convert", f"{data}/en", "--to", f"{data}/code"], "ObjectExistsError"),
     ):
         assert main(arguments) == 2
         found = capsys.readouterr().err.strip().replace(str(data), "/data")

@@ -335,7 +335,7 @@ def test_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_credentials(s3: Bucket, sources: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = f"{s3.fresh()}/en"
-    assert main(["convert", sources["en"], prefix]) == 0
+    assert main(["convert", sources["en"], "--to", prefix]) == 0
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     server = {"key": s3.server.key, "secret": s3.server.secret, "endpoint": s3.server.endpoint}
@@ -353,7 +353,7 @@ def test_debug_slow_reads(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("binidx"), "level", logging.INFO)
     prefix = f"{s3.fresh()}/en"
-    assert main(["convert", sources["en"], prefix]) == 0
+    assert main(["convert", sources["en"], "--to", prefix]) == 0
     loader = binidx.load_dataset(prefix, 4).loader(2)
     stepped: list[Any] = []
     names = {"binidx": binidx, "itertools": itertools, "loader": loader, "train_step": stepped.append}
@@ -413,7 +413,7 @@ def test_move_a_megatron_run(tmp_path: Path, s3: Bucket, capsys: pytest.CaptureF
     for seed, name in enumerate(("en", "code")):
         lengths = np.random.default_rng(seed).integers(1, 60, 100).astype(np.int32)
         write_with_megatron(tmp_path / name, lengths, np.random.default_rng(seed))
-        assert main(["convert", f"{tmp_path}/{name}", f"{moved}/{name}"]) == 0
+        assert main(["convert", f"{tmp_path}/{name}", "--to", f"{moved}/{name}"]) == 0
     page = read_page("tutorials/move-a-megatron-run")
     [shown] = re.findall(r"python examples/compare_with_megatron.py (.*?)\n```", page, re.S)
     options = shown.replace("\\\n", "").replace("/data", str(tmp_path)).replace("s3://corpus", moved).split()

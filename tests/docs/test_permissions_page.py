@@ -92,7 +92,7 @@ def test_each_policy_allows_its_tasks_and_no_others(
     with ThreadPoolExecutor(2) as executor:
         binidx.preprocess(job, executor=executor)
     en, code, both = "s3://corpus/en_text_document", "s3://corpus/code", "s3://corpus/both"
-    assert call("convert", f"{tmp_path}/code", code) == 0
+    assert call("convert", f"{tmp_path}/code", "--to", code) == 0
     assert call("merge", en, code, "--to", both) == 0
     assert call("cut", "head", both, "--to", f"{both}-head", "-n", "10") == 0
     about: dict[str, Any] = {"split": "98,1,1", "tokenizer": binidx.SpecialTokens(), "cache_small_indices": True}
@@ -127,7 +127,7 @@ def test_each_policy_allows_its_tasks_and_no_others(
     ):
         assert call(*words) == 0
     before = keys(server)
-    assert call("convert", f"{tmp_path}/code", "s3://corpus/new") == 2
+    assert call("convert", f"{tmp_path}/code", "--to", "s3://corpus/new") == 2
     assert call("merge", en, code, "--to", "s3://corpus/new") == 2
     assert call("estimate", "s3://text/en/*.jsonl", "--tokenizer", str(tokenizer_path())) == 2
     assert keys(server) == before

@@ -316,7 +316,7 @@ def write_chats(path: str) -> None:
     with binidx.IndexedDatasetBuilder("chat.bin", np.uint8) as builder:
         builder.add_document(np.frombuffer(text, np.uint8), [len(text)])
         builder.finalize("chat.idx")
-    command("convert", "chat", "packed-chat", "--compress")
+    command("convert", "chat", "--to", "packed-chat", "--compress")
     os.replace("packed-chat.bin.zst", path)
     for left in ("chat.bin", "chat.idx", "packed-chat.idx"):
         os.unlink(left)
@@ -338,8 +338,8 @@ def write_corpora() -> None:
 def write_stored() -> None:
     """Datasets that are stored in other ways."""
     os.mkdir("stored")
-    command("convert", "corpus/en", "stored/zst", "--compress")
-    command("convert", "corpus/en", "stored/sums", "--checksums")
+    command("convert", "corpus/en", "--to", "stored/zst", "--compress")
+    command("convert", "corpus/en", "--to", "stored/sums", "--checksums")
     same_times(Path("stored"))
 
 
@@ -363,7 +363,7 @@ def write_staged_counts() -> None:
     with binidx.IndexedDatasetBuilder("long.bin", np.uint8) as builder:
         builder.add_document(np.zeros(4_200_001, np.uint8), [4_200_001])
         builder.finalize("long.idx")
-    command("convert", "long", "corpus/long", "--compress")
+    command("convert", "long", "--to", "corpus/long", "--compress")
     for left in ("long.bin", "long.idx"):
         os.unlink(left)
     same_times(Path("corpus"))
@@ -382,7 +382,7 @@ def write_runs() -> None:
     binidx.Run(wanted, [90, 10, 0], **sizes, dataloader_type="cyclic", consumed_samples=16).save("runs/cyclic.json")
     binidx.Run(wanted, [0, 10, 0], **sizes, stages=STAGES).save("runs/staged.json")
     for name in ("en", "de"):
-        command("pack", f"corpus/{name}", f"packed/{name}", "--sep", "0", "--chunk-size", "66", "--name", name)
+        command("pack", f"corpus/{name}", "--to", f"packed/{name}", "--sep", "0", "--chunk-size", "66", "--name", name)
     sets = [
         {"name": name, "files": sorted(map(str, Path("packed", name).glob("*.bin"))), "weight": weight}
         for name, weight in (("en", 0.7), ("de", 0.3))
@@ -391,7 +391,7 @@ def write_runs() -> None:
     Path("runs/packed.json").write_text(json.dumps(packed))
     for name in ORDERS:
         command("order", f"runs/{name}.json", "--to", f"orders/{name}", "--steps", "0:6", "--steps-per-file", "2")
-    command("bake", "runs/run.json", "baked", "--steps", "0:8")
+    command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
 
 
 ORDERS = ("run", "cyclic", "staged", "packed")

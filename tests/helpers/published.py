@@ -30,9 +30,9 @@ def use(base, folder):
         for number in range(400):
             builder.add_document(np.arange(number % 50 + 1), [number % 50 + 1])
         builder.finalize(f"{folder}/en.idx")
-    assert main(["convert", f"{folder}/en", f"{base}/en", "--codec", "zz", "--compress", "9"]) == 0
-    assert main(["convert", f"{base}/en", f"{folder}/zz", "--codec", "zz"]) == 0
-    assert main(["convert", f"{base}/en", f"{folder}/plain", "--plain"]) == 0
+    assert main(["convert", f"{folder}/en", "--to", f"{base}/en", "--codec", "zz", "--compress", "9"]) == 0
+    assert main(["convert", f"{base}/en", "--to", f"{folder}/zz", "--codec", "zz"]) == 0
+    assert main(["convert", f"{base}/en", "--to", f"{folder}/plain", "--plain"]) == 0
     assert open(f"{folder}/en.bin", "rb").read() == open(f"{folder}/plain.bin", "rb").read()
     for prefix in (f"{base}/en", f"{folder}/zz"):
         assert main(["inspect", prefix]) == 0

@@ -163,7 +163,7 @@ def test_a_prefix_is_understood_as_it_is_typed(folder: Path, s3: Bucket, monkeyp
         assert len(binidx.IndexedDataset(typed)) == len(binidx.IndexedDataset(folder / "en"))
         assert main(["verify", typed]) == 0
     prefix = f"{s3.fresh()}/en"
-    assert main(["convert", "~/en", f"{prefix}_text_document"]) == 0
+    assert main(["convert", "~/en", "--to", f"{prefix}_text_document"]) == 0
     assert_same_sample(binidx.load_dataset(f"S3{prefix[2:]}_text_document.bin", 16)[3], wanted)
     for missing in (prefix, f"{prefix}_txt_document"):
         with pytest.raises(ObjectNotFoundError, match=rf"did you mean {prefix}_text_document\?"):

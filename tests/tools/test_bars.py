@@ -29,7 +29,7 @@ CALLS = {
     "merge --virtual": ["merge", "en", "en", "--to", "out", "--virtual"],
     "cut": ["cut", "sample", "en", "--to", "out", "--fraction", "0.5", "--seed", "1"],
     "shuffle": ["shuffle", "en", "--to", "out", "--seed", "1"],
-    "convert": ["convert", "en", "out"],
+    "convert": ["convert", "en", "--to", "out"],
 }
 
 

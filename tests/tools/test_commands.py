@@ -59,6 +59,8 @@ def test_the_version_is_said(capsys) -> None:
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
     assert main(["convrt", "a", "b"]) == 2
     assert "binidx: 'convrt' is not a command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
+    assert main(["compress", "a"]) == 2
+    assert "did you mean 'convert --compress'?" in capsys.readouterr().err
 
 
 def test_the_commands_bring_no_torch() -> None:
@@ -152,12 +154,12 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
         (["cut", "split", "PREFIX", "--to", "OUT", "--fractions", "0.5", "0.5", "--seed", "1"],
          "--to, --fractions: found 1 and 2, need as many of both"),
         (["verify", "PREFIX", "--quick", "--vocab-size", "9"], "--vocab-size, --quick: found both, need one"),
-        (["pack", "PREFIX", "a", "b", "--sep", "0"], "OUTDIR | FILE: found 2 directories, needs one"),
+        (["pack", "PREFIX", "a", "--to", "b", "--sep", "0"], "PREFIX | FILE: found 2, needs one dataset; --to names"),
         (
-            ["pack", "--back", "PREFIX", "a", "--sep", "0", "--workers", "2"],
+            ["pack", "--back", "a", "--to", "PREFIX", "--sep", "0", "--workers", "2"],
             "--engine, --workers, --shard: --back runs in this process",
         ),
-        (["pack", "PREFIX", "a", "--sep", "0", "--chunk-size", "0"], "--chunk-size: found 0, needs at least 1"),
+        (["pack", "PREFIX", "--to", "a", "--sep", "0", "--chunk-size", "0"], "--chunk-size: found 0, needs at least 1"),
         (["preprocess", "TEXT", "--to", "OUT"], "--tokenizer: found none, need a tokenizer.json"),
         (["shuffle", "--lines", "TEXT", "--to", "TEXT", "--seed", "1"], "--to: found TEXT, which is an input, too"),
     ],

@@ -29,8 +29,8 @@ def test_local_to_bucket_to_local_is_byte_for_byte(s3: Bucket, tmp_path: Path, c
     with Path(f"{source}.bin").open("ab") as file:
         file.write(b"bytes that no sequence covers")
     middle, back = f"{s3.fresh()}/en", str(tmp_path / "deep" / "er" / "back")
-    assert main(["convert", source, middle]) == 0
-    assert main(["convert", middle, back]) == 0
+    assert main(["convert", source, "--to", middle]) == 0
+    assert main(["convert", middle, "--to", back]) == 0
     assert pair(source) == pair(middle) == pair(back)
     assert names_beside(middle) == names_beside(source)
     assert names_beside(back) == ["back.bin", "back.idx"]
@@ -50,15 +50,15 @@ def test_the_edges_of_a_part(s3: Bucket, tmp_path: Path, num_tokens: int) -> Non
 def test_a_target_that_is_the_dataset_already_is_left_alone(tmp_path: Path, capsys) -> None:
     source, target = build(tmp_path / "en", 600), str(tmp_path / "copy")
     for verify in ("checksum", "size"):
-        assert main(["convert", source, target, "--verify", verify]) == 0
+        assert main(["convert", source, "--to", target, "--verify", verify]) == 0
     said = capsys.readouterr().out
     assert "copy: index and size are this dataset's, and so are all samples of its tokens; left alone" in said
     assert "the rest was not compared; --verify checksum does" in said
     for verify, verified in (("checksum", "checksum"), ("size", "sample")):
-        assert main(["convert", source, target, "--json", "--verify", verify]) == 0
+        assert main(["convert", source, "--to", target, "--json", "--verify", verify]) == 0
         done = json.loads(capsys.readouterr().out)
         assert (done["copied"], done["verified"]) == (False, verified)
-    assert main(["convert", source, source, "--overwrite"]) == 0
+    assert main(["convert", source, "--to", source, "--overwrite"]) == 0
     assert pair(source) == pair(target)
 
 
@@ -67,10 +67,10 @@ def test_another_dataset_at_the_target_stays_unless_told(tmp_path: Path, capsys)
     for target in (str(tmp_path / "other"), memory()):
         build_ours(target, [Document([1], [1], [])], np.uint16)
         before = pair(target)
-        assert main(["convert", source, target]) == 2
+        assert main(["convert", source, "--to", target]) == 2
         assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
         assert pair(target) == before
-        assert main(["convert", source, target, "--overwrite"]) == 0
+        assert main(["convert", source, "--to", target, "--overwrite"]) == 0
         assert pair(target) == pair(source)
 
 
@@ -81,10 +81,10 @@ def test_other_tokens_under_an_equal_index_are_another_dataset_by_size_alone_too
     build_ours(target, [Document(np.zeros(n, np.uint16), [n], [1]) for n in lengths], np.uint16, multimodal=True)
     before = pair(target)
     assert [len(each) for each in before] == [len(each) for each in pair(source)]
-    assert main(["convert", source, target, "--verify", "size"]) == 2
+    assert main(["convert", source, "--to", target, "--verify", "size"]) == 2
     assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
     assert pair(target) == before
-    assert main(["convert", source, target, "--verify", "size", "--overwrite"]) == 0
+    assert main(["convert", source, "--to", target, "--verify", "size", "--overwrite"]) == 0
     assert pair(target) == pair(source)
 
 
@@ -118,7 +118,7 @@ def test_paths_are_welcome(tmp_path: Path) -> None:
 def test_a_lone_half_at_the_target_is_somebodys(tmp_path: Path, end: str, capsys) -> None:
     source = build(tmp_path / "en", 600)
     (tmp_path / f"out.{end}").write_bytes(b"precious")
-    assert main(["convert", source, str(tmp_path / "out")]) == 2
+    assert main(["convert", source, "--to", str(tmp_path / "out")]) == 2
     assert f"out: holds .{end}, needed" in capsys.readouterr().err
     assert (tmp_path / f"out.{end}").read_bytes() == b"precious"
 
@@ -135,22 +135,23 @@ def test_on_overwrite_the_old_index_goes_before_the_new_tokens_come(tmp_path: Pa
 def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_path: Path, capsys) -> None:
     source = build(tmp_path / "en", 600)
     os.truncate(f"{source}.bin", 1199)
-    assert main(["convert", source, str(tmp_path / "out")]) == 1
+    assert main(["convert", source, "--to", str(tmp_path / "out")]) == 1
     assert "en.bin: 1199 bytes, its .idx needs 1200" in capsys.readouterr().err
     Path(f"{source}.idx").write_bytes(b"nonsense")
-    assert main(["convert", source, str(tmp_path / "out")]) == 1
+    assert main(["convert", source, "--to", str(tmp_path / "out")]) == 1
     assert list(tmp_path.glob("out*")) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "out"], "nowhere.bin: no such file"),
-        (["en", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
-        (["en"], "the following arguments are required: TARGET"),
-        (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
-        (["en", "out", "--target-options", "[1]"], "found a JSON list, needed an object"),
-        (["en", "out", "--target-options", "{"], "no JSON"),
+        (["nowhere", "--to", "out"], "nowhere.bin: no such file"),
+        (["en", "--to", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
+        (["en"], "the following arguments are required: --to"),
+        (["en", "out"], "unrecognized arguments: out; did you mean --to out?"),
+        (["en", "--to", "out", "--verify", "hope"], "invalid choice: 'hope'"),
+        (["en", "--to", "out", "--target-options", "[1]"], "found a JSON list, needed an object"),
+        (["en", "--to", "out", "--target-options", "{"], "no JSON"),
     ],
 )
 def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -170,8 +171,8 @@ def test_options_reach_each_end(s3: Bucket, tmp_path: Path, monkeypatch) -> None
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     text = json.dumps(options)
-    assert main(["convert", source, target, "--target-options", text]) == 0
-    assert main(["convert", target, str(tmp_path / "back"), "--source-options", text]) == 0
+    assert main(["convert", source, "--to", target, "--target-options", text]) == 0
+    assert main(["convert", target, "--to", str(tmp_path / "back"), "--source-options", text]) == 0
     assert pair(str(tmp_path / "back")) == pair(source)
 
 
@@ -190,7 +191,7 @@ def test_the_example_of_the_help_runs(s3: Bucket, tmp_path: Path, monkeypatch, c
 
 def test_a_terminal_sees_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
     source = build(tmp_path / "en", 600)
-    command = [sys.executable, "-m", "binidx", "convert", source]
+    command = [sys.executable, "-m", "binidx", "convert", source, "--to"]
     quiet = subprocess.run([*command, str(tmp_path / "a")], check=True, capture_output=True)
     assert quiet.stderr == b""
     ours, theirs = pty.openpty()

@@ -82,7 +82,7 @@ sys.exit(convert.main(sys.argv[1:]))
 
 def test_a_real_kill_9_of_the_command(tmp_path: Path) -> None:
     source, target = build(tmp_path / "en", 500_000), str(tmp_path / "out" / "en")
-    command = [sys.executable, "-c", SMALL_PARTS, "--json", source, target]
+    command = [sys.executable, "-c", SMALL_PARTS, "--json", source, "--to", target]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
         journal = Path(f"{target}.convert.json")
         while not (journal.exists() and '"3": ' in journal.read_text()):
@@ -191,7 +191,7 @@ class LossyFileSystem(MemoryFileSystem):
 def test_a_store_that_loses_bytes_is_found_out_by_size_alone(tmp_path: Path, capsys) -> None:
     fsspec.register_implementation("lossy", LossyFileSystem, clobber=True)
     source, target = build(tmp_path / "en", 600), f"lossy://{uuid.uuid4().hex}/en"
-    assert main(["convert", source, target, "--verify", "size"]) == 1
+    assert main(["convert", source, "--to", target, "--verify", "size"]) == 1
     error = capsys.readouterr().err
     assert error == f"binidx convert: {target}.bin: 1199 bytes arrived, needed 1200; removed, run it again\n"
     assert names_beside(target) == []

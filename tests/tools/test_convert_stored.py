@@ -51,13 +51,13 @@ def test_there_and_back_is_byte_for_byte(place: str, tmp_path: Path, capsys) -> 
     source = text_like(tmp_path / "en")
     with Path(f"{source}.bin").open("ab") as file:
         file.write(b"bytes that no sequence covers")
-    assert main(["convert", source, place, "--compress"]) == 0
+    assert main(["convert", source, "--to", place, "--compress"]) == 0
     assert names_beside(place) == ["en.bin.zst", "en.idx"]
     assert "at the target" in capsys.readouterr().out
     assert len(stored(f"{place}.bin.zst")) < 0.8 * len(stored(f"{source}.bin"))
-    assert main(["convert", place, str(tmp_path / "back"), "--plain"]) == 0
+    assert main(["convert", place, "--to", str(tmp_path / "back"), "--plain"]) == 0
     assert pair(str(tmp_path / "back")) == pair(source)
-    assert main(["convert", place, str(tmp_path / "as it is")]) == 0
+    assert main(["convert", place, "--to", str(tmp_path / "as it is")]) == 0
     assert stored(f"{tmp_path}/as it is.bin.zst") == stored(f"{place}.bin.zst")
     assert names_beside(str(tmp_path / "as it is")) == ["as it is.bin.zst", "as it is.idx"]
 
@@ -99,7 +99,7 @@ def test_a_target_that_is_the_dataset_already_is_left_alone_in_either_form(tmp_p
     for verify in ("checksum", "size"):
         assert not convert_dataset(source, packed, way=COMPRESSED, verify=verify).copied
         assert not convert_dataset(packed, source, way=StorageFormat("raw"), verify=verify).copied
-    assert main(["convert", source, packed]) == 2
+    assert main(["convert", source, "--to", packed]) == 2
     assert "packed: holds .bin.zst, .idx, needed a free name; --overwrite" in capsys.readouterr().err
     assert stored(f"{packed}.bin.zst") == before
     convert_dataset(source, packed, overwrite=True)
@@ -127,7 +127,7 @@ def test_checksums_are_written_come_along_and_go(place: str, tmp_path: Path) -> 
 def test_checksums_of_a_dataset_where_it_stands(place: str, tmp_path: Path, capsys) -> None:
     convert_dataset(text_like(tmp_path / "en"), place)
     before = pair(place)
-    assert main(["convert", place, place, "--checksums"]) == 0
+    assert main(["convert", place, "--to", place, "--checksums"]) == 0
     out = capsys.readouterr().out
     assert f"its checksums are in {place}.bin.xxh3" in out
     assert "is the source, left alone; its index is valid, its tokens were not compared" in out
@@ -135,11 +135,11 @@ def test_checksums_of_a_dataset_where_it_stands(place: str, tmp_path: Path, caps
     whole = stored(f"{place}.bin.xxh3")
     with fsspec.open(f"{place}.bin.xxh3", "wb") as file:
         file.write(b"stale" * 9)
-    assert main(["convert", place, place, "--checksums"]) == 1
+    assert main(["convert", place, "--to", place, "--checksums"]) == 1
     assert "starts with b'stalesta', a checksum file needs" in capsys.readouterr().err
-    assert main(["convert", place, place, "--checksums", "--overwrite"]) == 0
+    assert main(["convert", place, "--to", place, "--checksums", "--overwrite"]) == 0
     assert stored(f"{place}.bin.xxh3") == whole
-    assert main(["convert", place, place, "--compress"]) == 2
+    assert main(["convert", place, "--to", place, "--compress"]) == 2
     assert "source and target, needed two places to store it in another way" in capsys.readouterr().err
     assert names_beside(place) == ["en.bin", "en.bin.xxh3", "en.idx"]
 
@@ -151,14 +151,14 @@ def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys
         file.seek(99_999)
         file.write(b"\xff")
     for way in ([], ["--compress"]):
-        assert main(["convert", source, str(tmp_path / "out"), *way]) == 1
+        assert main(["convert", source, "--to", str(tmp_path / "out"), *way]) == 1
         assert "en.bin: block 6, bytes 98304-114688, is not what" in capsys.readouterr().err
         assert not IndexedDataset.exists(tmp_path / "out")
     refuting = stored(f"{source}.bin.xxh3")
-    assert main(["convert", source, source, "--checksums"]) == 1
+    assert main(["convert", source, "--to", source, "--checksums"]) == 1
     assert "en.bin: block 6, bytes 98304-114688, is not what" in capsys.readouterr().err
     assert stored(f"{source}.bin.xxh3") == refuting
-    assert main(["convert", source, source, "--checksums", "--overwrite"]) == 0
+    assert main(["convert", source, "--to", source, "--checksums", "--overwrite"]) == 0
     assert stored(f"{source}.bin.xxh3") != refuting
 
 
@@ -166,12 +166,12 @@ def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys
     ("arguments", "message"),
     [
         (
-            ["--compress", "en", "out"],
+            ["--to", "out", "--compress", "en"],
             "argument --compress: found en, needed a level from 1 to 22; or say --compress last",
         ),
-        (["en", "out", "--compress", "0"], "found 0, needed a level from 1 to 22"),
-        (["en", "out", "--compress", "--plain"], "not allowed with argument"),
-        (["en", "out", "--compress", "--checksums"], "checksums: needed a plain .bin"),
+        (["en", "--to", "out", "--compress", "0"], "found 0, needed a level from 1 to 22"),
+        (["en", "--to", "out", "--compress", "--plain"], "not allowed with argument"),
+        (["en", "--to", "out", "--compress", "--checksums"], "checksums: needed a plain .bin"),
     ],
 )
 def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -280,7 +280,7 @@ def test_a_source_that_changes_while_it_is_compressed_is_an_error(tmp_path: Path
 
 def test_json_tells_both_sizes(tmp_path: Path, capsys) -> None:
     source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
-    assert main(["convert", source, target, "--compress", "9", "--json"]) == 0
+    assert main(["convert", source, "--to", target, "--compress", "9", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     idx = os.path.getsize(f"{source}.idx")
     assert done["source_bytes"] == 400_000 + idx

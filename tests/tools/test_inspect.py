@@ -84,7 +84,7 @@ def test_a_dataset_of_nothing_is_described(tmp_path: Path, capsys) -> None:
 
 def test_the_same_from_a_bucket(s3: Bucket, capsys) -> None:
     target = f"{s3.fresh()}/en"
-    assert main(["convert", str(GOLDEN / "multimodal"), target]) == 0
+    assert main(["convert", str(GOLDEN / "multimodal"), "--to", target]) == 0
     capsys.readouterr()
     there = json.loads(inspect(capsys, target, "--json"))
     here = json.loads(inspect(capsys, str(GOLDEN / "multimodal"), "--json"))
@@ -94,8 +94,8 @@ def test_the_same_from_a_bucket(s3: Bucket, capsys) -> None:
 def test_a_compressed_one_shows_its_segments_and_a_summed_one_its_sums(tmp_path: Path, capsys) -> None:
     plain, zst = str(tmp_path / "en"), str(tmp_path / "zst")
     build_ours(plain, [Document(np.arange(50_000) % 999, [50_000], [])], np.uint16)
-    assert main(["convert", plain, zst, "--compress"]) == 0
-    assert main(["convert", plain, plain, "--checksums"]) == 0
+    assert main(["convert", plain, "--to", zst, "--compress"]) == 0
+    assert main(["convert", plain, "--to", plain, "--checksums"]) == 0
     capsys.readouterr()
     stored = json.loads(inspect(capsys, zst, "--json"))["stored"]
     size = os.path.getsize(f"{zst}.bin.zst")

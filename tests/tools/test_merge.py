@@ -36,7 +36,7 @@ def test_dropped_checksums_and_bad_data_are_said(tmp_path: Path, capsys) -> None
     out = capsys.readouterr().out
     assert "1 dataset\n" in out
     assert "  checksums were neither compared nor carried along: binidx verify each source,\n" in out
-    assert f"  then binidx convert {tmp_path}/all {tmp_path}/all --checksums\n" in out
+    assert f"  then binidx convert {tmp_path}/all --to {tmp_path}/all --checksums\n" in out
     Path(f"{source}.idx").write_bytes(b"nonsense")
     assert main(["merge", source, "--to", f"{tmp_path}/other"]) == 1
     assert "binidx merge: " in capsys.readouterr().err

@@ -96,7 +96,9 @@ def merge_datasets(
     for dataset in opened.datasets:
         if dataset.source.mixed:
             problem = f"{dataset.source.bin}: some parts are compressed and others not, needed all compressed or none"
-            raise ConfigError(f"{problem}; binidx convert {dataset.prefix} TARGET --plain makes one dataset of them")
+            raise ConfigError(
+                f"{problem}; binidx convert {dataset.prefix} --to TARGET --plain makes one dataset of them"
+            )
     codec, multimodal = opened.check_compatible()
     output = DatasetTarget.open(Location.of(target, target_options), codec, opened.datasets, overwrite=overwrite)
     _, documents, sequences, _ = opened.counts()

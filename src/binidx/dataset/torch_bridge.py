@@ -121,7 +121,7 @@ def find_topology(given: Any = None) -> Topology:
         return Topology(given.get_local_rank(), given.size())
     if given is not None:
         raise ConfigError(
-            f"topology: found {given!r}, needs megatron.core.parallel_state or a DeviceMesh of one dimension; "
+            f"mesh: found {given!r}, needs megatron.core.parallel_state or a DeviceMesh of one dimension; "
             'of a mesh of several give the data-parallel one, as mesh["dp"]; of HSDP, whose replicas read samples of '
             'their own, mesh["replicate", "shard"]._flatten("dp")'
         )

@@ -156,17 +156,13 @@ def build_pretraining_data_loader(
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
-    if rank is not None and size is not None and size != 1:
-        return rank, size
-    given = rank is not None and size is not None
-    num_processes = count_known_processes() if given else find_topology().size
-    if num_processes > 1 and not given:
+    if (rank is None or size is None) and (num_processes := find_topology().size) > 1:
         raise ConfigError(
             f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {num_processes} processes; "
             "give both, or every rank would read the same samples: *binidx.find_topology() if each reads its own, "
-            '*binidx.find_topology(mesh["dp"]) or (parallel_state) if some share theirs'
+            '*binidx.find_topology(mesh["dp"]) or (parallel_state) if some share theirs; a loader of load_dataset '
+            'takes mesh=mesh["dp"] in their place'
         )
-    _warn_of_group(num_processes)
     return rank or 0, 1 if size is None else size
 
 
@@ -209,8 +205,8 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
     Source: ours.
     """
 
-    assumes_all_ranks = False
-    """True if the rank is that of `choose_topology`, and not the user's: no groups of ranks may appear later."""
+    chosen_by = ""
+    """Source of the rank if the user gave no number: "mesh", or "processes", of which no groups may appear later."""
 
     def __init__(
         self,
@@ -359,13 +355,14 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         """
         sampler = self._sampler
         rank = sampler.data_parallel_rank, sampler.data_parallel_size
-        if self.assumes_all_ranks and choose_topology() != rank:
+        if self.chosen_by == "processes" and choose_topology() != rank:
             way = "make it after them, with mesh= or data_parallel_rank and data_parallel_size"
             raise ConfigError(
                 f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made; {way}"
             )
         if sampler.data_parallel_size == 1:
-            _warn_of_group(count_known_processes())  # the group may be younger than the loader
+            if not self.chosen_by:
+                _warn_of_group(count_known_processes())  # the group may be younger than the loader
         elif not self._is_compared:
             split = get_split(self.dataset)
             self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"

@@ -30,8 +30,11 @@ class SharedSlots:
         """Return the array in a taken slot; the slot is free when the last view of the array is gone."""
 
         # A forked child has the array, too, and must not free the slot. The memory must outlive the array.
-        def give(words: Any, memory: Any = self.memory, pid: int = os.getpid(), lib: Any = lib) -> None:
-            if memory is not None and os.getpid() == pid:
+        # At exit the module's names may be gone, so all are arguments.
+        def give(
+            words: Any, memory: Any = self.memory, getpid: Any = os.getpid, pid: int = os.getpid(), lib: Any = lib
+        ) -> None:
+            if memory is not None and getpid() == pid:
                 lib.binidx_give_slot(words - 1)
 
         return self._array(ffi.gc(self._words(slot) + 1, give), shape)

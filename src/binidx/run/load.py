@@ -22,7 +22,7 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.required_indices import required_indices
-from binidx.dataset.torch_bridge import choose_topology, is_first_rank
+from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
@@ -213,11 +213,13 @@ class LoadedDataset(DatasetView):
                 raise ConfigError(f"mesh, {', '.join(given)}: found both, need one of them")
         elif topology := choose_topology(mesh):
             options |= zip(names, topology, strict=True)
-            if topology.size > 1 and not topology.rank:
-                logger.info("loader: %d ranks read samples of their own; mesh= names others", topology.size)
+            if (count := count_known_processes()) > 1 and not topology.rank:
+                text = "loader: data_parallel_size is %d, of %d processes; mesh= names other ranks"
+                logger.info(text, topology.size, count)
         loader = build_pretraining_data_loader(self.wrapped, consumed_samples, batch_size, **options)
         assert loader is not None
-        loader.assumes_all_ranks = not given and mesh is None
+        if not given:
+            loader.chosen_by = "processes" if mesh is None else "mesh"
         return loader
 
     def show(self, idx: int, tokenizer: str | None = None) -> ShownSample:

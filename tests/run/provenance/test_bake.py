@@ -27,12 +27,12 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsErr
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
-from binidx.prepare.text.inputs import list_matches
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
+from binidx.storage.requests.listing import list_matches
 
 KINDS = ["single", "cyclic"]
 

@@ -145,8 +145,8 @@ def test_text_becomes_samples_without_leaving_azure(
     assert main(["diff", local, remote]) == 0
     sources = json.loads(read_small(Location.of(f"{remote}.manifest.json")))
     assert [f"{each}/en.jsonl" in json.dumps(sources) for each in texts] == [True, True]
-    assert main(["convert", remote, f"{base}/deep/zipped", "--compress"]) == 0
-    assert main(["convert", f"{base}/deep/zipped", str(tmp_path / "back"), "--plain"]) == 0
+    assert main(["convert", remote, "--to", f"{base}/deep/zipped", "--compress"]) == 0
+    assert main(["convert", f"{base}/deep/zipped", "--to", str(tmp_path / "back"), "--plain"]) == 0
     assert Path(tmp_path / "back.bin").read_bytes() == Path(f"{local}.bin").read_bytes()
     needed = batches(local, tmp_path / "indices")
     for workers in ({}, {"num_workers": 1, "multiprocessing_context": "fork"}):

@@ -190,7 +190,8 @@ def test_a_write_that_the_disk_refuses_leaves_nothing_behind(tmp_path: Path) -> 
     code = f"""
 import resource, signal
 from binidx.storage.location import Location
-from binidx.storage.writing.publish import create_object, put_if_absent
+from binidx.storage.writing.multipart import LocalParts
+from binidx.storage.writing.publish import create_file, create_object, put_if_absent
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, 5_000_000))
 for size in (100_000, 1_000, 5_000_001):
@@ -200,14 +201,19 @@ for size in (100_000, 1_000, 5_000_001):
                 writer.write(bytes(size))
     except OSError as error:
         print(type(error).__name__, error)
-try:
-    put_if_absent(Location({str(tmp_path / "x")!r}), bytes(6_000_000))
-except OSError as error:
-    print(type(error).__name__, error)
+for write in (
+    lambda path: put_if_absent(Location(path), bytes(6_000_000)),
+    lambda path: create_file(path, 6_000_000).__enter__(),
+    lambda path: LocalParts(path, 6_000_000, ""),
+):
+    try:
+        write({str(tmp_path / "x")!r})
+    except OSError as error:
+        print(type(error).__name__, error)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = ended.stdout.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert all(line.startswith(f"StorageError {tmp_path}/x") and "File too large" in line for line in lines)
     assert all(re.search(r"\(found [\d,]+ bytes free, need [\d,]+ or more\); make room", line) for line in lines)
     assert everything(str(tmp_path)) == []

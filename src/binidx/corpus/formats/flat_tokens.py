@@ -83,7 +83,9 @@ def write_llmc(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[An
         yield header.tobytes()
         for number, document in enumerate(documents):
             if not len(document) or document[-1] != options.eod:
-                raise FormatError(f"document {number}: does not end in the EOD {options.eod}, which llm.c needs")
+                raise FormatError(
+                    f"document {number}: does not end in the EOD {options.eod}, which llm.c needs; tokenize with it"
+                )
             yield np.roll(document, 1).astype(LLMC_KINDS[key]).tobytes()
 
     return [write_new(folder / "train.bin", pieces())]

@@ -9,6 +9,7 @@ A format is a reader and a writer of documents, arrays of shape (length,). Memor
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 from binidx.corpus.formats import flat_tokens, folders
 from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.location import Location
+from binidx.storage.requests.listing import is_folder, list_matches
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 
@@ -36,22 +38,35 @@ class PeerFormat:
         peer: library and version whose files were compared.
         read: yields the documents of the files that a user names, in their order.
         write: writes documents below a location, and returns the files that `read` takes.
+        suffix: that of its files, if it is neither a folder nor a prefix.
         needs_eod: whether its files lack the bounds of documents, which then end, or begin, with an EOD.
     """
 
     peer: str
     read: Callable[[Sequence[Location], PeerOptions], Iterator[Tokens]]
     write: Callable[[Location, Iterable[Tokens], np.dtype[Any], PeerOptions], Files]
+    suffix: str = ""
     needs_eod: bool = False
+
+    def list_files(self, source: Location) -> Files:
+        """Return the files of a folder or a pattern, sorted; anything else as it is."""
+        path, named = source.local_path, source.uri.endswith(self.suffix) and is_folder(source)
+        if not self.suffix or (named if path is None else os.path.isfile(path)):
+            return [source]
+        if not (names := [name for name in list_matches(source) if name.endswith(self.suffix)]):
+            raise ObjectNotFoundError(f"{source}: no {self.suffix} file in it; correct the name")
+        return [Location(name, source.options) for name in names]
 
 
 FORMATS = {
     "mds": PeerFormat("MosaicML Streaming 0.13", folders.read_mds, folders.write_mds),
     "litdata": PeerFormat("LitData 0.2", folders.read_litdata, folders.write_litdata),
-    "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, needs_eod=True),
+    "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, ".npy", needs_eod=True),
     "arrow": PeerFormat("datasets.save_to_disk", folders.read_arrow, folders.write_arrow),
-    "nanotron": PeerFormat("datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron),
-    "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, needs_eod=True),
+    "nanotron": PeerFormat(
+        "datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron, ".ds"
+    ),
+    "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, ".bin", needs_eod=True),
     "neox": PeerFormat("GPT-NeoX, fairseq (TNTIDX)", flat_tokens.read_neox, flat_tokens.write_neox),
 }
 """Name of a format -> its functions. A new one is a row, a reader and a writer."""
@@ -108,7 +123,8 @@ def import_dataset(
 
     Args:
         format: key of FORMATS.
-        sources: folder of `mds`, `litdata` and `arrow`; files of the others, in order; prefix of `neox`.
+        sources: folder of `mds`, `litdata` and `arrow`; files of the others, in order, or folders or patterns of them,
+            whose files are sorted; prefix of `neox`.
         target: prefix to write.
         eod: id at the bounds of documents: required by `olmo` and `llmc`; of the others it splits packed samples.
         column: of `mds` and `arrow`; by default tokens or input_ids.
@@ -130,7 +146,7 @@ def import_dataset(
     if not overwrite and IndexedDataset.exists(target, storage_options=target_options):
         raise ObjectExistsError(f"{place}: holds a dataset; give another prefix, or --overwrite")
     DatasetTarget.open(place, "raw", [], overwrite=overwrite)
-    locations = [Location.of(source, source_options) for source in sources]
+    locations = [file for source in sources for file in peer.list_files(Location.of(source, source_options))]
     documents = peer.read(locations, options)
     if eod is not None and not peer.needs_eod:
         documents = split_stream(documents, eod)

@@ -17,7 +17,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pa
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, get_order_option, number_samples
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
-from binidx.errors import BinidxError, ConfigError, redacted, trim_traceback
+from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
@@ -356,7 +356,7 @@ class MegatronDataset(OrderedDataset):
             return list(self.__getitems__(number_samples(idx, len(self))))
         try:
             return self._samples[idx]
-        except BinidxError as error:
+        except TRIMMED as error:
             trim_traceback(error)
             raise
 

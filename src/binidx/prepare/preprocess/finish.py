@@ -43,9 +43,9 @@ from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
-from binidx.prepare.text.inputs import list_matches
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.location import Location
+from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.concatenate import IN_FLIGHT

@@ -8,15 +8,13 @@ corpus/ or s3://corpus/en/   all objects below with the suffix of a format, sort
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
@@ -24,45 +22,9 @@ from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
-from binidx.storage.store_protocols import SearchableStore
-from binidx.storage.stores.registry import is_url, split_query
+from binidx.storage.requests.listing import is_folder, list_matches
+from binidx.storage.stores.registry import split_query
 from binidx.storage.threads import map_in_flight
-
-
-def is_folder(location: Location) -> bool:
-    """Return whether a name that is not an object is a folder, not a pattern."""
-    if (path := location.local_path) is not None:
-        return os.path.isdir(path)
-    return not ("*" in location.uri if is_url(location.uri) else glob.has_magic(location.uri))  # a ? begins a query
-
-
-def list_matches(location: Location) -> list[str]:
-    """Return the sorted objects of a glob, or below a folder without hidden ones, from one listing.
-
-    Raises:
-        ObjectNotFoundError: nothing matches.
-        StorageError: the store cannot list.
-    """
-    path = location.local_path
-    name, folder = path or location.uri, is_folder(location)
-    if path is None:
-        store = location.store
-        if not isinstance(store, SearchableStore):
-            raise StorageError(f"{name}: this store cannot list objects (need their names); name each object")
-        objects = [uri for uri in store.find(name, pattern=not folder) if not uri.endswith("/")]
-    elif folder:
-        objects = [os.path.join(below, file) for below, _, files in os.walk(path) for file in files]
-    else:
-        objects = [match for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
-    if folder:  # without _SUCCESS, _temporary/
-        objects = [uri for uri in objects if not re.search(r"(^|/)[._]", uri[len(name) :])]
-    if not objects:
-        problem = "a folder without files to read" if folder else "no such file"
-        if path is None or glob.has_magic(name):
-            problem = "matches no object"
-        raise ObjectNotFoundError(f"{name}: {problem}; correct the name")
-    return sorted(objects)
-
 
 IN_FLIGHT = 32
 NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)

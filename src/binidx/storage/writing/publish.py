@@ -82,7 +82,7 @@ def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.Abs
     Raises:
         StorageError: the file cannot be made, above all if the disk lacks space; `StagingFile` names exceptions.
     """
-    return _stage(path, lambda: StagingFile(path, size, durable), None)
+    return _stage(path, lambda: StagingFile(path, size, durable), None, size)
 
 
 def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> bool:
@@ -179,9 +179,9 @@ def _send_parts(location: Location, max_parts: int, data: memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _stage(uri: str, begin: Callable[[], Staged], before_publish: Hook) -> Iterator[Staged]:
+def _stage(uri: str, begin: Callable[[], Staged], before_publish: Hook, size: int = 0) -> Iterator[Staged]:
     pid = os.getpid()
-    with storage_errors(uri):
+    with storage_errors(uri, size):
         staged = begin()
     try:
         yield staged
