@@ -7,17 +7,18 @@ s3fs sends all other requests. The client that reads has no retries of its own, 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import hashlib
 import logging
 import os
 import ssl
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qs, unquote_plus, urlsplit
+from urllib.parse import parse_qs, quote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
 from binidx.errors import SlowCopyError, StorageError, redacted
@@ -30,6 +31,7 @@ from binidx.storage.stores.direct import (
     NotDirectError,
     SessionOptions,
     bounded_session,
+    check_status,
     direct_address,
     if_match,
     read_at_most,
@@ -47,6 +49,7 @@ from binidx.storage.stores.driver_errors import (
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
+from binidx.storage.stores.range_client import MAX_ERROR_BYTES
 from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
 
 logger = logging.getLogger(__name__)
@@ -216,6 +219,53 @@ class S3Store(FsspecWrites, DirectStore):
         self.prepare(fs)
         return fs
 
+    def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
+        from fsspec.asyn import sync
+
+        headers = None
+        if not if_absent:
+            with contextlib.suppress(HTTPStatusError):
+                headers = sync(self.fs.loop, self.put_directly, self._object(uri), data)
+        return super().put(uri, data, if_absent=if_absent) if headers is None else headers.get("ETag", "")
+
+    async def put_directly(
+        self, wanted: Mapping[str, str], data: Sequence[memoryview], fields: str = ""
+    ) -> Mapping[str, str] | None:
+        """Send an object, or one part, without botocore; return the response's headers; None: its driver has to.
+
+        botocore copies each body and has it sent from a file in small pieces.
+
+        Args:
+            wanted: parameters that name the object.
+            fields: those that name the part.
+
+        Raises:
+            HTTPStatusError: a transient status.
+        """
+        if not self.direct or self.fs.s3_additional_kwargs:
+            return None
+        num_bytes = sum(map(len, data))
+        try:
+            await self.fs.set_session()
+            client = await self.fs.get_s3(wanted["Bucket"])
+            summed = client.meta.config.request_checksum_calculation != "when_required"
+            sums = {"x-amz-checksum-crc32": crc32_header(data)} if summed else {}
+            address = await sign(self.fs, "get_object", wanted, sums, "PUT", fields)
+            headers = {**address.headers, "Content-Length": str(num_bytes)}
+            put = address.session.put(address.url, headers=headers, data=as_body(data), skip_auto_headers=["Content-Type"], **address.options)
+            async with asyncio.timeout(STALL_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND), put as response:
+                text = await read_at_most(response.content.read, MAX_ERROR_BYTES)
+                if response.status == 200:
+                    return response.headers
+                check_status(response.status, response.reason or "", response.headers, text)
+                problem = f"status {response.status}"
+        except HTTPStatusError:
+            raise
+        except Exception as error:
+            problem = driver_text(error)
+        logger.debug("%s: written by its driver: %s", wanted["Key"], problem)
+        return None
+
     def upload(self, uri: str, token: str = "") -> S3Upload:
         return S3Upload(self, uri, token)
 
@@ -269,13 +319,32 @@ def one_origin_session() -> Any:
     return OneOriginSession
 
 
-async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
+def crc32_header(data: Sequence[memoryview]) -> str:
+    """Return the value of the header x-amz-checksum-crc32 of a body."""
+    try:
+        from isal.isal_zlib import crc32  # a twelfth of the time
+    except ImportError:
+        from zlib import crc32
+    return base64.b64encode(functools.reduce(lambda value, view: crc32(view, value), data, 0).to_bytes(4)).decode()
+
+
+async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
+    """Yield the pieces of a body, each of which is sent before the next one, so that the transport copies little."""
+    for view in data:
+        yield view
+
+
+async def sign(
+    fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str], verb: str = "GET", fields: str = ""
+) -> Address:
     """Return the address of a direct request, a signed URL.
 
     Args:
         method: method of botocore's client, such as "get_object".
         wanted: parameters of the method.
-        headers: further headers of the request; they are not signed.
+        headers: further headers of the request; they are signed if the verb is not GET.
+        verb: PUT for a request that botocore does not sign; the method is then "get_object".
+        fields: further fields of the query of such a request.
 
     Raises:
         NotDirectError: the request cannot be sent without the driver.
@@ -289,7 +358,7 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     signer, signed = _signers.get(place, (None, None))
     is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
     if is_plain and signer and signed and signer.holds(client, credentials):
-        url = URL(signer.make_url(wanted["Key"]), encoded=True)
+        url = URL(signer.make_url(wanted["Key"], verb, fields, headers if verb != "GET" else None), encoded=True)
         return replace(signed, url=url, headers={**signed.headers, **headers})
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
     given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
@@ -307,6 +376,10 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
     if is_plain and arguments == wanted:
         _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
+    if verb != "GET":
+        if not (is_plain and arguments == wanted and _signers[place][0]):
+            raise NotDirectError("its requests are signed by botocore alone")
+        return await sign(fs, method, wanted, headers, verb, fields)
     return replace(address, headers={**address.headers, **headers})
 
 
@@ -360,12 +433,20 @@ class S3Upload:
         return self._list(self.token) or {}
 
     def write(self, part: int, data: Sequence[memoryview]) -> str:
-        # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
-        fs, body = self._store.fs, b"".join(data)
-        sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
-        # botocore's timeout begins when the whole body is sent.
+        fs = self._store.fs
+
+        async def send() -> Mapping[str, str]:
+            fields = f"partNumber={part}&uploadId={quote(self.token, safe='~')}"
+            headers = await self._store.put_directly(self._object, data, fields)
+            if headers is not None:
+                return headers
+            body = b"".join(data)  # botocore takes bytes and files, no views
+            sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
+            # botocore's timeout begins when the whole body is sent.
+            return await asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
+
         with self._loss_reported():
-            return self._tag(self._send(fs, sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND))
+            return self._tag(self._send(fs, send(), None))
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}
@@ -432,7 +513,7 @@ class S3Upload:
             sent.cancel()
         self._call("abort_multipart_upload", UploadId=self.token)
 
-    def _send(self, fs: Any, request: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    def _send(self, fs: Any, request: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
         """Send a request that `abort` can cancel, and return its response; after `abort`, no request is sent."""
         sent = asyncio.run_coroutine_threadsafe(asyncio.wait_for(request, seconds), fs.loop)
         self._sent.add(sent)

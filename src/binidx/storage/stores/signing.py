@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import hmac
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,15 +48,25 @@ class UrlSigner:
         """Return whether the client with these credentials would sign the same URLs but for their date."""
         return self.client is client and self.credentials == credentials and time.monotonic() < self.until
 
-    def make_url(self, key: str) -> str:
-        """Return the URL of an object."""
+    def make_url(self, key: str, method: str = "GET", fields: str = "", headers: Mapping[str, str] | None = None) -> str:
+        """Return the URL of a request for an object.
+
+        Args:
+            fields: further fields of the query, quoted.
+            headers: headers that S3 requires to be signed, those that begin with x-amz-, names in lower case.
+        """
         url = self.start + quote(key, safe="/~")
         if not self.query:
-            return url
-        parts, query = urlsplit(url), "&".join(sorted(self.query.split("&")))
-        request = f"GET\n{parts.path}\n{query}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+            return f"{url}?{fields}" if fields else url
+        parts, signed = urlsplit(url), dict(sorted({**(headers or {}), "host": urlsplit(url).netloc}.items()))
+        names = ";".join(signed)
+        query = self.query.replace("SignedHeaders=host", f"SignedHeaders={quote(names, safe='')}")
+        query = f"{fields}&{query}" if fields else query
+        lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
+        ordered = "&".join(sorted(query.split("&")))
+        request = f"{method}\n{parts.path}\n{ordered}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
         text = f"{self._heading}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        return f"{url}?{self.query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
+        return f"{url}?{query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
 
     @cached_property
     def _fields(self) -> dict[str, str]:
