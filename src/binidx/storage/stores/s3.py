@@ -13,13 +13,13 @@ import functools
 import hashlib
 import logging
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any
-from urllib.parse import parse_qs, quote, unquote_plus, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree
+
+from fsspec.asyn import sync
 
 from binidx.errors import SlowCopyError, StorageError, redacted
 from binidx.storage.interfaces import Range
@@ -28,11 +28,8 @@ from binidx.storage.stores.direct import (
     MAX_UNBOUNDED_BYTES,
     Address,
     DirectStore,
-    NotDirectError,
-    SessionOptions,
     bounded_session,
     check_status,
-    direct_address,
     if_match,
     read_at_most,
     receive,
@@ -50,7 +47,12 @@ from binidx.storage.stores.driver_errors import (
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
-from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
+from binidx.storage.stores.signing import CHECKSUM, NO_HEADERS, sign
+
+try:
+    from isal.isal_zlib import crc32  # a twelfth of the time
+except ImportError:
+    from zlib import crc32
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -114,10 +116,14 @@ class S3Store(FsspecWrites, DirectStore):
             except OSError as error:
                 if http_status(error) != 416:  # which an empty object answers to any range
                     raise
+        wanted = self._object(uri)
+        answer = await self.request("HEAD", wanted) if wanted["Key"] else None
+        if answer and answer.status == 200 and {"ETag", "Content-Length"} <= answer.headers.keys():
+            report = {"ETag": answer.headers["ETag"], "VersionId": answer.headers.get("x-amz-version-id")}
+            return checked_info(uri, {"size": int(answer.headers["Content-Length"]), **report}), b""
         if folders:
             return await self.look(uri), b""
-        wanted = self._object(uri)
-        if not wanted["Key"]:
+        if not wanted["Key"] or (answer and answer.status == 404):
             raise FileNotFoundError(uri)
         response = await self.fs._call_s3("head_object", self.fs.kwargs, self.fs.req_kw, **wanted)
         return checked_info(uri, {"size": response["ContentLength"], **_versions(response)}), b""
@@ -134,8 +140,6 @@ class S3Store(FsspecWrites, DirectStore):
         return await fs._call_s3("get_object", fs.req_kw, **self._object(uri), **condition, Range=where)
 
     def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
-        from fsspec.asyn import sync
-
         async def read() -> bytes:
             if self.direct and fs is self.fs and (start := await self._start_directly(uri, num_bytes)) is not None:
                 return start
@@ -150,20 +154,13 @@ class S3Store(FsspecWrites, DirectStore):
         Raises:
             FileNotFoundError: there is no such object.
         """
-        try:
-            address = await sign(self.fs, "get_object", self._object(uri), {"Range": f"bytes=0-{num_bytes - 1}"})
-            async with address.session.get(address.url, headers=address.headers, **address.options) as response:
-                if response.status in (200, 206):
-                    return (await read_at_most(response.content.read, num_bytes))[:num_bytes]
-                if response.status == 416:  # it is empty
-                    return b""
-                is_absent = response.status == 404
-        except Exception as error:  # the driver meets it too if it matters
-            logger.debug("%s: read by its driver: %s", redacted(uri), driver_text(error))
-            return None
-        if is_absent:
+        where = {"Range": f"bytes=0-{num_bytes - 1}"}
+        answer = await self.request("GET", self._object(uri), where, most_bytes=num_bytes)
+        if answer and answer.status == 404:
             raise FileNotFoundError(uri)
-        return None
+        if answer and answer.status in (200, 206):
+            return answer.body[:num_bytes]
+        return b"" if answer and answer.status == 416 else None  # 416: it is empty
 
     async def address(self, info: ObjectInfo) -> Address:
         return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
@@ -220,51 +217,57 @@ class S3Store(FsspecWrites, DirectStore):
         return fs
 
     def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
-        from fsspec.asyn import sync
-
-        headers = None
         if not if_absent:
             with contextlib.suppress(HTTPStatusError):
-                headers = sync(self.fs.loop, self.put_directly, self._object(uri), data)
-        return super().put(uri, data, if_absent=if_absent) if headers is None else headers.get("ETag", "")
+                answer = sync(self.fs.loop, self.request, "PUT", self._object(uri), body_headers(data), data=data)
+                if answer and answer.status == 200:
+                    return str(answer.headers.get("ETag", ""))
+        return super().put(uri, data, if_absent=if_absent)
 
-    async def put_directly(
-        self, wanted: Mapping[str, str], data: Sequence[memoryview], fields: str = ""
-    ) -> Mapping[str, str] | None:
-        """Send an object, or one part, without botocore; return the response's headers; None: its driver has to.
+    def delete(self, uri: str) -> None:
+        with contextlib.suppress(HTTPStatusError):
+            answer = sync(self.fs.loop, self.request, "DELETE", self._object(uri))
+            if answer and answer.status in (200, 204):
+                return
+        super().delete(uri)
 
-        botocore copies each body and has it sent from a file in small pieces.
+    async def request(
+        self,
+        verb: str,
+        wanted: Mapping[str, str],
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        most_bytes: int = MAX_ERROR_BYTES,
+        data: Sequence[memoryview] | None = None,
+        fields: str = "",
+    ) -> DirectResponse | None:
+        """Send a request without botocore, whose share of the CPU is nine tenths; None: it failed, let the driver try.
 
         Args:
             wanted: parameters that name the object.
-            fields: those that name the part.
+            most_bytes: bytes of the body that are read, at most.
+            data: body of a PUT, which the driver would copy.
+            fields: further fields of the query, quoted.
 
         Raises:
             HTTPStatusError: a transient status.
         """
-        if not self.direct or self.fs.s3_additional_kwargs:
+        if not self.direct:
             return None
-        num_bytes = sum(map(len, data))
+        seconds = STALL_SECONDS + sum(map(len, data or ())) / SLOWEST_BYTES_PER_SECOND
         try:
-            await self.fs.set_session()
-            client = await self.fs.get_s3(wanted["Bucket"])
-            summed = client.meta.config.request_checksum_calculation != "when_required"
-            sums = {"x-amz-checksum-crc32": crc32_header(data)} if summed else {}
-            address = await sign(self.fs, "get_object", wanted, sums, "PUT", fields)
-            headers = {**address.headers, "Content-Length": str(num_bytes)}
-            put = address.session.put(address.url, headers=headers, data=as_body(data), skip_auto_headers=["Content-Type"], **address.options)
-            async with asyncio.timeout(STALL_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND), put as response:
-                text = await read_at_most(response.content.read, MAX_ERROR_BYTES)
-                if response.status == 200:
-                    return response.headers
-                check_status(response.status, response.reason or "", response.headers, text)
-                problem = f"status {response.status}"
+            address = await sign(self.fs, "get_object", wanted, headers, verb, fields)
+            options = {"headers": address.headers, "skip_auto_headers": ["Content-Type"], **address.options}
+            request = address.session.request(verb, address.url, data=data and as_body(data), **options)
+            async with asyncio.timeout(seconds), request as response:
+                body = await read_at_most(response.content.read, most_bytes)
+                check_status(response.status, response.reason or "", response.headers, body)
+                return DirectResponse(response.status, response.headers, body)
         except HTTPStatusError:
             raise
-        except Exception as error:
-            problem = driver_text(error)
-        logger.debug("%s: written by its driver: %s", wanted["Key"], problem)
-        return None
+        except Exception as error:  # the driver meets it too if it matters
+            logger.debug("%s: left to its driver: %s", redacted(wanted["Key"]), driver_text(error))
+            return None
 
     def upload(self, uri: str, token: str = "") -> S3Upload:
         return S3Upload(self, uri, token)
@@ -319,96 +322,24 @@ def one_origin_session() -> Any:
     return OneOriginSession
 
 
-def crc32_header(data: Sequence[memoryview]) -> str:
-    """Return the value of the header x-amz-checksum-crc32 of a body."""
-    try:
-        from isal.isal_zlib import crc32  # a twelfth of the time
-    except ImportError:
-        from zlib import crc32
-    return base64.b64encode(functools.reduce(lambda value, view: crc32(view, value), data, 0).to_bytes(4)).decode()
+class DirectResponse(NamedTuple):
+    """Response to a request that was sent without the driver; of the body at most as much as was requested."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def body_headers(data: Sequence[memoryview]) -> dict[str, str]:
+    """Return the headers of a request with a body: its length, and the checksum that botocore sends, too."""
+    checksum = functools.reduce(lambda value, view: crc32(view, value), data, 0).to_bytes(4, "big")
+    return {"Content-Length": str(sum(map(len, data))), CHECKSUM: base64.b64encode(checksum).decode()}
 
 
 async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
     """Yield the pieces of a body, each of which is sent before the next one, so that the transport copies little."""
     for view in data:
         yield view
-
-
-async def sign(
-    fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str], verb: str = "GET", fields: str = ""
-) -> Address:
-    """Return the address of a direct request, a signed URL.
-
-    Args:
-        method: method of botocore's client, such as "get_object".
-        wanted: parameters of the method.
-        headers: further headers of the request; they are signed if the verb is not GET.
-        verb: PUT for a request that botocore does not sign; the method is then "get_object".
-        fields: further fields of the query of such a request.
-
-    Raises:
-        NotDirectError: the request cannot be sent without the driver.
-    """
-    from botocore.utils import get_environ_proxies
-    from yarl import URL
-
-    await fs.set_session()
-    client = await fs.get_s3(wanted["Bucket"])
-    credentials, place = await frozen_credentials(client), (id(fs), wanted["Bucket"])
-    signer, signed = _signers.get(place, (None, None))
-    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
-    if is_plain and signer and signed and signer.holds(client, credentials):
-        url = URL(signer.make_url(wanted["Key"], verb, fields, headers if verb != "GET" else None), encoded=True)
-        return replace(signed, url=url, headers={**signed.headers, **headers})
-    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
-    given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
-    arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
-    client.meta.events.register_first("before-endpoint-resolution.s3", use_regional_endpoint, unique_id="binidx")
-    url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
-    config = client.meta.config
-    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
-    if proxies.get(urlsplit(url).scheme):
-        raise NotDirectError("a proxy stands before it")
-    payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
-    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
-    if unknown := set(names) - {"host", *payer}:
-        raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
-    if is_plain and arguments == wanted:
-        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
-    if verb != "GET":
-        if not (is_plain and arguments == wanted and _signers[place][0]):
-            raise NotDirectError("its requests are signed by botocore alone")
-        return await sign(fs, method, wanted, headers, verb, fields)
-    return replace(address, headers={**address.headers, **headers})
-
-
-_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
-"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
-
-
-def session_options(fs: Any, config: Any) -> SessionOptions:
-    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
-
-    Args:
-        config: configuration of the botocore client of `fs`.
-    """
-    from aiohttp import DummyCookieJar, TCPConnector
-    from botocore.httpsession import create_urllib3_context, get_cert_path
-
-    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
-    if verify is False:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    else:
-        tls.check_hostname = True
-        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
-    if certificate := config.client_cert:
-        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
-    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
-    given = config.connector_args or {}
-    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
-    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
-    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
@@ -433,13 +364,13 @@ class S3Upload:
         return self._list(self.token) or {}
 
     def write(self, part: int, data: Sequence[memoryview]) -> str:
-        fs = self._store.fs
+        fs, headers = self._store.fs, body_headers(data)
+        fields = f"partNumber={part}&uploadId={quote(self.token, safe='~')}"
 
         async def send() -> Mapping[str, str]:
-            fields = f"partNumber={part}&uploadId={quote(self.token, safe='~')}"
-            headers = await self._store.put_directly(self._object, data, fields)
-            if headers is not None:
-                return headers
+            answer = await self._store.request("PUT", self._object, headers, data=data, fields=fields)
+            if answer and answer.status == 200:
+                return answer.headers
             body = b"".join(data)  # botocore takes bytes and files, no views
             sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
             # botocore's timeout begins when the whole body is sent.

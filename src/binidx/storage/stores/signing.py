@@ -14,16 +14,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
+
+from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions, direct_address
 
 SIGNER_SECONDS = 50.0
 """Age at which a signer ends. Its last URL is then used for `direct.RENEW_SECONDS` more: together less than the five
 minutes for which a signature is valid at least."""
+
+
+CHECKSUM = "x-amz-checksum-crc32"
+"""Header with the CRC32 of a body."""
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -48,23 +58,24 @@ class UrlSigner:
         """Return whether the client with these credentials would sign the same URLs but for their date."""
         return self.client is client and self.credentials == credentials and time.monotonic() < self.until
 
-    def make_url(self, key: str, method: str = "GET", fields: str = "", headers: Mapping[str, str] | None = None) -> str:
+    def make_url(self, key: str, verb: str = "GET", fields: str = "", headers: Mapping[str, str] = NO_HEADERS) -> str:
         """Return the URL of a request for an object.
 
         Args:
             fields: further fields of the query, quoted.
-            headers: headers that S3 requires to be signed, those that begin with x-amz-, names in lower case.
+            headers: of the request; those of S3, whose names begin with x-amz-, are signed.
         """
         url = self.start + quote(key, safe="/~")
         if not self.query:
             return f"{url}?{fields}" if fields else url
-        parts, signed = urlsplit(url), dict(sorted({**(headers or {}), "host": urlsplit(url).netloc}.items()))
+        parts, given = urlsplit(url), {name: value for name, value in headers.items() if name[:6] == "x-amz-"}
+        signed = dict(sorted({**given, "host": parts.netloc}.items()))
         names = ";".join(signed)
         query = self.query.replace("SignedHeaders=host", f"SignedHeaders={quote(names, safe='')}")
         query = f"{fields}&{query}" if fields else query
         lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
         ordered = "&".join(sorted(query.split("&")))
-        request = f"{method}\n{parts.path}\n{ordered}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
+        request = f"{verb}\n{parts.path}\n{ordered}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
         text = f"{self._heading}\n{hashlib.sha256(request.encode()).hexdigest()}"
         return f"{url}?{query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
 
@@ -124,3 +135,88 @@ def use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
     """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
     if context.get("is_presign_request"):
         context["use_global_endpoint"] = False
+
+
+async def sign(
+    fs: Any,
+    method: str,
+    wanted: Mapping[str, str],
+    headers: Mapping[str, str],
+    verb: str = "GET",
+    fields: str = "",
+) -> Address:
+    """Return the address of a direct request, a signed URL.
+
+    Args:
+        method: method of botocore's client, such as "get_object".
+        wanted: parameters of the method.
+        headers: further headers of the request, of which those of S3 are signed. There is no checksum among those
+            that are sent if the user's configuration requires none.
+        verb: another one than GET for the same object, with the method "get_object".
+        fields: further fields of the query of such a request, quoted.
+
+    Raises:
+        NotDirectError: the request cannot be sent without the driver.
+    """
+    from botocore.utils import get_environ_proxies
+    from yarl import URL
+
+    await fs.set_session()
+    client = await fs.get_s3(wanted["Bucket"])
+    credentials, place = await frozen_credentials(client), (id(fs), wanted["Bucket"])
+    signer, signed = _signers.get(place, (None, None))
+    is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
+    if is_plain and signer and signed and signer.holds(client, credentials):
+        if client.meta.config.request_checksum_calculation == "when_required":
+            headers = {name: value for name, value in headers.items() if name != CHECKSUM}
+        url = URL(signer.make_url(wanted["Key"], verb, fields, headers), encoded=True)
+        return replace(signed, url=url, headers={**signed.headers, **headers})
+    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
+    given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
+    arguments = {name: value for name, value in given.items() if name in model.input_shape.members}
+    client.meta.events.register_first("before-endpoint-resolution.s3", use_regional_endpoint, unique_id="binidx")
+    url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
+    config = client.meta.config
+    proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
+    if proxies.get(urlsplit(url).scheme):
+        raise NotDirectError("a proxy stands before it")
+    payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
+    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
+    if unknown := set(names) - {"host", *payer}:
+        raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    if is_plain and not (fs.s3_additional_kwargs or fs.req_kw or fs.kwargs):
+        _signers[place] = signer, _ = derive_signer(client, credentials, url, wanted["Key"]), address
+        if signer and verb != "GET":
+            return await sign(fs, method, wanted, headers, verb, fields)
+    if verb != "GET":
+        raise NotDirectError(f"its {verb} requests are not signed as those of other objects")
+    return replace(address, headers={**address.headers, **headers})
+
+
+_signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
+"""(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
+
+
+def session_options(fs: Any, config: Any) -> SessionOptions:
+    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
+
+    Args:
+        config: configuration of the botocore client of `fs`.
+    """
+    from aiohttp import DummyCookieJar, TCPConnector
+    from botocore.httpsession import create_urllib3_context, get_cert_path
+
+    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
+    if verify is False:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    else:
+        tls.check_hostname = True
+        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
+    if certificate := config.client_cert:
+        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
+    given = config.connector_args or {}
+    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
+    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
+    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
