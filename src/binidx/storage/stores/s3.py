@@ -337,9 +337,12 @@ def body_headers(data: Sequence[memoryview]) -> dict[str, str]:
 
 
 async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
-    """Yield the pieces of a body, each of which is sent before the next one, so that the transport copies little."""
+    """Yield copies of the pieces of a body, each of which is sent before the next one is copied.
+
+    The transport may still hold the last piece when a request has failed, and the memory of `data` is used again.
+    """
     for view in data:
-        yield view
+        yield memoryview(bytes(view))
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
