@@ -36,7 +36,7 @@ CONNECT_SECONDS, KEPT_SECONDS, AVOIDED_SECONDS = 5.0, 12.0, 240.0
 and time for which an origin is left to aiohttp."""
 
 LEAST_MEMORY, MOST_MEMORY = 4096, 128 << 20
-"""Bytes of a piece of memory for a body; and of the pieces of one size that are kept until idle connections are closed."""
+"""Bytes of a piece of memory for a body, and of those of one size that are kept until idle connections are closed."""
 
 MOST_ODD = 3
 """Responses in a row that are not plain, after which an origin is left to aiohttp."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -27,6 +28,12 @@ from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions
 SIGNER_SECONDS = 50.0
 """Age at which a signer ends. Its last URL is then used for `direct.RENEW_SECONDS` more: together less than the five
 minutes for which a signature is valid at least."""
+
+
+CHECKSUM = "x-amz-checksum-crc32"
+"""Header with the CRC32 of a body."""
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -51,15 +58,26 @@ class UrlSigner:
         """Return whether the client with these credentials would sign the same URLs but for their date."""
         return self.client is client and self.credentials == credentials and time.monotonic() < self.until
 
-    def make_url(self, key: str) -> str:
-        """Return the URL of an object."""
+    def make_url(self, key: str, verb: str = "GET", fields: str = "", headers: Mapping[str, str] = NO_HEADERS) -> str:
+        """Return the URL of a request for an object.
+
+        Args:
+            fields: further fields of the query, quoted.
+            headers: of the request; those of S3, whose names begin with x-amz-, are signed.
+        """
         url = self.start + quote(key, safe="/~")
         if not self.query:
-            return url
-        parts, query = urlsplit(url), "&".join(sorted(self.query.split("&")))
-        request = f"GET\n{parts.path}\n{query}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+            return f"{url}?{fields}" if fields else url
+        parts, given = urlsplit(url), {name: value for name, value in headers.items() if name[:6] == "x-amz-"}
+        signed = dict(sorted({**given, "host": parts.netloc}.items()))
+        names = ";".join(signed)
+        query = self.query.replace("SignedHeaders=host", f"SignedHeaders={quote(names, safe='')}")
+        query = f"{fields}&{query}" if fields else query
+        lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
+        ordered = "&".join(sorted(query.split("&")))
+        request = f"{verb}\n{parts.path}\n{ordered}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
         text = f"{self._heading}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        return f"{url}?{self.query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
+        return f"{url}?{query}&X-Amz-Signature={_hmac(self._key, text).hex()}"
 
     @cached_property
     def _fields(self) -> dict[str, str]:
@@ -119,13 +137,23 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
         context["use_global_endpoint"] = False
 
 
-async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
+async def sign(
+    fs: Any,
+    method: str,
+    wanted: Mapping[str, str],
+    headers: Mapping[str, str],
+    verb: str = "GET",
+    fields: str = "",
+) -> Address:
     """Return the address of a direct request, a signed URL.
 
     Args:
         method: method of botocore's client, such as "get_object".
         wanted: parameters of the method.
-        headers: further headers of the request; they are not signed.
+        headers: further headers of the request, of which those of S3 are signed. There is no checksum among those
+            that are sent if the user's configuration requires none.
+        verb: another one than GET for the same object, with the method "get_object".
+        fields: further fields of the query of such a request, quoted.
 
     Raises:
         NotDirectError: the request cannot be sent without the driver.
@@ -138,8 +166,12 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     credentials, place = await _frozen_credentials(client), (id(fs), wanted["Bucket"])
     signer, signed = _signers.get(place, (None, None))
     is_plain = method == "get_object" and wanted.keys() == {"Bucket", "Key"}
+    if verb != "GET" and (not is_plain or fs.s3_additional_kwargs or fs.req_kw or fs.kwargs):
+        raise NotDirectError(f"its {verb} requests have parameters of their own")
     if is_plain and signer and signed and signer.holds(client, credentials):
-        url = URL(signer.make_url(wanted["Key"]), encoded=True)
+        if client.meta.config.request_checksum_calculation == "when_required":
+            headers = {name: value for name, value in headers.items() if name != CHECKSUM}
+        url = URL(signer.make_url(wanted["Key"], verb, fields, headers), encoded=True)
         return replace(signed, url=url, headers={**signed.headers, **headers})
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[method])
     given = {**fs.s3_additional_kwargs, **fs.req_kw, **wanted}
@@ -156,7 +188,11 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
     address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
     if is_plain and arguments == wanted:
-        _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
+        _signers[place] = signer, _ = derive_signer(client, credentials, url, wanted["Key"]), address
+        if signer and verb != "GET":
+            return await sign(fs, method, wanted, headers, verb, fields)
+    if verb != "GET":
+        raise NotDirectError(f"its {verb} requests are not signed as those of other objects")
     return replace(address, headers={**address.headers, **headers})
 
 
