@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import logging
 import os
-import ssl
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -28,8 +26,6 @@ from binidx.storage.stores.direct import (
     Address,
     DirectStore,
     NotDirectError,
-    SessionOptions,
-    bounded_session,
     direct_address,
     if_match,
     read_at_most,
@@ -42,11 +38,11 @@ from binidx.storage.stores.driver_errors import (
     cause_of,
     driver_text,
     http_status,
-    is_malformed,
     storage_errors,
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
+from binidx.storage.stores.s3_session import one_origin_session, quick_session, session_options
 from binidx.storage.stores.signing import UrlSigner, derive_signer, frozen_credentials, use_regional_endpoint
 
 logger = logging.getLogger(__name__)
@@ -98,6 +94,8 @@ class S3Store(FsspecWrites, DirectStore):
     @staticmethod
     def prepare(fs: Any) -> None:
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, as its options are
+        if fs.session is None:
+            fs.session = quick_session(fs.kwargs)
 
     def _object(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
@@ -241,34 +239,6 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
     return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
 
 
-@functools.cache
-def one_origin_session() -> Any:
-    """Return a class of HTTP sessions of aiobotocore that do not follow a redirect to another origin.
-
-    aiobotocore's own would send session tokens and keys of encryption there.
-    """
-    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
-    from aiohttp import ClientResponseError
-    from botocore.exceptions import HTTPClientError
-
-    class OneOriginSession(AIOHTTPSession):  # type: ignore[misc]
-        async def _get_session(self, proxy_url: str | None) -> Any:
-            session = await super()._get_session(proxy_url)
-            session._response_class = bounded_session(may_leave=False)["response_class"]
-            return session
-
-        async def send(self, request: Any) -> Any:
-            try:
-                return await super().send(request)
-            except HTTPClientError as error:
-                refusal = error.kwargs.get("error")
-                if isinstance(refusal, ClientResponseError) and not is_malformed(refusal):
-                    raise refusal from error  # which is final; the other is tried again
-                raise
-
-    return OneOriginSession
-
-
 async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
     """Return the address of a direct request, a signed URL.
 
@@ -304,7 +274,7 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config, urlsplit(url).scheme))
     if is_plain and arguments == wanted:
         _signers[place] = derive_signer(client, credentials, url, wanted["Key"]), address
     return replace(address, headers={**address.headers, **headers})
@@ -312,30 +282,6 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
 
 _signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
 """(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
-
-
-def session_options(fs: Any, config: Any) -> SessionOptions:
-    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
-
-    Args:
-        config: configuration of the botocore client of `fs`.
-    """
-    from aiohttp import DummyCookieJar, TCPConnector
-    from botocore.httpsession import create_urllib3_context, get_cert_path
-
-    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
-    if verify is False:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    else:
-        tls.check_hostname = True
-        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
-    if certificate := config.client_cert:
-        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
-    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
-    given = config.connector_args or {}
-    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
-    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
-    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
