@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
@@ -71,9 +72,13 @@ def test_a_dataset_replaced_while_it_is_opened_is_an_error_or_the_new_one(
 ) -> None:
     build_ours(prefix, number(2), np.uint16)
     when_opened(end, [lambda: build_ours(prefix, number(new, length), np.uint16)])
+    problem = r"en.(idx|bin): replaced while it was opened; open it when its writer"
     if end == ".bin" or "://" not in prefix:
-        with pytest.raises(ObjectChangedError, match=r"en.idx: replaced while it was opened; open it when its writer"):
+        with pytest.raises(ObjectChangedError, match=problem):
             IndexedDataset(prefix, mmap=mmap)
+    else:  # the .bin is looked up at the same time as the .idx
+        with contextlib.suppress(ObjectChangedError):
+            assert read_all(IndexedDataset(prefix, mmap=mmap)) == [new] * (20 + new) * length
     assert read_all(IndexedDataset(prefix, mmap=mmap)) == [new] * (20 + new) * length
 
 
@@ -92,7 +97,7 @@ def test_what_is_wrong_and_stays_so_is_told_at_once(prefix, mmap, when_opened) -
 
 
 class DamagedOnce(dict[str, bytes]):
-    """Objects of a server; the second answer about an `.idx`, which is the first with its bytes, has a flipped bit."""
+    """Objects of a server; the first bytes of an `.idx`, the second or third answer about it, have a flipped bit."""
 
     def __init__(self, objects: dict[str, bytes], place: int, bit: int) -> None:
         super().__init__(objects)
@@ -101,7 +106,7 @@ class DamagedOnce(dict[str, bytes]):
     def get(self, name: str, default: Any = None) -> Any:
         data = super().get(name, default)
         self.answers += name.endswith(".idx")
-        if not name.endswith(".idx") or self.answers != 2:
+        if not name.endswith(".idx") or self.answers not in (2, 3):
             return data
         return data[: self.place] + bytes([data[self.place] ^ self.bit]) + data[self.place + 1 :]
 
@@ -161,16 +166,15 @@ def test_a_merge_takes_in_one_dataset_or_the_other(prefix, tmp_path: Path, when_
     assert read_all(IndexedDataset(tmp_path / "two")) == [3] * 23
 
 
-def test_certainty_costs_one_head_and_what_may_lie_beside_two_requests_at_the_same_time(tmp_path: Path) -> None:
+def test_certainty_costs_two_heads_and_what_may_lie_beside_two_requests_at_the_same_time(tmp_path: Path) -> None:
     prefix = build_ours(tmp_path / "en", number(2), np.uint16)
     objects = {f"/bucket/en.{end}": Path(f"{prefix}.{end}").read_bytes() for end in ("idx", "bin")}
     with http_objects(objects) as server:
         assert read_all(IndexedDataset(f"{server.endpoint}/bucket/en")) == [2] * 22
     asked = [(method, path.rpartition("en.")[2]) for method, path, _ in server.requests]
-    assert asked[0] == ("HEAD", "idx")
-    beside = [("GET", "bin.zst"), ("HEAD", "bin"), ("HEAD", "bin.xxh3")]
-    assert sorted(asked[1:-2]) == sorted([("GET", "idx"), *beside])
-    assert asked[-2:] == [("HEAD", "idx"), ("GET", "bin")]
+    first = [("GET", "bin.zst"), ("HEAD", "bin"), ("HEAD", "bin.xxh3"), ("HEAD", "idx")]
+    again = [("GET", "idx"), ("HEAD", "bin"), ("HEAD", "idx")]
+    assert [sorted(asked[:4]), sorted(asked[4:7]), asked[7:]] == [first, again, [("GET", "bin")]]
 
 
 def give_idx_of_smaller_corpus(prefix: str, tmp_path: Path) -> None:
@@ -228,4 +232,4 @@ def test_a_manifest_is_read_only_where_the_sizes_differ(surplus: int, beside: bo
         IndexedDataset(f"{server.endpoint}/bucket/en")
     asked = [(method, path.rpartition("en.")[2]) for method, path, _ in server.requests]
     assert asked.count(("GET", "manifest.json")) == surplus
-    assert len(asked) == 6 + surplus
+    assert len(asked) == 7 + surplus

@@ -1,16 +1,17 @@
 """Open both files of a dataset so that they belong together.
 
-    identity of .idx ──► read .idx  ─┐
-                         open .bin  ─┴──► identity of .idx again: unchanged? a pair; else an error
+    local     identity of .idx ─► open .bin, read .idx ─► identity of .idx again: unchanged? a pair; else an error
+    remote    identities of .idx and .bin ─► both again, while the .idx arrives: unchanged? a pair; else an error
 
 A writer removes the .idx first and publishes the new one last (`indexed_dataset_builder`, `corpus.convert`). If the
-.idx is the same before and after the .bin was opened, the .bin belongs to it, as no writer was at work in between. For
-tools that replace files in another order, or in place, there is no such proof, only their times and sizes.
+.idx is the same before and after the .bin was opened, the .bin belongs to it, as no writer was at work in between; if
+both are the same twice, both existed at the moment between. For tools that replace files in another order, or in place,
+there is no such proof, only their times and sizes.
 
 For many datasets of one folder, two lists prove the same without a request for each: `prefix_listing`. Otherwise the
-cost is one HEAD more, at the same time as another (the .bin is opened while the .idx arrives), and two for objects
-that may exist instead of the .bin or beside it (`bin_file`); for local files two stat calls. Checksums of local files
-are checked only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, checking its blocks would take 10.
+cost is two HEADs more, at the same time as other requests, and two for objects that may exist instead of the .bin or
+beside it (`bin_file`); for local files two stat calls. Checksums of local files are checked only on demand
+(BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, checking its blocks would take 10.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader
+from binidx.storage.cache.disk_cache import check_content
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
@@ -124,37 +126,52 @@ class _Opening:
         idx, local = prefix + ".idx", prefix.local_path is not None
         # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
         before = _current_identity(idx) if local else None
-        idx_reader = open_object(idx, mmap=self.mmap, cache="disk")
-        before = before or dict(idx_reader.identity)
+
+        def open_idx() -> RangeReader:
+            return open_object(idx, mmap=self.mmap, cache="disk")
 
         def open_tokens() -> RangeReader:
             return open_bin(prefix, mmap=self.mmap, cache=self.cache)
 
-        def open_both(reader: RangeReader) -> Pair:
-            def read() -> SequenceIndex:
-                return self._parse_index(read_whole(reader), reader, idx)
+        idx_reader, bin_reader = (open_idx(), open_tokens()) if local else run_both(open_idx, open_tokens)
+        opened = {idx: before or dict(idx_reader.identity)}
+        if not local:
+            tokens = stored_reader(bin_reader)
+            opened[prefix + tokens.uri.removeprefix(prefix.uri)] = dict(tokens.identity)
 
-            index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
+        def check() -> None:
+            identities = map(_current_identity, opened) if local else REQUESTS.map(_current_identity, opened)
+            for location, now in zip(opened, identities, strict=True):
+                if now != opened[location]:
+                    raise ObjectChangedError(
+                        f"{location}: replaced while it was opened; open it when its writer has finished"
+                    )
+
+        def read(reader: RangeReader) -> Pair:
+            index = self._parse_index(read_whole(reader), reader, idx)
             pair = _join(index, bin_reader, dict(idx_reader.identity))
             seal = find_seal(reader, idx, DIGEST)
             return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
 
-        try:
+        def read_remote() -> Pair:
             try:
-                return open_both(idx_reader)
+                return read(idx_reader)
             except FormatError as error:
-                if local:
-                    raise
                 # A bit may have flipped on the way, and be cached on this node.
                 again = InMemory(idx.uri, read_whole(stored_reader(idx_reader)))
-                pair = open_both(again)
+                pair = read(again)
                 logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", idx, error)
                 replace_cached(idx_reader, again.data)
                 return pair
+            finally:
+                check_content(idx_reader)
+
+        if not local:
+            return run_both(check, read_remote)[1]
+        try:
+            return read(idx_reader)
         finally:
-            # If the .idx was replaced meanwhile, neither result nor error is valid.
-            if _current_identity(idx) != before:
-                raise ObjectChangedError(f"{idx}: replaced while it was opened; open it when its writer has finished")
+            check()  # if the .idx was replaced meanwhile, neither result nor error is valid
 
     def _open_listed(self, prefix: Location, listed: ListedPair) -> Pair | None:
         """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""

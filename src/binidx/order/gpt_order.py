@@ -148,7 +148,8 @@ class GPTOrder(SourceOrder):
     Args:
         parameters: options of the order.
         source: the sequences.
-        arrays: document_index, sample_index and shuffle_index; `RangedArray`s are read by ranges.
+        arrays: document_index, sample_index and shuffle_index; `RangedArray`s are read by ranges. None: they are built
+            when one of them is first used, as a small index is.
         plan: the epochs of the index; None: counted when it is needed.
 
     Attributes:
@@ -159,17 +160,28 @@ class GPTOrder(SourceOrder):
     Source: Megatron Core, `GPTDataset`.
     """
 
-    array_names = ARRAYS
     document_index: NDArray[np.int32]
     sample_index: NDArray[Any]
     shuffle_index: NDArray[Any]
 
     def __init__(
-        self, parameters: GPTParameters, source: Source, arrays: Mapping[str, Any], plan: EpochPlan | None = None
+        self, parameters: GPTParameters, source: Source, arrays: Arrays | None, plan: EpochPlan | None = None
     ) -> None:
         super().__init__(source)
         self.parameters, self.given_plan = parameters, plan
-        self.set_arrays(arrays)
+        self.set_arrays(arrays or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ARRAYS:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        assigned = {array: vars(self)[array] for array in self.array_names}
+        vars(self).update({**build_small_index(self.parameters, self.source, self.plan), **assigned})
+        return vars(self)[name]
+
+    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
+        super().set_arrays(arrays)
+        if arrays:  # those that are built at their first use are not named: they follow from what ranks compare
+            self.array_names = [name for name in ARRAYS if name in {*self.array_names, *arrays}]
 
     @cached_property
     def index(self) -> SpanIndex:
@@ -202,7 +214,7 @@ class GPTOrder(SourceOrder):
         return len(self.document_index) // max(len(self.source.sequences), 1)
 
     def __len__(self) -> int:
-        return len(self.sample_index) - 1
+        return len(self.sample_index) - 1 if self.array_names else self.plan.num_samples
 
     def candidates(self, sequences: Numbers) -> Numbers:
         """Return the samples that may contain a token of the given sequences, ascending; no sample with one is missing.
@@ -253,10 +265,29 @@ def count_epochs(
     return parameters.plan(tokens_per_epoch)
 
 
+def build_small_index(parameters: GPTParameters, source: Source, plan: EpochPlan) -> Arrays:
+    """Return the three arrays, built in the memory of this process by one thread."""
+    _build(writer := ArrayWriter(), parameters, source, plan, 1)
+    return writer.arrays
+
+
+def _build(writer: ArrayWriter, parameters: GPTParameters, source: Source, plan: EpochPlan, threads: int) -> None:
+    build_gpt_index(
+        writer,
+        source.dataset.sequence_lengths,
+        source.sequences,
+        plan,
+        RandomState(parameters.random_seed),
+        parameters.sequence_length,
+        add_extra_token=parameters.add_extra_token,
+        threads=threads,
+    )
+
+
 def load_or_build_gpt_index(
     parameters: GPTParameters, source: Source, plan: EpochPlan, options: IndexOptions
-) -> Arrays:
-    """Load the arrays from the cache, or build them.
+) -> Arrays | None:
+    """Load the arrays from the cache, or build them; None if they are small, as `GPTOrder` builds these later.
 
     The index of computed tokens is not cached, and a small one by default not, as it is built faster.
 
@@ -269,23 +300,15 @@ def load_or_build_gpt_index(
 
     def build(writer: ArrayWriter) -> None:
         with options.context.threads(options.threads) as threads:
-            build_gpt_index(
-                writer,
-                source.dataset.sequence_lengths,
-                source.sequences,
-                plan,
-                RandomState(parameters.random_seed),
-                parameters.sequence_length,
-                add_extra_token=parameters.add_extra_token,
-                threads=threads,
-            )
+            _build(writer, parameters, source, plan, threads)
 
     def check(arrays: Arrays) -> None:
         length, extra = parameters.sequence_length, parameters.add_extra_token
         check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
 
     is_stored, context = source.dataset.is_stored, options.context
-    is_cached = is_stored and (options.cache_small or not parameters.is_small(len(source.sequences), plan))
+    is_small = parameters.is_small(len(source.sequences), plan)
+    is_cached = is_stored and (options.cache_small or not is_small)
     if is_cached or (is_stored and options.trust):
         fingerprint = parameters.fingerprint(source.sequences)
         cache = options.cache(
@@ -299,6 +322,8 @@ def load_or_build_gpt_index(
             return arrays
     if is_stored and context.on_outcome is not None:
         context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
+    if is_small:
+        return None
     build(writer := ArrayWriter())
     return writer.arrays
 

@@ -25,7 +25,7 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
-from binidx.order.gpt_order import load_or_build_gpt_index
+from binidx.order.gpt_order import build_small_index, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
 
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
@@ -96,7 +96,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return document_index, sample_index and shuffle_index; they are cached only if the tokens are in a file."""
-        arrays = load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options)
+        where = self._parameters, self._source, self._plan
+        arrays = load_or_build_gpt_index(*where, self._index_options) or build_small_index(*where)
         document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)
         return document_index, sample_index, shuffle_index
 

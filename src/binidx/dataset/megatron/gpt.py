@@ -112,7 +112,7 @@ class GPTDataset(MegatronDataset):
         arrays = self._load_or_build()
         return GPTOrder(self._parameters, self._source, arrays, self._plan)
 
-    def _load_or_build(self) -> Arrays:
+    def _load_or_build(self) -> Arrays | None:
         return load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options)
 
     document_index, sample_index, shuffle_index = map(index_array, ARRAYS)

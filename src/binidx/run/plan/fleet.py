@@ -1,12 +1,12 @@
 """Requests of a start of all ranks with cached indices, the rate that a store grants, and what would lower both.
 
                                        each process                    the first process of a node, besides
-    pair, opened alone                 4 HEAD, 1 GET                   its .idx
-    ... compressed                     4 HEAD, 1 GET, 1 LIST           its .idx
+    pair, opened alone                 5 HEAD, 1 GET                   its .idx
+    ... compressed                     5 HEAD, 1 GET, 1 LIST           its .idx
     pairs of one folder, 8 or more     2 LIST for 450 of them          their .idx
     ... with a path_to_cache           1 HEAD of their bundle          the bundle instead of the .idx
     checksums of a pair                1 GET
-    virtual merge                      2 HEAD, 1 GET, 1 LIST, pairs    the .idx of all parts
+    virtual merge                      4 HEAD, 2 GET, 2 LIST, pairs    the .idx of all parts
     cached index, or blend             1 GET: its manifest             its 3 arrays, or 2
     pinned file, if any is possible    1 HEAD
     ... if it exists                   no request for its pairs        the file
@@ -56,8 +56,8 @@ class StartRequests:
         return self.heads + self.lists + self.gets
 
 
-NONE, ALONE = StartRequests(), StartRequests(4, 0, 1)
-COMPRESSED_LIST, VIRTUAL = StartRequests(lists=1), StartRequests(2, 1, 1)
+NONE, ALONE = StartRequests(), StartRequests(5, 0, 1)
+COMPRESSED_LIST, VIRTUAL = StartRequests(lists=1), StartRequests(4, 2, 2)
 
 
 @dataclass(frozen=True)

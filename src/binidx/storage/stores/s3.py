@@ -28,7 +28,6 @@ from binidx.storage.stores.direct import (
     MAX_UNBOUNDED_BYTES,
     Address,
     DirectStore,
-    bounded_session,
     check_status,
     if_match,
     read_at_most,
@@ -41,12 +40,12 @@ from binidx.storage.stores.driver_errors import (
     cause_of,
     driver_text,
     http_status,
-    is_malformed,
     storage_errors,
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
+from binidx.storage.stores.s3_session import one_origin_session, quick_session
 from binidx.storage.stores.signing import CHECKSUM, NO_HEADERS, sign
 
 try:
@@ -103,6 +102,8 @@ class S3Store(FsspecWrites, DirectStore):
     @staticmethod
     def prepare(fs: Any) -> None:
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, as its options are
+        if fs.session is None:
+            fs.session = quick_session(fs.kwargs)
 
     def _object(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
@@ -292,34 +293,6 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
         objects[key] = object_info(key, {"size": int(size), "ETag": etag})
     is_cut = root.findtext(f"{space}IsTruncated") == "true"
     return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
-
-
-@functools.cache
-def one_origin_session() -> Any:
-    """Return a class of HTTP sessions of aiobotocore that do not follow a redirect to another origin.
-
-    aiobotocore's own would send session tokens and keys of encryption there.
-    """
-    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
-    from aiohttp import ClientResponseError
-    from botocore.exceptions import HTTPClientError
-
-    class OneOriginSession(AIOHTTPSession):  # type: ignore[misc]
-        async def _get_session(self, proxy_url: str | None) -> Any:
-            session = await super()._get_session(proxy_url)
-            session._response_class = bounded_session(may_leave=False)["response_class"]
-            return session
-
-        async def send(self, request: Any) -> Any:
-            try:
-                return await super().send(request)
-            except HTTPClientError as error:
-                refusal = error.kwargs.get("error")
-                if isinstance(refusal, ClientResponseError) and not is_malformed(refusal):
-                    raise refusal from error  # which is final; the other is tried again
-                raise
-
-    return OneOriginSession
 
 
 class DirectResponse(NamedTuple):

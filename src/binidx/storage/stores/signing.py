@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions, direct_address
+from binidx.storage.stores.direct import Address, NotDirectError, direct_address
+from binidx.storage.stores.s3_session import session_options
 
 SIGNER_SECONDS = 50.0
 """Age at which a signer ends. Its last URL is then used for `direct.RENEW_SECONDS` more: together less than the five
@@ -186,7 +186,7 @@ async def sign(
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    address = await direct_address(fs, url, payer, lambda: session_options(fs, config))
+    address = await direct_address(fs, url, payer, lambda: session_options(fs, config, urlsplit(url).scheme))
     if is_plain and arguments == wanted:
         _signers[place] = signer, _ = derive_signer(client, credentials, url, wanted["Key"]), address
         if signer and verb != "GET":
@@ -198,27 +198,3 @@ async def sign(
 
 _signers: dict[tuple[int, str], tuple[UrlSigner | None, Address]] = {}
 """(id of a filesystem, which is kept for ever; bucket) -> signer of its URLs, and the address of an object."""
-
-
-def session_options(fs: Any, config: Any) -> SessionOptions:
-    """Return the options of a session with the TLS of s3fs: its certificates, and the user's CA bundle.
-
-    Args:
-        config: configuration of the botocore client of `fs`.
-    """
-    from aiohttp import DummyCookieJar, TCPConnector
-    from botocore.httpsession import create_urllib3_context, get_cert_path
-
-    tls, verify = create_urllib3_context(), fs.client_kwargs.get("verify")
-    if verify is False:
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    else:
-        tls.check_hostname = True
-        tls.load_verify_locations(get_cert_path(verify or fs.session.get_config_variable("ca_bundle") or True))
-    if certificate := config.client_cert:
-        tls.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
-    # Servers close idle connections, some after 20 s; aiobotocore keeps them for 12 s.
-    given = config.connector_args or {}
-    connector = TCPConnector(**{"keepalive_timeout": 12, **given, "limit": 0, "ssl": tls})
-    options = {"connector": connector, "cookie_jar": DummyCookieJar(), "auto_decompress": False}
-    return SessionOptions(options, (lambda: tls) if given.keys() <= {"keepalive_timeout"} else None)
