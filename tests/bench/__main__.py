@@ -20,6 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("
 
 BENCHES = (
     "item_time",
+    "parts",
     "from_s3",
     "clients",
     "ceiling",

@@ -1,12 +1,12 @@
-"""Bar charts of the committed results as SVG: for README and the page of figures, in light and in dark.
+"""Bar charts and curves of the committed results as SVG: for README and the page of figures, in light and in dark.
 
-A row is a label above its bar, so that a chart can be read on a screen of 390 pixels.
+Labels stand above bars and lines, so that a chart can be read on a screen of 390 pixels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,6 +15,7 @@ from tests.bench.results import Results, find_row
 from tests.bench.table import figure
 
 WIDTH, ROW, BAR, TOP, MARGIN = 480, 40, 13, 58, 10
+PLOT_LEFT, PLOT_HEIGHT, TICKS = 52, 160, 5
 COLOURS = {
     "light": {"text": "#1f2328", "small": "#59636e", "ahead": "#3f51b5", "behind": "#c0662b"},
     "dark": {"text": "#f0f6fc", "small": "#9198a1", "ahead": "#8c9eff", "behind": "#e8a26a"},
@@ -81,13 +82,7 @@ def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str, base: fl
     def place(value: float) -> float:
         return MARGIN + (scale(value) - low) / (high - low) * (WIDTH - 2 * MARGIN - 60)
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'font-family="system-ui, sans-serif">',
-        f"<title>{escape(title)}</title>",
-        f'<text x="{MARGIN}" y="20" font-size="15" font-weight="600" fill="{colour["text"]}">{escape(title)}</text>',
-        f'<text x="{MARGIN}" y="38" font-size="12" fill="{colour["small"]}">{escape(subtitle)}</text>',
-    ]
+    lines = begin(title, subtitle, height, theme)
     for number, row in enumerate(rows):
         y, ends = TOP + ROW * number, sorted((place(base), place(row.value)))
         small = f' <tspan font-size="12" fill="{colour["small"]}">{escape(row.small)}</tspan>' if row.small else ""
@@ -100,3 +95,60 @@ def draw(title: str, subtitle: str, rows: Sequence[BarRow], theme: str, base: fl
             f"{escape(row.shown)}</text>",
         ]
     return "\n".join([*lines, "</svg>", ""])
+
+
+def draw_curve(title: str, subtitle: str, series: Mapping[str, Mapping[str, float]], theme: str) -> str:
+    """Return lines over the same points as SVG: points are equally far apart, values begin at 0."""
+    colour, points = COLOURS[theme], list(next(iter(series.values())))
+    top = TOP + 18 * len(series)
+    bottom, most = top + PLOT_HEIGHT, max(value for line in series.values() for value in line.values())
+    step = tick(most)
+    most = step * math.ceil(most / step)
+
+    def across(number: int) -> float:
+        return PLOT_LEFT + (WIDTH - MARGIN - 30 - PLOT_LEFT) * number / max(len(points) - 1, 1)
+
+    def up(value: float) -> float:
+        return bottom - PLOT_HEIGHT * value / most
+
+    def text(x: float, y: float, content: str, anchor: str, fill: str = "small") -> str:
+        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        return f'<text {place} font-size="12" fill="{colour[fill]}">{content}</text>'
+
+    lines = begin(title, subtitle, bottom + 30, theme)
+    for number in range(round(most / step) + 1):
+        y = up(number * step)
+        lines.append(
+            f'<path d="M{PLOT_LEFT} {y:.1f}H{WIDTH - MARGIN}" stroke="{colour["small"]}" stroke-opacity="0.3"/>'
+        )
+        lines.append(text(PLOT_LEFT - 6, y + 4, f"{number * step:,g}", "end"))
+    every = math.ceil(len(points) / 7)
+    lines += [text(across(at), bottom + 18, escape(points[at]), "middle") for at in range(0, len(points), every)]
+    for number, (name, line) in enumerate(series.items()):
+        stroke, y = colour[("ahead", "behind")[number % 2]], TOP + 18 * number
+        path = " ".join(f"{across(points.index(point)):.1f},{up(value):.1f}" for point, value in line.items())
+        first, *_, last = line.values()
+        lines += [
+            f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="2.5"/>',
+            f'<path d="M{MARGIN} {y - 4}h22" stroke="{stroke}" stroke-width="4"/>',
+            text(MARGIN + 30, y, f"{escape(name)}: {figure(first)} to {figure(last)}", "start", "text"),
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def tick(most: float) -> float:
+    """Return the distance of the lines of a scale: 1, 2, 2.5 or 5 times a power of ten, at most TICKS of them."""
+    power = 10.0 ** math.floor(math.log10(most / TICKS))
+    return next(power * size for size in (1, 2, 2.5, 5, 10) if most <= TICKS * power * size)
+
+
+def begin(title: str, subtitle: str, height: float, theme: str) -> list[str]:
+    """Return the first lines of a chart."""
+    colour = COLOURS[theme]
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img" '
+        'font-family="system-ui, sans-serif">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="{MARGIN}" y="20" font-size="15" font-weight="600" fill="{colour["text"]}">{escape(title)}</text>',
+        f'<text x="{MARGIN}" y="38" font-size="12" fill="{colour["small"]}">{escape(subtitle)}</text>',
+    ]

@@ -1,4 +1,4 @@
-"""Rows of the first table of the page of figures, and bars of the charts: conditions, and the row of a bench."""
+"""Rows of the first table of the page of figures, charts, and distances to limits: each shows a row of a bench."""
 
 from __future__ import annotations
 
@@ -161,3 +161,91 @@ CLAIMS = (
         peer="Megatron",
     ),
 )
+
+LIMITS = (
+    Claim(
+        "a sample of 4,096 tokens from a local file, in a stacked micro-batch of 8",
+        "memory: the outputs written once, no more",
+        "item_time",
+        "a sample of a stacked micro-batch of 8, to the limit",
+    ),
+    Claim(
+        "the same through 2 DataLoader workers",
+        "memory and pipes: one shared row of int32 instead of data",
+        "item_time",
+        "a sample of a micro-batch of 8, 2 DataLoader workers, to the limit",
+    ),
+    Claim(
+        "256 MiB of cached chunks compared with their checksums",
+        "memory: XXH3 alone over the file",
+        "disk_cache",
+        "comparing 256 MiB with their sums, once a process",
+    ),
+    Claim(
+        "ranges of 16 KiB from S3, signed URLs, 64 in flight, a second",
+        "the same ranges by aiohttp, bare",
+        "clients",
+        "requests, s3, signed URLs, 64 in flight",
+    ),
+    Claim(
+        "bytes moved for each byte of the samples, documents shuffled",
+        "link: the bytes used",
+        "ceiling",
+        "bytes moved per byte used, uint16, documents shuffled, exact ranges",
+    ),
+    Claim(
+        "the same, contiguous",
+        "link: the bytes used",
+        "ceiling",
+        "bytes moved per byte used, uint16, contiguous, exact ranges",
+    ),
+    Claim(
+        "filling a disk cache over a link of 25 MB/s, compressed tokens of uint16",
+        "link: the plain bytes",
+        "segments",
+        "warming a disk cache with uint16 over 200 Mbit/s, plain bytes",
+    ),
+    Claim(
+        "1.2 GB of tokens copied by `binidx convert` and verified, CPU",
+        "disk: `cp`",
+        "convert",
+        "convert of 1.2 GB, verified, CPU",
+    ),
+    Claim(
+        "a trainer that takes 400,000 tokens/s from S3, 30 ms away: share of the time spent waiting",
+        "the goal",
+        "step_wait",
+        "of 400,000 tokens/s over 10 minutes, waiting for a batch from S3, 30 ms away",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve of the page: the series of a row.
+
+    Args:
+        bench, row: name of the bench, and `work` of its row.
+        title, subtitle: of the chart.
+    """
+
+    bench: str
+    row: str
+    title: str
+    subtitle: str
+
+
+CURVES = {
+    "next": Curve(
+        "item_time",
+        "next() of a trainer, p50",
+        "next() of a trainer, microseconds",
+        "percentiles over micro-batches of 8 x 4,096 tokens, steps of 5 ms",
+    ),
+    "memory": Curve(
+        "item_time",
+        "most resident memory",
+        "Memory over a million micro-batches, MiB",
+        "after so many micro-batches of 4,096 tokens, one process",
+    ),
+}

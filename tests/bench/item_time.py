@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import resource
 import statistics
 import time
 from collections import deque
@@ -47,6 +46,9 @@ BATCH = 8
 ROUNDS = 9
 WORKERS = 2
 STEPS, STEP_SECONDS = 4000, 0.005
+SHARES = (50, 75, 90, 95, 99, 99.5, 99.9)
+"""Percentiles of the curve of `next()`."""
+
 MANY = 1_000_000
 CORPUS_BYTES = 600 << 20
 LIMIT = "the outputs written once, no more"
@@ -99,14 +101,16 @@ def next_rows(prefix: str, directory: Path) -> list[Row]:
     """Percentiles of `next()`: ours without workers, theirs with them."""
     ours = binidx.build_pretraining_data_loader(open_ours(prefix, f"{directory}/ours"), 0, BATCH)
     theirs = DataLoader(open_theirs(prefix, f"{directory}/theirs"), batch_size=BATCH, num_workers=WORKERS)
-    times = [waits_of(loader) for loader in (ours, theirs)]
-    conditions = replace(
-        CONDITIONS, cores=0, workers=WORKERS, size=f"{STEPS:,} micro-batches of {BATCH} x 4,096 tokens"
-    )
+    waits = {"binidx, no workers": waits_of(ours), f"{MEGATRON}, {WORKERS} workers": waits_of(theirs)}
+    series = {
+        name: {f"p{share:g}": float(np.percentile(times, share)) for share in SHARES} for name, times in waits.items()
+    }
+    size = f"{STEPS:,} micro-batches of {BATCH} x 4,096 tokens"
+    conditions = replace(CONDITIONS, cores=0, workers=WORKERS, size=size)
     return [
-        Row(f"next() of a trainer, p{share:g}", *(float(np.percentile(own, share)) for own in times), "µs", False,
-            "ours without workers", conditions=conditions)
-        for share in (50, 99, 99.9)
+        Row(f"next() of a trainer, {point}", *(line[point] for line in series.values()), "µs", False,
+            "ours without workers", conditions=conditions, series=series if point == "p50" else {})
+        for point in ("p50", "p99", "p99.9")
     ]  # fmt: skip
 
 
@@ -123,17 +127,26 @@ def waits_of(loader: Any) -> list[float]:
 
 
 def memory_row(prefix: str, directory: Path) -> Row:
-    """Resident memory after 10^6 batches; the note has the curve."""
+    """Resident memory over 10^6 batches, of it what is not a mapped file."""
     ours: Any = binidx.build_pretraining_data_loader(open_ours(prefix, f"{directory}/ours"), 0, 1)
-    batches, curve = itertools.chain.from_iterable(itertools.repeat(ours)), list[float]()
-    for _ in range(11):
-        drain(itertools.islice(batches, MANY // 10))
-        curve.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
+    batches = itertools.chain.from_iterable(itertools.repeat(ours))
+    resident, private = dict[str, float](), dict[str, float]()
+    for batch in range(0, MANY + 1, MANY // 10):
+        drain(itertools.islice(batches, MANY // 10 if batch else 1000))
+        point = f"{batch or 1000:,}"
+        resident[point], private[point] = memory_mib("VmRSS"), memory_mib("RssAnon")
     assert not multiprocessing.active_children()
-    note = f"after each {MANY // 10:,}: {', '.join(f'{mib:.0f}' for mib in curve)} MiB; no process started"
     conditions = replace(CONDITIONS, size=f"{MANY:,} micro-batches of 4,096 tokens")
-    first = f"after the first {MANY // 10:,}"
-    return Row("most resident memory", max(curve), curve[0], "MiB", False, note, first, conditions=conditions)
+    most, first = max(list(resident.values())[1:]), resident[f"{MANY // 10:,}"]
+    against, series = f"after the first {MANY // 10:,}", {"resident": resident, "without mapped files": private}
+    return Row("most resident memory", most, first, "MiB", False, "no process started", against,
+               conditions=conditions, series=series)  # fmt: skip
+
+
+def memory_mib(field: str) -> float:
+    """Return a field of this process's status, such as VmRSS."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) / 1024
 
 
 def micros_of(loader: Any) -> float:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.chart import COLOURS, claims_chart, rates_chart
-from tests.bench.claims import CLAIMS, Claim
+from tests.bench.chart import COLOURS, claims_chart, draw_curve, rates_chart
+from tests.bench.claims import CLAIMS, CURVES, LIMITS, Claim
 from tests.bench.results import Record, Results, find_row, merge, read_committed
 from tests.bench.table import figure
 
@@ -37,15 +37,71 @@ def main() -> None:
 
 
 def with_all(page: str, results: Sequence[Results]) -> str:
-    """Return the page with its table of claims and all figures."""
-    return with_figures(with_figures(page, claims_table(results), "claims"), all_tables(results), "figures")
+    """Return the page with all that is made from the results."""
+    made = {
+        "claims": claims_table(results, CLAIMS),
+        "curves": "\n\n".join(curve_section(name, row, record) for name, row, record in curves(results)),
+        "limits": claims_table(results, LIMITS),
+        "parts": parts_section(results),
+        "figures": all_tables(results),
+    }
+    for name, text in made.items():
+        page = with_figures(page, text, name)
+    return page
 
 
 def charts(results: Sequence[Results]) -> dict[Path, str]:
     """Return each chart by its file."""
-    return {
-        PAGE.parent / f"{name}-{theme}.svg": draw(results, theme) for name, draw in CHARTS.items() for theme in COLOURS
+    bars = {(name, theme): draw(results, theme) for name, draw in CHARTS.items() for theme in COLOURS}
+    lines = {
+        (name, theme): draw_curve(CURVES[name].title, CURVES[name].subtitle, row["series"], theme)
+        for name, row, _ in curves(results)
+        for theme in COLOURS
     }
+    return {PAGE.parent / f"{name}-{theme}.svg": text for (name, theme), text in {**bars, **lines}.items()}
+
+
+def curves(results: Sequence[Results]) -> list[tuple[str, dict[str, Any], Record]]:
+    """Return name, row and record of each curve that was measured on the first CPU."""
+    found = []
+    for name, curve in CURVES.items():
+        record = results[0]["benches"].get(curve.bench)
+        row = find_row(record, curve.row)
+        if record and row and "series" in row:
+            found.append((name, row, record))
+    return found
+
+
+def curve_section(name: str, row: dict[str, Any], record: Record) -> str:
+    """Return a curve, and below it, folded, its conditions and values."""
+    images = [f"![{CURVES[name].title}]({name}-{theme}.svg#only-{theme})" for theme in COLOURS]
+    lines = row["series"].values()
+    values = [f"| | {' | '.join(row['series'])} |", f"|---|{'---:|' * len(lines)}"]
+    values += [f"| {' | '.join((point, *(figure(line[point]) for line in lines)))} |" for point in next(iter(lines))]
+    fold = ['<details markdown="1">', "<summary>Conditions and values</summary>", ""]
+    return "\n".join([*images, "", *fold, measured(record, conditions(row)), "", *values, "", "</details>"])
+
+
+def parts_section(results: Sequence[Results]) -> str:
+    """Return a table of the parts of each work of the bench `parts`, on the first CPU where it ran."""
+    record = next((each["benches"]["parts"] for each in results if "parts" in each["benches"]), None)
+    if record is None:
+        return "Not measured yet: `python -m tests.bench parts`."
+    lines = [measured(record, ()), ""]
+    for row in record["rows"]:
+        [parts] = row["series"].values()
+        limit = f"{row['against']}: {figure(row['theirs'])} {row['unit']}"
+        lines += [f"| {row['work']} | {row['unit']} | share |", "|---|---:|---:|"]
+        lines += [f"| {part} | {figure(value)} | {value / row['ours']:.0%} |" for part, value in parts.items()]
+        lines += [f"| **all** ({limit}, {times(row['ratio'])}) | **{figure(row['ours'])}** | |", ""]
+    return "\n".join(lines[:-1])
+
+
+def measured(record: Record, common: Sequence[str]) -> str:
+    """Return where and when a bench was measured, and conditions of its rows."""
+    here = record["machine"]
+    where = f"**{here['cpu']}**, {here['cores']} cores; {record['measured']}, commit `{record['commit']}`, "
+    return f"{where}load {here['load_before']} before{''.join(f'; {each}' for each in common if each != ALONE)}."
 
 
 def with_figures(page: str, figures: str, name: str = "figures") -> str:
@@ -57,11 +113,11 @@ def with_figures(page: str, figures: str, name: str = "figures") -> str:
     return pattern.sub(lambda _: f"{begin}\n{figures}\n{end}", page, count=1)
 
 
-def claims_table(results: Sequence[Results]) -> str:
-    """Return the table of claims: a row a claim, a column a CPU."""
+def claims_table(results: Sequence[Results], claims: Sequence[Claim]) -> str:
+    """Return a table of claims: a row a claim, a column a CPU."""
     cpus = [f"{each['machine']['cpu']}, {each['machine']['cores']} cores" for each in results]
     lines = [f"| work | against, at its best setting | {' | '.join(cpus)} |", f"|---|---|{'---|' * len(cpus)}"]
-    for claim in CLAIMS:
+    for claim in claims:
         cells = [claim_cell(claim, each["benches"].get(claim.bench)) for each in results]
         if any(cells):
             lines.append(f"| {claim.work} | {claim.against} | {' | '.join(cell or 'not measured' for cell in cells)} |")
@@ -103,7 +159,7 @@ def purpose(name: str) -> str:
 
 def machine_table(record: Record) -> str:
     """Return the rows of a bench on one machine, by their work; the usual conditions stand above them."""
-    here, works = record["machine"], dict.fromkeys(row["work"] for row in record["rows"])
+    works = dict.fromkeys(row["work"] for row in record["rows"])
     rows = [row for work in works for row in record["rows"] if row["work"] == work]
     usual = [Counter(column).most_common(1)[0][0] for column in zip(*map(conditions, rows), strict=True)]
     common = [each for each in notes(rows[0]) if all(each in notes(row) for row in rows)]
@@ -111,8 +167,7 @@ def machine_table(record: Record) -> str:
     settings = len(peers) > 1 or any(row["setting"] for row in rows)
     names = [*(["against"] if settings else []), "binidx", peers[0] if len(peers) == 1 else "the other", "ratio"]
     lines = [
-        f"**{here['cpu']}**, {here['cores']} cores; {record['measured']}, commit `{record['commit']}`, "
-        f"load {here['load_before']} before. Unless a row says otherwise: "
+        f"{measured(record, ())} Unless a row says otherwise: "
         f"{'; '.join(each for each in [*usual, *common] if each != ALONE)}.",
         "",
         f"| work | {' | '.join(names)} |",

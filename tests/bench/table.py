@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MEGATRON = "Megatron Core 0.16.1"
@@ -40,6 +40,7 @@ class Row:
         setting: "best" or "default" if the peer has several settings for this work, or a name of another one.
         options: the peer's options behind `setting`.
         conditions: None stands for those of the bench, its CONDITIONS.
+        series: lines of a curve, or the parts of `ours`: line -> point -> value.
     """
 
     work: str
@@ -52,6 +53,7 @@ class Row:
     setting: str = ""
     options: str = ""
     conditions: Conditions | None = None
+    series: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -84,10 +86,10 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Return all fields of a row, its conditions among them, and its ratio."""
+    """Return all fields of a row, its conditions among them, and its ratio; `series` only if it has one."""
     fields = asdict(row)
-    conditions = fields.pop("conditions") or {}
-    return {**fields, **conditions, "ratio": row.ratio}
+    conditions, series = fields.pop("conditions") or {}, fields.pop("series")
+    return {**fields, **conditions, "ratio": row.ratio, **({"series": series} if series else {})}
 
 
 def show(rows: list[Row]) -> str:

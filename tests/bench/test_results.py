@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.bench import quick
 from tests.bench.__main__ import BENCHES, ON_REQUEST
-from tests.bench.claims import CLAIMS, Claim
+from tests.bench.chart import draw_curve
+from tests.bench.claims import CLAIMS, CURVES, LIMITS, Claim
 from tests.bench.machine import describe_machine, slug
+from tests.bench.parts import Spent, parts_of
 from tests.bench.publish import (
     PAGE,
+    ROOT,
     bench_section,
     charts,
     claim_cell,
+    curve_section,
     machine_table,
+    parts_section,
     with_all,
     with_figures,
 )
 from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
 from tests.bench.table import Conditions, Row, to_json
 
-FIELDS = {field.name for each in (Row, Conditions) for field in dataclasses.fields(each)} - {"conditions"} | {"ratio"}
+FIELDS = {field.name for each in (Row, Conditions) for field in dataclasses.fields(each)} | {"ratio"}
 CONDITIONS = Conditions(cores=1, size="10 documents", cached="nothing")
 MACHINE = {**describe_machine(), "cpu": "A CPU", "vendor": "V", "family": 1, "model": 2, "cores": 2}
 ROWS = [
@@ -45,6 +52,10 @@ def test_the_page_and_the_charts_show_the_committed_results() -> None:
     assert {path: path.read_text() for path in charts(results)} == charts(results), "run python -m tests.bench.publish"
 
 
+def test_readme_quotes_no_ratio_beside_its_chart() -> None:
+    assert re.findall(r"\b\d[\d.,]*x\b", (ROOT / "README.md").read_text()) == []
+
+
 def test_committed_rows_have_all_fields_and_one_meaning_each() -> None:
     for path, results in zip(sorted(COMMITTED.glob("*.json")), read_committed(), strict=True):
         assert path.stem == slug(results["machine"])
@@ -53,7 +64,7 @@ def test_committed_rows_have_all_fields_and_one_meaning_each() -> None:
             assert {"measured", "commit", "versions"} <= set(found)
             keys = [(row["work"], row["setting"]) for row in found["rows"]]
             assert len(set(keys)) == len(keys), name
-            assert all(set(row) == FIELDS for row in found["rows"]), name
+            assert all({*row, "conditions", "series"} == FIELDS for row in found["rows"]), name
 
 
 def test_claims_show_a_row_of_each_bench_that_was_measured() -> None:
@@ -62,6 +73,32 @@ def test_claims_show_a_row_of_each_bench_that_was_measured() -> None:
             found = results["benches"].get(claim.bench)
             if found:
                 assert find_row(found, claim.row, claim.setting), claim
+
+
+def test_limits_and_curves_are_of_known_benches() -> None:
+    assert {each.bench for each in (*LIMITS, *CURVES.values())} <= {*BENCHES, *ON_REQUEST}
+
+
+def test_a_curve_has_all_points_and_its_values_stand_below() -> None:
+    row = dataclasses.replace(ROWS[2], series={"ours": {"p50": 1.0, "p99": 2.5}, "theirs": {"p50": 4.0, "p99": 9.0}})
+    drawn = ElementTree.fromstring(draw_curve("waits", "of 9 batches", row.series, "dark"))
+    lines = [each.attrib["points"].split() for each in drawn.iter() if each.tag.endswith("polyline")]
+    assert [len(line) for line in lines] == [2, 2]
+    assert len({point.partition(",")[0] for line in lines for point in line}) == 2
+    section = curve_section("next", to_json(row), record())
+    assert "(next-light.svg#only-light)" in section
+    assert "| | ours | theirs |\n|---|---:|---:|\n| p50 | 1.00 | 4.00 |\n| p99 | 2.50 | 9.00 |" in section
+
+
+def test_parts_stand_with_their_shares() -> None:
+    rows = [dataclasses.replace(ROWS[2], series={"s": {"copying": 1.5, "waiting": 0.5}})]
+    section = parts_section([{"benches": {}}, {"benches": {"parts": record(rows)}}])
+    assert "| copying | 1.50 | 75% |\n| waiting | 0.500 | 25% |\n| **all** (" in section
+
+
+def test_the_profilers_own_time_is_no_part() -> None:
+    plain, profiled = Spent(2.0, 3.0, []), Spent(4.0, 5.0, [("a.py:f", 3.0, 0.5), ("<len> a.py:f", 1.0, 0.5)])
+    assert parts_of(plain, profiled, {"len": "counting", "": "rest"}) == {"counting": 0.0, "rest": 2.0}
 
 
 def test_benches_state_their_conditions() -> None:
