@@ -29,6 +29,7 @@ BENCHES = (
     "disk_cache",
     "segments",
     "merge",
+    "convert",
     "preprocess",
     "text_to_tokens",
     "shuffle",

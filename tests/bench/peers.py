@@ -23,6 +23,7 @@ would cost everybody as much as they gain. Order is what the samples show, not w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,28 +67,31 @@ def rows_of(
     directory: Path,
     dtype: str,
     weathers: Mapping[str, Mapping[str, float]] = WEATHERS,
-    num_samples: int = NUM_SAMPLES,
+    caches: Mapping[int, Sequence[str]] = {NUM_SAMPLES: ("never",)},
     rounds: int = ROUNDS,
-    caches: Sequence[str] = ("never",),
 ) -> list[Row]:
-    """Rows of each of ours, without a cache ("never") and with one that is filled so, against each peer."""
+    """Rows of each of ours, without a cache ("never") and with one that is filled so, against each peer.
+
+    Args:
+        caches: by the number of samples that are read.
+    """
     directory.mkdir()
     with store(directory) as (server, bucket):
         corpora = {name: publish_corpus(directory, bucket, dtype, long_documents=long) for name, long in OURS.items()}
         prefix, uri = corpora["documents shuffled"]
-        peers = [replace(peer, num_samples=num_samples) for peer in peers_of(bucket, uri)]
+        peers = peers_of(bucket, uri)
         for packed in {each.uri: each for each in peers if each.uri != uri}.values():
             publish_packed(packed, prefix, dtype, directory)
-        ours = [
-            Entrant(data if fill == "never" else f"{data}, cache_dir", "read_binidx.py", each, {"fill": fill},
-                    num_samples=num_samples)
-            for fill in caches
-            for data, (_, each) in corpora.items()
-        ]  # fmt: skip
         rows = []
-        for weather, options in weathers.items():
+        for (weather, options), (num_samples, fills) in itertools.product(weathers.items(), caches.items()):
+            ours = [
+                Entrant(data if fill == "never" else f"{data}, cache_dir", "read_binidx.py", each, {"fill": fill})
+                for fill in fills
+                for data, (_, each) in corpora.items()
+            ]
             with far_away(server, **options) as proxy:
-                laps = medians([*ours, *peers], proxy, dtype, rounds)
+                entrants = [replace(each, num_samples=num_samples) for each in (*ours, *peers)]
+                laps = medians(entrants, proxy, dtype, rounds)
             fastest = max(peers, key=lambda peer: laps[peer.name].through).name
             rows += [
                 row
@@ -131,7 +135,9 @@ def compare(data: str, dtype: str, ours: Lap, name: str, theirs: Lap, best: bool
     used = SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
     started = f"from process start {ours.from_start:.2f} s, theirs {theirs.from_start:.2f} s"
     shuffled = PLACES * (1 - (1 - 1 / PLACES) ** min(ours.num_samples, theirs.num_samples))
+    micros = [1e6 * lap.cpu_per_sample for lap in (ours, theirs)]
     cost = (
+        f"CPU a sample {micros[0]:,.0f} µs, theirs {micros[1]:,.0f}; "
         f"{taken if min(ours.num_samples, theirs.num_samples) < num_samples else ''}"
         f"bytes moved per byte used {ours.bytes_per_sample / used:.2f}, theirs {theirs.bytes_per_sample / used:.2f}; "
         f"requests a sample {ours.requests_per_sample:.2f}, theirs {theirs.requests_per_sample:.2f}; thousandths of "

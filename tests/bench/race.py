@@ -54,6 +54,7 @@ class Lap:
         bytes_per_sample, requests_per_sample: by the proxy's log.
         places: thousandths of the corpus that the samples begin in. A permutation of it all meets 632 in 1,000 samples.
         num_samples: that were taken.
+        cpu_per_sample: CPU seconds of the reader's process after its imports, workers apart.
     """
 
     first_batch: float
@@ -64,6 +65,7 @@ class Lap:
     requests_per_sample: float
     places: float
     num_samples: float
+    cpu_per_sample: float
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def run(entrant: Entrant, proxy: Proxy, dtype: str) -> Lap:
         requests_per_sample=moved.requests / samples,
         places=found["places"],
         num_samples=samples,
+        cpu_per_sample=found["cpu"] / samples,
     )
 
 
