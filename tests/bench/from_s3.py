@@ -121,19 +121,6 @@ def compare(data: str, ours: Lap, theirs: Lap, peer: Entrant) -> list[Row]:
     bytes_moved = Row(work, *moved, "B", False, requests, MEGATRON, peer.name, options, conditions)
     if workers:  # whose CPU is not that of the reader's process
         return [rates, bytes_moved]
-    cpu, work = (1e6 * lap.cpu_per_sample for lap in (ours, theirs)), f"CPU a sample from S3, {data}"
-    return [
-        rates,
-        bytes_moved,
-        Row(
-            work,
-            *cpu,
-            "µs",
-            False,
-            f"opening and first batch included; {CPU_GOALS[data]}",
-            MEGATRON,
-            peer.name,
-            options,
-            conditions,
-        ),
-    ]
+    micros = [1e6 * lap.cpu_per_sample for lap in (ours, theirs)]
+    work, goal = f"CPU a sample from S3, {data}", CPU_GOALS[data]
+    return [rates, bytes_moved, Row(work, *micros, "µs", False, goal, MEGATRON, peer.name, options, conditions)]

@@ -3,14 +3,17 @@
 Cold: no index cache is there. Warm: what the cold start left is. All files lie in the page cache. Wall time, medians of
 starts in turn, each side over its own copy of the data; Megatron Core runs as in one process without torch.distributed,
 which its blends cannot have a path_to_cache in. What both give is compared: the blends' arrays, and each dataset's.
+
+Then 4,096 prefixes: the memory of a process of its own that is no file's, after the first batch; and CPU to open one.
 """
 
 from __future__ import annotations
 
 import gc
 import shutil
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,15 @@ from helpers.gpt_data import TOKENIZER
 from helpers.oracle import megatron
 
 import binidx
-from tests.bench.table import Conditions, Row, seconds
+from tests.bench import cold_start
+from tests.bench.table import Conditions, Row, interleaved_medians, seconds
 
 CONDITIONS = Conditions(
     cores=2,
     size="1,000 prefixes of 200 documents on a local disk",
     cached="all files in the page cache",
 )
-NUM_PREFIXES = 1000
+NUM_PREFIXES, MANY_PREFIXES = 1000, 4096
 THREADS = 2
 ROUNDS = 3
 SIZES = [100_000, 2_000, 1_000]
@@ -35,6 +39,11 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 
 def rows(directory: Path) -> list[Row]:
+    """Seconds to the three blends, memory of many prefixes, and CPU of one."""
+    return [*quick_rows(directory), *many_rows(directory / "many")]
+
+
+def quick_rows(directory: Path) -> list[Row]:
     """Seconds from the config to the three blends."""
     weights = np.random.default_rng(0).uniform(0.5, 1.5, NUM_PREFIXES).tolist()
     starts = [Start(ours, directory / "ours", weights), Start(theirs, directory / "theirs", weights)]
@@ -51,7 +60,26 @@ def rows(directory: Path) -> list[Row]:
     ]
 
 
-quick_rows = rows
+def many_rows(directory: Path) -> list[Row]:
+    """MiB of a start, and milliseconds to open a prefix."""
+    directory.mkdir()
+    prefixes = [write_prefix(directory / f"p{number}", number) for number in range(MANY_PREFIXES)]
+    given = {"prefixes": prefixes, "weights": [1.0] * MANY_PREFIXES, "sequence_length": 1024}
+    found = cold_start.start({**given, "side": "binidx", "cache": str(directory / "indices")})
+    conditions = replace(CONDITIONS, size=f"{MANY_PREFIXES:,} prefixes of 200 KB on a local disk")
+    work = f"private memory of {MANY_PREFIXES:,} prefixes, start to first batch"
+    note = f"{found['seconds']:.2f} s, CPU {found['cpu']:.2f} s"
+    opened = interleaved_medians(
+        lambda: [binidx.IndexedDataset(prefix) for prefix in prefixes[:NUM_PREFIXES]],
+        lambda: [megatron.indexed.IndexedDataset(prefix) for prefix in prefixes[:NUM_PREFIXES]],
+        rounds=ROUNDS,
+        clock=time.thread_time,
+    )
+    millis = [1e3 * each / NUM_PREFIXES for each in opened]
+    return [
+        Row(work, found["anonymous"] / 2**20, 100, "MiB", False, note, "the goal", conditions=conditions),
+        Row("opening a prefix, CPU", *millis, "ms", False, "goal 0.2 ms", conditions=conditions),
+    ]
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Lap:
         bytes_per_sample, requests_per_sample: by the proxy's log.
         places: thousandths of the corpus that the samples begin in. A permutation of it all meets 632 in 1,000 samples.
         num_samples: that were taken.
-        cpu_per_sample: CPU seconds of the reader's process after its imports, workers apart.
+        cpu_per_sample: CPU seconds of the reader's process over the samples of `per_second`; without workers.
     """
 
     first_batch: float
@@ -87,18 +87,18 @@ def run(entrant: Entrant, proxy: Proxy, dtype: str) -> Lap:
         started = time.monotonic()
         found = call(entrant, {"directory": directory, "dtype": dtype, "uri": entrant.uri})
     moved = proxy.counts() - before
-    samples = found["samples"]
+    samples, timed = found["samples"], found["samples"] - found["batch"] * (1 + found["warm"])
     check_reached(entrant.name, moved.requests, found["last"] - found["imported"], DELAY_MS)
     return Lap(
         first_batch=found["first"] - found["imported"],
         from_start=found["first"] - started,
-        per_second=(samples - found["batch"] * (1 + found["warm"])) / (found["last"] - found["warmed"]),
+        per_second=timed / (found["last"] - found["warmed"]),
         through=samples / (found["last"] - found["imported"]),
         bytes_per_sample=moved.bytes / samples,
         requests_per_sample=moved.requests / samples,
         places=found["places"],
         num_samples=samples,
-        cpu_per_sample=found["cpu"] / samples,
+        cpu_per_sample=found["cpu"] / timed,
     )
 
 
