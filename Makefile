@@ -78,7 +78,7 @@ wheels: $(VENV)/.wheels         ## sdist and wheels of Linux and macOS, x86_64 a
 arm-wheel:                      ## the aarch64 wheel of `make wheels` in a Python of arm64 under qemu
 	PATH=$(abspath $(BIN)):$$PATH native/check_arm_wheel.sh
 
-bench: $(VENV)/.test            ## every figure with its conditions, into bench-results/, 45 minutes on two cores
+bench: $(VENV)/.test            ## every figure with its conditions, into bench-results/, an hour on two cores
 	$(BIN)/python -W ignore -m tests.bench
 
 bench-quick: $(VENV)/.test      ## ratios of the short benches beside the committed ones, 3 minutes

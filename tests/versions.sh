@@ -1,5 +1,5 @@
 #!/bin/sh
-# The core of the tests on each Python of a list: tests/versions.sh 3.12 3.13
+# The core of the tests on each Python of a list: tests/versions.sh 3.12 3.13 3.14t
 # An interpreter is uv's, which downloads it where it may, else pythonX.Y on PATH, else pyenv's. One that is not found is
 # named at the end; the exit status is 1 if a test failed or no interpreter was found. TESTS: other tests than these.
 # torch is left out, as PyPI's is CUDA's, 5 GB for each Python: conftest.py skips the tests that need it. TORCH=1 installs it.
@@ -12,8 +12,9 @@ passed= failed= missing=
 
 find_python() { # version
     command -v uv > /dev/null && uv python install --quiet "$1" 2> /dev/null
-    for each in "$(uv python find "$1" 2> /dev/null)" "python$1" "$HOME/.pyenv/versions/$1".*/bin/python; do
-        if "$each" -c "import sys, venv; sys.exit(sys.version_info[:2] != tuple(map(int, '$1'.split('.'))))" 2> /dev/null; then
+    for each in "$(uv python find "$1" 2> /dev/null)" "python$1" "$HOME/.pyenv/versions/${1%t}".*/bin/python; do
+        if "$each" -c "import sysconfig as s, venv; v = s.get_config_var; \
+            exit(v('py_version_short') + 't' * bool(v('Py_GIL_DISABLED')) != '$1')" 2> /dev/null; then
             echo "$each"
             return
         fi

@@ -43,6 +43,7 @@ BENCHES = (
     "nodes",
     "order",
     "trace_s3",
+    "bake",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
 ON_REQUEST = (
@@ -55,7 +56,6 @@ ON_REQUEST = (
     "trace",
     "transports",
     "read_plan",
-    "bake",
 )
 
 

@@ -2,7 +2,7 @@
 
 Requests and bytes are those of the proxy's log, without uploads. The figures to reach: a request for 8 MiB that a stage
 reads, and 30 MB/s a core: Exoshuffle-CloudSort sorts 29 MB/s a vCPU. The bake is read back whole and compared with the
-run's own samples. On request only: minutes, and 4 GB of disk.
+run's own samples. Minutes, and 4 GB of disk.
 """
 
 from __future__ import annotations

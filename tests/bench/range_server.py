@@ -14,9 +14,11 @@ import contextlib
 import itertools
 import json
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 SIZE = 256 << 20
 PIECE = memoryview(bytes(range(256)) * (64 << 10))  # 16 MiB
@@ -55,22 +57,25 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % SIZE + COMMON)
 
 
-async def serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=1024)
+async def serve(certificate: str = "") -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if certificate else None
+    if tls:
+        tls.load_cert_chain(certificate)
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=1024, ssl=tls)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 @contextlib.contextmanager
-def range_server() -> Iterator[str]:
-    """The endpoint, until the block ends."""
-    with subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True) as process:
+def range_server(*certificate: Path) -> Iterator[str]:
+    """The endpoint, until the block ends; of https with a certificate."""
+    with subprocess.Popen([sys.executable, __file__, *certificate], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+            yield f"http{'s' * bool(certificate)}://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.kill()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run(serve(*sys.argv[1:]))

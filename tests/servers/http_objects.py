@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import re
 import ssl
+import subprocess
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -161,6 +162,15 @@ class Handler(BaseHTTPRequestHandler):
 def date_of(data: bytes) -> str:
     """A second of the years from 2001 to 2032, another one for other bytes."""
     return formatdate(1_000_000_000 + zlib.crc32(data) % 1_000_000_000, usegmt=True)
+
+
+def write_certificate(path: Path) -> Path:
+    """A certificate for 127.0.0.1 that signs itself, with its key; without it at the same path that ends in .crt."""
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    made = [*command.split(), "-keyout", path, "-out", path.with_suffix(".crt")]
+    subprocess.run(made, check=True, capture_output=True)
+    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
+    return path
 
 
 @contextlib.contextmanager

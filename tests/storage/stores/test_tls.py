@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.http_objects import Server, http_objects
+from servers.http_objects import Server, http_objects, write_certificate
 
 from binidx.errors import StorageError
 from binidx.storage.location import Location
@@ -22,14 +21,7 @@ DATA = bytes(range(250)) * 400
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for 127.0.0.1, signed by itself, with its key in the same file."""
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    made = subprocess.run(
-        [*command.split(), "-keyout", path, "-out", path.with_suffix(".crt")], capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stderr
-    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
-    return path
+    return write_certificate(tmp_path_factory.mktemp("tls") / "server.pem")
 
 
 @pytest.fixture
