@@ -17,8 +17,8 @@ from tests.bench.table import figure
 WIDTH, ROW, BAR, TOP, MARGIN = 480, 40, 13, 58, 10
 PLOT_LEFT, PLOT_HEIGHT, TICKS = 52, 160, 5
 COLOURS = {
-    "light": {"text": "#1f2328", "small": "#59636e", "ahead": "#3f51b5", "behind": "#c0662b", "line": "#d1d9e0"},
-    "dark": {"text": "#f0f6fc", "small": "#9198a1", "ahead": "#8c9eff", "behind": "#e8a26a", "line": "#3d444d"},
+    "light": {"text": "#1f2328", "small": "#59636e", "ahead": "#3f51b5", "behind": "#c0662b"},
+    "dark": {"text": "#f0f6fc", "small": "#9198a1", "ahead": "#8c9eff", "behind": "#e8a26a"},
 }
 
 
@@ -118,7 +118,9 @@ def draw_curve(title: str, subtitle: str, series: Mapping[str, Mapping[str, floa
     lines = begin(title, subtitle, bottom + 30, theme)
     for number in range(round(most / step) + 1):
         y = up(number * step)
-        lines.append(f'<path d="M{PLOT_LEFT} {y:.1f}H{WIDTH - MARGIN}" stroke="{colour["line"]}"/>')
+        lines.append(
+            f'<path d="M{PLOT_LEFT} {y:.1f}H{WIDTH - MARGIN}" stroke="{colour["small"]}" stroke-opacity="0.3"/>'
+        )
         lines.append(text(PLOT_LEFT - 6, y + 4, f"{number * step:,g}", "end"))
     every = math.ceil(len(points) / 7)
     lines += [text(across(at), bottom + 18, escape(points[at]), "middle") for at in range(0, len(points), every)]

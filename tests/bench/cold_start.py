@@ -91,13 +91,15 @@ def first_start(
     check_reached("the first start of all", moved.requests, found["seconds"], DELAY_MS)
     other = start({**theirs, "cache": str(directory / f"first-{number}"), "write": True})
     assert found["tokens"] == other["tokens"]
-    return {"ours": found["seconds"], "theirs": other["seconds"], "requests": moved.requests, "bytes": moved.bytes}
+    times = {"ours": found["seconds"], "theirs": other["seconds"], "cpu": found["cpu"], "their_cpu": other["cpu"]}
+    return {**times, "requests": moved.requests, "bytes": moved.bytes}
 
 
 def report_first(found: list[dict[str, float]]) -> list[Row]:
-    ours, theirs, requests, moved = (statistics.median(column) for column in zip(*map(dict.values, found), strict=True))
+    columns = zip(*map(dict.values, found), strict=True)
+    ours, theirs, cpu, their_cpu, requests, moved = map(statistics.median, columns)
     work = f"{NUM_PREFIXES:,} prefixes in S3, {DELAY_MS} ms away, first start of all to first batch"
-    note = f"{requests:,.0f} requests, {moved / 1e6:,.1f} MB"
+    note = f"{requests:,.0f} requests, {moved / 1e6:,.1f} MB; CPU {cpu:.2f} s, its {their_cpu:.2f}"
     conditions = replace(CONDITIONS, cached="nothing; the peer's data in the page cache")
     return [Row(work, ours, theirs, "s", False, note, f"{MEGATRON}, all on a local disk", conditions=conditions)]
 
