@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -61,13 +62,14 @@ def command(
     """
 
     def main(argv: Sequence[str]) -> int:
-        options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.showwarning
+        options, as_json, as_before = parser(name, doc), "--json" in argv, (warnings.showwarning, logging.lastResort)
         add_options(options)
         add_output(options, progress=progress)
         try:
             check_flags(options, argv)
             arguments = options.parse_args(argv)
             warnings.showwarning = lambda message, *_: print_note(f"binidx {name}", str(message), "warning")
+            logging.lastResort = LoggedNotes(f"binidx {name}")
             watch = Bar(name, arguments.progress) if progress else contextlib.nullcontext()
             with ended_by_signals(), watch as arguments.watch:
                 return body(arguments) or 0
@@ -84,9 +86,20 @@ def command(
             print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
             return print_error(error, after_interrupt, 130, as_json)
         finally:
-            warnings.showwarning = as_before
+            warnings.showwarning, logging.lastResort = as_before
 
     return main
+
+
+class LoggedNotes(logging.Handler):
+    """Handler of logged warnings where no other is configured: each is a line on stderr, as the command's own."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(logging.WARNING)
+        self.subject = subject
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(self.subject, record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
 
 def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:

@@ -20,7 +20,7 @@ from servers.http_objects import Server
 
 import binidx
 from binidx.corpus.convert import convert_dataset
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.tools import main
 
 
@@ -176,8 +176,19 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         ({"which": "valid"}, "split: '1,0,0' has no valid; give one such as split='99,1,0'"),
         ({"seq_length": 16}, "unknown option seq_length; did you mean sequence_length"),
         ({"seed": 1}, "unknown option seed; did you mean random_seed"),
-        ({"num_samples": "5"}, "^num_samples: found '5', needs a whole number"),
+        ({"mmap": True}, "unknown option mmap; did you mean mmap_bin_files"),
+        ({"batch_size": 8}, r"unknown option batch_size; give it to loader\(\)"),
+        ({"num_samples": "5"}, "^num_samples: found '5', needs a whole number of at least 1"),
+        ({"num_samples": 0}, "^num_samples: found 0, needs a whole number of at least 1"),
+        ({"path_to_cache": 5}, "^path_to_cache: found 5, needs a path or URI"),
+        ({"eod_mask_loss": "no"}, "^eod_mask_loss: found 'no', needs True or False"),
+        ({"order": 5}, "^order: found 5, needs a kind"),
+        (
+            {"sequence_length": 1 << 20},
+            r"no sample \(found no document, or fewer tokens than sequence_length \+ 1 = 1,04",
+        ),
         ({"tokenizer": 7}, r"^tokenizer: found 7, needs binidx.SpecialTokens\(eod=7\)"),
+        ({"tokenizer": {"eod": 7}}, r"^tokenizer: found .*, needs binidx.SpecialTokens\(eod=ID\)"),
         ({"storage_options": "anon"}, "^storage_options: found str, needs a dict"),
         ({"blend": None}, "blend: found None; needs"),
         ({"blend": ""}, "blend: found no prefix in ''; needs"),
@@ -192,6 +203,13 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     for wrong in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
         with pytest.raises(ConfigError, match=rf"loader: found {wrong} \("):
             binidx.build_pretraining_data_loader(dataset, 0, 8, **{wrong: True})
+    with pytest.raises(ConfigError, match=r"loader: unknown option rank; did you mean data_parallel_rank\?"):
+        dataset.loader(8, rank=0)
+    with pytest.raises(ConfigError, match="num_workers: found '2', needs a whole number"):
+        dataset.loader(8, num_workers="2")
+    for dtype in ("uint17", None):
+        with pytest.raises(FormatError, match=f"dtype: found {dtype!r}, needed one of uint8"):
+            binidx.IndexedDatasetBuilder(f"{folder}/x.bin", dtype=dtype)
 
 
 def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:

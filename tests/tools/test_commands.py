@@ -63,6 +63,14 @@ def test_an_unknown_command_gets_a_hint(capsys) -> None:
     assert "did you mean 'convert --compress'?" in capsys.readouterr().err
 
 
+def test_what_the_library_logs_is_a_line_of_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "binidx", "inspect", str(GOLDEN)], env={**os.environ, "BINIDX_CACHE_DRI": "x"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr.startswith("binidx inspect: BINIDX_CACHE_DRI: is no setting, and ignored; did you mean")
+
+
 def test_the_commands_bring_no_torch() -> None:
     code = "from binidx.tools import convert, inspect_dataset; import sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"

@@ -5,6 +5,7 @@ Source: Megatron Core, `BlendedMegatronDatasetConfig` and `GPTDatasetConfig`.
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 import re
@@ -196,8 +197,13 @@ class BlendedMegatronDatasetConfig:
     written_paths: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("random_seed", "sequence_length"):
+        for name in ("random_seed", "sequence_length", "num_dataset_builder_threads"):
             setattr(self, name, _whole_number(name, getattr(self, name)))
+        for each in fields(self):
+            if "bool" in str(each.type) and isinstance(value := getattr(self, each.name), str):
+                raise ConfigError(f"{each.name}: found {value!r}, needs True or False")
+        if not isinstance(self.path_to_cache, str | os.PathLike | None):
+            raise ConfigError(f"path_to_cache: found {self.path_to_cache!r}, needs a path or URI")
         self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, need at least 1")
@@ -263,6 +269,17 @@ def _whole_number(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ConfigError(f"{name}: found {value!r}, needs a whole number") from None
+
+
+def did_you_mean_option(name: str, known: Sequence[str], other: str) -> str:
+    """Return a hint for an option that does not exist: `did you mean random_seed?` for `seed`.
+
+    Args:
+        known: the options.
+        other: the hint if none is similar.
+    """
+    near = [each for each in known if each.endswith(f"_{name}")] or difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else other
 
 
 MASK_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")

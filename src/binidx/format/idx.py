@@ -75,7 +75,10 @@ class DType(Enum):
         Raises:
             FormatError: the type has no code, where Megatron raises KeyError.
         """
-        return cls._code_of(np.dtype(value))
+        try:
+            return cls._code_of(np.dtype("none" if value is None else value))  # NumPy takes None for float64
+        except TypeError:
+            raise FormatError(f"dtype: found {value!r}, needed one of {', '.join(cls.__members__)}") from None
 
     @classmethod
     @functools.lru_cache  # the name of a dtype takes 6 us

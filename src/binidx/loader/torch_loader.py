@@ -6,6 +6,7 @@ Besides this module only `device_batches` imports torch here.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import logging
 import os
@@ -13,9 +14,9 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
-from binidx.dataset.config import Split
+from binidx.dataset.config import Split, did_you_mean_option
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
@@ -134,6 +135,15 @@ def build_pretraining_data_loader(
         dataset = dataset.wrapped
     if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
         raise ConfigError(f"loader: found {', '.join(wrong)}; its sampler decides these")
+    counts = {"micro_batch_size": micro_batch_size, "num_workers": num_workers, "look_ahead": look_ahead}
+    counts |= {"data_parallel_rank": data_parallel_rank, "data_parallel_size": data_parallel_size}
+    for name, count in counts.items():
+        if not isinstance(count, SupportsIndex | None):
+            raise ConfigError(f"{name}: found {count!r}, needs a whole number")
+    known = [*inspect.signature(DataLoader).parameters, *inspect.signature(build_pretraining_data_loader).parameters]
+    if unknown := [name for name in dataloader_options if name not in known]:
+        way = did_you_mean_option(unknown[0], known, "help(binidx.build_pretraining_data_loader) has all")
+        raise ConfigError(f"loader: unknown option {', '.join(unknown)}; {way}")
     if isinstance(dataset, list | tuple) and any(get_split(member) for member in dataset):
         raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
     topology = micro_batch_size, *_topology(data_parallel_rank, data_parallel_size)

@@ -147,6 +147,10 @@ def parse_order(value: Any) -> OrderOption | None:
     """
     if value is None or isinstance(value, OrderOption):
         return value
+    if not isinstance(value, str | Mapping):
+        raise ConfigError(
+            f"order: found {value!r}, needs a kind ({', '.join(ORDERS.names())}), a dict or an OrderOption"
+        )
     fields: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(value)
     kind = str(fields.pop("kind", None))
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import operator
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.gpt_rows import needs_eod
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
-from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, find_token, split_range
+from binidx.dataset.config import (
+    MASK_FLAGS,
+    GPTDatasetConfig,
+    SpecialTokens,
+    Split,
+    did_you_mean_option,
+    find_token,
+    split_range,
+)
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
@@ -41,6 +49,14 @@ if TYPE_CHECKING:
     from binidx.run.display.sample_text import ShownSample
 
 logger = logging.getLogger(__name__)
+
+OTHER_OPTIONS = {
+    "mmap": "did you mean mmap_bin_files?",
+    "cache_dir": "did you mean path_to_cache?",
+    "shuffle": "samples are shuffled by random_seed",
+    **dict.fromkeys(("batch_size", "consumed_samples", "num_workers", "mesh", "device"), "give it to loader()"),
+}
+"""Option of other libraries, or of the loader -> the hint."""
 
 SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_FLAGS)
 """Fields of a config that `as_code` prints also where they have their defaults."""
@@ -94,14 +110,15 @@ def load_dataset(
         raise ConfigError(f"which: found {which!r}, needs 'train', 'valid' or 'test'")
     known = [field.name for field in fields(GPTDatasetConfig) if field.init]
     if unknown := sorted(options.keys() - {*known}):
-        near = [name for name in known if name.endswith(f"_{unknown[0]}")]
-        near = near or difflib.get_close_matches(unknown[0], known, 1)
-        way = f"did you mean {near[0]}?" if near else "help(binidx.GPTDatasetConfig) has all"
+        way = OTHER_OPTIONS.get(unknown[0]) or did_you_mean_option(
+            unknown[0], known, "help(binidx.GPTDatasetConfig) has all"
+        )
         raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; {way}")
-    if not isinstance(num_samples, SupportsIndex | None):
-        raise ConfigError(f"num_samples: found {num_samples!r}, needs a whole number")
-    if isinstance(tokenizer, int):
-        raise ConfigError(f"tokenizer: found {tokenizer}, needs binidx.SpecialTokens(eod={tokenizer}) or a URI")
+    if not isinstance(num_samples, SupportsIndex | None) or (num_samples is not None and num_samples < 1):
+        raise ConfigError(f"num_samples: found {num_samples!r}, needs a whole number of at least 1")
+    if isinstance(tokenizer, Number | Mapping | list | tuple):
+        way = f"binidx.SpecialTokens(eod={tokenizer if isinstance(tokenizer, int) else 'ID'})"
+        raise ConfigError(f"tokenizer: found {tokenizer!r}, needs {way} or a URI")
     given = tokenizer
     if tokenizer is None:
         tokenizer = SpecialTokens()
@@ -170,6 +187,12 @@ class LoadedDataset(DatasetView):
         )
         built: Any = builder.build()[split.value]
         super().__init__(built)
+        if not len(self):
+            needed = f"sequence_length + 1 = {config.sequence_length + 1:,}"
+            raise ConfigError(
+                f"{built}: no sample (found no document, or fewer tokens than {needed}); give more data, a smaller "
+                "sequence_length, or num_samples, which repeats the documents"
+            )
         if config.read_plan and not isinstance(built, PlannedDataset) and is_first_rank():
             threading.Thread(
                 target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
