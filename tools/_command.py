@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -31,7 +32,7 @@ from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.settings import parse_bytes
 
-from ._display import fitted, print_note
+from ._display import NoteHandler, fitted, print_note
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -62,8 +63,11 @@ def command(
 
     def main(argv: Sequence[str]) -> int:
         options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.showwarning
+        logger, notes = logging.getLogger("binidx"), NoteHandler(name)
         add_options(options)
         add_output(options, progress=progress)
+        if not logger.hasHandlers():
+            logger.addHandler(notes)
         try:
             check_flags(options, argv)
             arguments = options.parse_args(argv)
@@ -84,6 +88,7 @@ def command(
             return print_error(error, after_interrupt, 130, as_json)
         finally:
             warnings.showwarning = as_before
+            logger.removeHandler(notes)
 
     return main
 
