@@ -23,7 +23,8 @@ class BuildCore(build_ext):
 
 
 # A package index shows this text alone: links and pictures of the repository would lead nowhere.
-README = re.sub(r"<picture>.*(?=## In a clone)", "", Path(__file__).with_name("README.md").read_text("utf-8"), flags=re.S)
+README = Path(__file__).with_name("README.md").read_text("utf-8")
+README = re.sub(r"<picture>.*(?=## In a clone)", "", README, flags=re.S)
 README = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", README)
 
 setup(

@@ -37,11 +37,10 @@ class Bar:
         self._command, self._form = command, form
         self._bar: tqdm[Any] = tqdm(disable=True)
         self._what, self._unit, self._total, self._before, self._done = "", "bytes", 0, 0, 0
-        self._began, self._ended = time.monotonic(), threading.Event()
+        self._began, self._ended, self._drawing = time.monotonic(), threading.Event(), threading.Lock()
 
     def __enter__(self) -> Self:
-        if self._form or not sys.stderr.isatty():
-            threading.Thread(target=self._report, name="binidx-progress", daemon=True).start()
+        threading.Thread(target=self._report, name="binidx-progress", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -63,7 +62,8 @@ class Bar:
             self.print_progress()
             return
         shown, divisor = ("B", 1024) if unit == "bytes" else (f" {unit}", 1000)
-        label = shortened(re.sub(r"\S*/(?=\S)", "", what), max(12, columns(sys.stderr) - METER))
+        verb, blank, name = re.sub(r"\S*/(?=\S)", "", what).rpartition(" ")
+        label = f"{verb}{blank}{shortened(name, max(12, columns(sys.stderr) - METER - len(verb + blank)))}"
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
         self._bar = tqdm(
             desc=label, total=total or None, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor,
@@ -76,8 +76,7 @@ class Bar:
         self._bar.update(count)
 
     def say(self, message: str) -> None:
-        """Print a line on stderr."""
-        self._bar.close()
+        """Print a line on stderr, above the bar."""
         print_note(f"binidx {self._command}", message)
 
     def print_progress(self) -> None:
@@ -100,14 +99,18 @@ class Bar:
 
     def end_stage(self) -> None:
         """End the stage; its bar vanishes."""
-        self._bar.close()
+        with self._drawing:
+            self._bar.close()
         if self._form and self._what:
             self.print_progress()
         self._what = ""
 
     def _report(self) -> None:
-        while not self._ended.wait(EACH_SECONDS):
-            if self._what:
+        drawn = sys.stderr.isatty() and not self._form
+        while not self._ended.wait(1.0 if drawn else EACH_SECONDS):
+            with self._drawing:
+                self._bar.refresh()  # its clock runs while nothing advances
+            if self._what and not drawn:
                 self.print_progress()
 
 
@@ -150,7 +153,7 @@ def print_note(subject: str, message: str, kind: str = "") -> None:
     text = fitted(f"{subject}: {message}", sys.stderr)
     if kind and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         text = f"\033[{COLOURS[kind]}m{text[: len(subject)]}\033[0m{text[len(subject) :]}"
-    print(text, file=sys.stderr)
+    tqdm.write(text, file=sys.stderr)  # above a bar
 
 
 def table(

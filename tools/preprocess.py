@@ -198,7 +198,7 @@ def describe(done: Report) -> str:
         + (f" ({counts(texts=engine['compared'])} compared, all equal)" if engine["compared"] else "")
         for name, engine in manifest["engines"].items()
     ]
-    kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
+    kept = f", {done.parts - done.parts_made} made before" if done.parts_made < done.parts else ""
     lines.append(f"  {counts(parts=done.parts)}{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
     return "\n".join(lines) + describe_machines(done.machines)
 

@@ -14,17 +14,25 @@ def format_html_table(title: str, rows: Sequence[Sequence[object]], head: Sequen
 
     Args:
         title: text above the table.
-        rows: cells of each row. Whole numbers are grouped by thousands; numbers stand on the right.
-        head: names of the columns.
+        rows: cells of each row. Whole numbers are grouped by thousands.
+        head: names of the columns; below one, numbers stand on the right.
     """
     shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS
-    lines = [f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in head)}</tr>"] if head else []
-    lines += [f"<tr>{''.join(map(_cell, row))}</tr>" for row in shown]
+    sides = ["right" if head and isinstance(value, int | float) else "left" for value in (*rows, head)[0]]
+    lines = [_line("th", head, sides)] if head else []
+    lines += [_line("td", row, sides) for row in shown]
     lines += [f"<tr><td>and {left:,} more</td></tr>"] if left > 0 else []
-    return f"<table><caption>{html.escape(title)}</caption>{''.join(lines)}</table>"
+    return f'<table><caption style="text-align: left">{html.escape(title)}</caption>{"".join(lines)}</table>'
 
 
-def _cell(value: object) -> str:
+def _line(tag: str, values: Sequence[object], sides: Sequence[str]) -> str:
+    cells = [
+        f'<{tag} style="text-align: {side}">{_text(value)}</{tag}>' for value, side in zip(values, sides, strict=True)
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f'<td style="text-align: left">{html.escape("" if value is None else str(value))}</td>'
-    return f'<td style="text-align: right">{f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"}</td>'
+        return html.escape("" if value is None else str(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"

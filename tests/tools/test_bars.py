@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,26 @@ def test_a_long_line_is_wrapped_and_an_error_coloured_on_a_terminal(tmp_path: Pa
     assert lines[-2] == "  no such file"
     assert "\x1b" not in on_terminal(call, tmp_path, NO_COLOR="1")[0]
     assert fitted("a " * 60, sys.stdout) == "a " * 60
+
+
+def test_a_warning_of_the_library_is_coloured_and_stands_above_the_bar(tmp_path: Path) -> None:
+    build(tmp_path / "en", 100)
+    text, lines = on_terminal(["verify", "en"], tmp_path, BINIDX_CACHE_DRI="x")
+    assert "\x1b[33mbinidx verify\x1b[0m: BINIDX_CACHE_DRI: is no setting" in text
+    assert not [line for line in lines if "%|" in line]
+
+
+def test_the_clock_of_a_bar_runs_while_nothing_advances(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Bar("convert") as bar:
+        bar.begin("compress s3://corpus/a_name_that_is_longer_than_the_line_has_room_for.bin.zst", 10, 0)
+        bar.say("an older copy goes")
+        while not re.search(r"\[00:(?!00)", terminal.getvalue()):
+            time.sleep(0.01)
+    assert "compress a_na…or.bin.zst:" in terminal.getvalue()
+    assert "binidx convert: an older copy goes\n" in terminal.getvalue()
 
 
 def test_off_a_terminal_a_line_a_minute_and_json_at_both_ends_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
