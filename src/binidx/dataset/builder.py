@@ -301,11 +301,7 @@ class BlendedMegatronDatasetBuilder:
         ]
 
     def _blend(
-        self,
-        weights: Sequence[float] | None,
-        size: int | None,
-        datasets: list[MegatronDataset],
-        context: BuildContext,
+        self, weights: Sequence[float] | None, size: int | None, datasets: list[MegatronDataset], context: BuildContext
     ) -> BlendedDataset | None:
         if not datasets:
             return None

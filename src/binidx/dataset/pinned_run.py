@@ -43,7 +43,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import recorded_name
-from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields
+from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields, parse_checked
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.location import Location, hash_uris
@@ -159,10 +159,7 @@ class PinnedFile:
     def _parse(self, data: memoryview) -> tuple[PinnedRun, Fields]:
         uri = self.location.uri
         try:
-            values = PINNED_FILE.parse(data, uri)
-            found = values.pop("xxh3_64", None) if isinstance(values, dict) else None
-            if found != (needed := checksum_fields(values)):
-                raise FormatError(f"{uri}: wrong checksum (found {found}, need {needed})")
+            values = parse_checked(PINNED_FILE, data, uri)
             return PINNED_FILE.convert(values, uri), {name: values[name] for name in values.keys() - KNOWN}
         except FormatError as error:
             raise FormatError(f"{error}; binidx prepare-cache writes it again, with --no-pin deletes it") from error

@@ -14,23 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from binidx.dataset.builder import Sizes, measure_blend, plan_distributions
-from binidx.dataset.config import (
-    Bookends,
-    GPTDatasetConfig,
-    Split,
-    normalize,
-    split_range,
-)
-from binidx.dataset.megatron.blended import (
-    ARRAYS,
-    BlendedDataset,
-    blend_identifiers,
-    build_blend_arrays,
-    fill_blend_index,
-)
+from binidx.dataset.config import Bookends, GPTDatasetConfig, Split, normalize, split_range
+from binidx.dataset.megatron.blended import ARRAYS, BlendedDataset, blend_identifiers, build_blend_arrays
 from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_options
-from binidx.index.blend import BlendIndex
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import build_in_memory
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles, IndexName, describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
@@ -144,18 +131,12 @@ class RequiredBlend:
         members = [member.order(config) for member in self.members]
         lengths = OPENS.map(len, members) if self.shares is None else []
         shares, size = self._measure(lengths)
-
-        def fill(_: ArrayWriter, arrays: BlendIndex) -> None:
-            fill_blend_index(shares, size, arrays, config.num_dataset_builder_threads)
-
         description = describe(self._identifiers(config, shares, size))
-        build = partial(build_blend_arrays, weights=shares, size=size, fill=fill)
+        build = partial(build_blend_arrays, weights=shares, size=size, threads=config.num_dataset_builder_threads)
         if files := self.files(config, lengths):
-            cache = IndexCache(files)
-            arrays = cache.load_or_build(description, {}, ARRAYS, build, "ranges")
+            arrays = IndexCache(files).load_or_build(description, {}, ARRAYS, build, "ranges")
         else:
-            build(writer := ArrayWriter())
-            arrays = writer.arrays
+            arrays = build_in_memory(build)
         fields = {"class": BLEND, "weights": shares, "all": size is None}
         return BlendedOrder(members, arrays, fields), digest(description)
 

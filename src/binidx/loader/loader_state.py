@@ -18,12 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.loader.dataset_protocols import (
-    digest_tokens,
-    find_megatron_samples,
-    get_stored_order,
-    identify_order,
-)
+from binidx.loader.dataset_protocols import digest_tokens, find_megatron_samples, get_stored_order, identify_order
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import get_origin
 from binidx.index.packing import ARRAYS, Pack, build_packed_index
@@ -127,8 +127,7 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
         )
 
     if not source.dataset.is_stored or (len(source.sequences) <= SMALL and not options.cache_small):
-        fill(writer := ArrayWriter())
-        return writer.arrays
+        return build_in_memory(fill)
     fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}
     cache = options.cache(origin=get_origin(source.dataset))
     return cache.load_or_build(options.name.description, fingerprint, ARRAYS, fill)

@@ -24,7 +24,7 @@ from binidx.errors import IndexBuildError
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexName
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
@@ -322,10 +322,7 @@ def load_or_build_gpt_index(
             return arrays
     if is_stored and context.on_outcome is not None:
         context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
-    if is_small:
-        return None
-    build(writer := ArrayWriter())
-    return writer.arrays
+    return None if is_small else build_in_memory(build)
 
 
 @dataclass(frozen=True)

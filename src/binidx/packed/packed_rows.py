@@ -11,10 +11,7 @@ from binidx.run.global_order import SampleReads
 
 
 def block_rows(
-    order: PackedRunOrder,
-    readings: SampleReads,
-    blocks: Numbers,
-    decode: Callable[[list[int]], str] | None = None,
+    order: PackedRunOrder, readings: SampleReads, blocks: Numbers, decode: Callable[[list[int]], str] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each read of a block: where it is, and its documents if `binidx pack` wrote their origin.
 

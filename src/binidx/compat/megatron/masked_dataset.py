@@ -24,8 +24,6 @@ class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDa
     @staticmethod
     @with_context
     def build_low_level_dataset(
-        dataset_path: str | None,
-        config: options.MaskedWordPieceDatasetConfig,
-        context: BuildContext = DEFAULT_CONTEXT,
+        dataset_path: str | None, config: options.MaskedWordPieceDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
     ) -> IndexedDataset:
         return open_tokens(IndexedDataset, dataset_path, config, context)

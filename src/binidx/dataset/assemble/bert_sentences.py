@@ -10,11 +10,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.masking import (
-    MaskedAssemble,
-    MaskedWordPieceDatasetConfig,
-    concatenate_tokens,
-)
+from binidx.dataset.assemble.masking import MaskedAssemble, MaskedWordPieceDatasetConfig, concatenate_tokens
 from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.masking import (
-    MaskedAssemble,
-    MaskedSpan,
-    MaskedWordPieceDatasetConfig,
-    concatenate_tokens,
-)
+from binidx.dataset.assemble.masking import MaskedAssemble, MaskedSpan, MaskedWordPieceDatasetConfig, concatenate_tokens
 from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers

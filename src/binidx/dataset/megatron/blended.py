@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
 from binidx.order.blended_order import BlendedOrder
@@ -185,8 +186,7 @@ class BlendedDataset(OrderedDataset):
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         if self.config.path_to_cache is None:
-            self._build(writer := ArrayWriter())
-            arrays = writer.arrays
+            arrays = build_in_memory(self._build)
         else:
             cache = self._cache(self.config.path_to_cache)
             arrays = cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
@@ -203,11 +203,7 @@ class BlendedDataset(OrderedDataset):
         return IndexCache(files, trusted=trusted, context=self.build_context, digests=self.index_digests)
 
     def _build(self, writer: ArrayWriter) -> None:
-        build_blend_arrays(writer, self.weights, self.size, self._fill)
-
-    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
-        """Fill the two index arrays: the dataset of each row, and the number of its sample in that dataset."""
-        fill_blend_index(self.weights, self.size, arrays, self.config.num_dataset_builder_threads)
+        build_blend_arrays(writer, self.weights, self.size, self.config.num_dataset_builder_threads)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)
@@ -240,41 +236,34 @@ def blend_identifiers(
     )
 
 
-def build_blend_arrays(
-    writer: ArrayWriter,
-    weights: Sequence[float],
-    size: int | None,
-    fill: Callable[[ArrayWriter, BlendIndex], None],
-) -> None:
-    """Build the two index arrays of a blend, each straight into its file.
+@contextlib.contextmanager
+def blend_arrays(writer: ArrayWriter, weights: Sequence[float], size: int | None) -> Iterator[BlendIndex]:
+    """Yield the two index arrays of a blend, each straight in its file, to be filled in the block.
 
     Args:
         writer: writes the arrays.
         weights: numbers of samples of the datasets if `size` is None.
         size: number of samples; None is all of them.
-        fill: fills dataset_index and dataset_sample_index.
     """
     shape = (sum(map(int, weights)) if size is None else size,)
-    with (
-        writer.array(ARRAYS[0], shape, np.int16) as ids,
-        writer.array(ARRAYS[1], shape, np.int64) as samples,
-    ):
-        fill(writer, (ids, samples))
+    with writer.array(ARRAYS[0], shape, np.int16) as ids, writer.array(ARRAYS[1], shape, np.int64) as samples:
+        yield ids, samples
 
 
-def fill_blend_index(weights: Sequence[float], size: int | None, out: BlendIndex, threads: int) -> None:
-    """Fill the index arrays of a blend.
+def build_blend_arrays(writer: ArrayWriter, weights: Sequence[float], size: int | None, threads: int) -> None:
+    """Build the two index arrays of a blend.
 
     Args:
+        writer: writes the arrays.
         weights: share of each dataset; without a size, its number of samples.
         size: number of samples; None is all samples of the datasets.
-        out: dataset_index, int16, and dataset_sample_index, int64; each of shape (size,).
         threads: number of threads.
     """
-    if size is None:
-        build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
-    else:
-        build_blend_index(np.asarray(weights, np.float64), size, num_threads=threads, out=out)
+    with blend_arrays(writer, weights, size) as out:
+        if size is None:
+            build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
+        else:
+            build_blend_index(np.asarray(weights, np.float64), size, num_threads=threads, out=out)
 
 
 def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:

@@ -17,7 +17,7 @@ from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_token
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
 from binidx.index.cache.manifest import describe_documents, get_origin
@@ -156,8 +156,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             return self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)["sample_index"]
         if self.config.trust_cache and (arrays := self._cache.load(fingerprint, ARRAYS)):
             return arrays["sample_index"]
-        build(writer := ArrayWriter())
-        return writer.arrays["sample_index"]
+        return build_in_memory(build)["sample_index"]
 
     @property
     def _cache(self) -> IndexCache:

@@ -24,11 +24,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import BlendedDataset, row_blocks
+from binidx.dataset.megatron.blended import BlendedDataset, blend_arrays, row_blocks
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import BlendError, ConfigError
-from binidx.index.blend import BlendIndex
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT
 from binidx.index.cache.index_files import Arrays, recorded_name
 from binidx.index.cache.manifest import get_origin
@@ -149,12 +148,12 @@ class LengthStagedDataset(BlendedDataset):
         order = json.dumps(self.windows.order_identity, sort_keys=True, default=str)
         return {"windows": xxhash.xxh3_128_hexdigest(order.encode())}
 
-    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
-        ids, samples = arrays
-        for group in self._groups():
-            source, number = _locate_windows(self.windows, group.window)
-            ids[group.rows] = self._first_of[group.stage.sequence_length] + source
-            samples[group.rows] = number * group.parts + group.part
+    def _build(self, writer: ArrayWriter) -> None:
+        with blend_arrays(writer, self.weights, self.size) as (ids, samples):
+            for group in self._groups():
+                source, number = _locate_windows(self.windows, group.window)
+                ids[group.rows] = self._first_of[group.stage.sequence_length] + source
+                samples[group.rows] = number * group.parts + group.part
 
     def check(self) -> None:
         """Raise BlendError unless each stage serves every part of its windows once, and no other parts."""
@@ -250,8 +249,7 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
 
     is_small = parameters.is_small(len(windows.own_sequences), plan)
     if not windows.dataset.is_stored or (is_small and not config.cache_small_indices):
-        build(writer := ArrayWriter())
-        return writer.arrays
+        return build_in_memory(build)
     cache = cut._index_options.cache(origin=get_origin(windows.dataset))
     fixed = parameters.fingerprint(windows.own_sequences)
     fingerprint = {**fixed, **parameters.key(plan).fields, "cut_to": config.sequence_length}

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.builder import WHOLE, context_argument, sizes_per_dataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
-from binidx.dataset.megatron.blended import BlendedDataset, row_blocks, samples_per_dataset
+from binidx.dataset.megatron.blended import BlendedDataset, blend_arrays, row_blocks, samples_per_dataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
@@ -291,13 +291,14 @@ class StagedBlendedDataset(BlendedDataset):
         cache = IndexCache(files, context=context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
-    def _fill(self, writer: ArrayWriter, arrays: BlendIndex) -> None:
-        ids, samples = arrays
-        for stage, seam in zip(self.stages, self.seams, strict=True):
-            with stage._drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
-                for rows in row_blocks(0, stage.num_samples, AT_ONCE):
-                    target = slice(seam.sample + rows.start, seam.sample + rows.stop)
-                    ids[target], samples[target] = self._locate(stage, seam, chosen[rows], numbers[rows])
+    def _build(self, writer: ArrayWriter) -> None:
+        threads = self.config.num_dataset_builder_threads
+        with blend_arrays(writer, self.weights, self.size) as (ids, samples):
+            for stage, seam in zip(self.stages, self.seams, strict=True):
+                with stage._drawn(writer, threads) as (chosen, numbers):
+                    for rows in row_blocks(0, stage.num_samples, AT_ONCE):
+                        target = slice(seam.sample + rows.start, seam.sample + rows.stop)
+                        ids[target], samples[target] = self._locate(stage, seam, chosen[rows], numbers[rows])
 
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in order, each once."""

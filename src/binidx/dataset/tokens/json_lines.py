@@ -26,7 +26,7 @@ from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset, check_pickled
 from binidx.format.prefix_listing import ListedPair
-from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.storage.location import Location
@@ -123,8 +123,7 @@ class JsonLines(IndexedDataset):
 
     def _load_lines(self, context: BuildContext) -> Arrays:
         if self.bin_reader.size <= UNCACHED_BYTES:
-            self._build(writer := ArrayWriter())
-            return writer.arrays
+            return build_in_memory(self._build)
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
         directory = Location(self.path_to_cache or f"{self.path_prefix}.lines", self.storage_options)
         cache = IndexCache(IndexFiles(directory, name), context=context)

@@ -185,6 +185,12 @@ class ArrayWriter:
         return digest, None
 
 
+def build_in_memory(build: Callable[[ArrayWriter], None]) -> Arrays:
+    """Return the arrays that `build` fills, of an index that is not cached."""
+    build(writer := ArrayWriter())
+    return writer.arrays
+
+
 def _write_hashed(out: Writer, buffer: memoryview) -> str:
     digest = xxhash.xxh3_64()
     for first in range(0, len(buffer), BLOCK_BYTES):

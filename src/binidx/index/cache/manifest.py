@@ -115,11 +115,20 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     Raises:
         FormatError: the bytes are no manifest, or differ from their checksum.
     """
-    fields = MANIFEST_FILE.parse(data, uri)
+    return MANIFEST_FILE.convert(parse_checked(MANIFEST_FILE, data, uri), uri)
+
+
+def parse_checked(file: JsonFile[Any], data: bytes | memoryview, uri: str) -> Any:
+    """Return the JSON value in the bytes of a file, without its checksum.
+
+    Raises:
+        FormatError: the bytes are no JSON, or differ from the checksum.
+    """
+    fields = file.parse(data, uri)
     checksum = fields.pop("xxh3_64", None) if isinstance(fields, dict) else None
     if checksum != (needed := checksum_fields(fields)):
         raise FormatError(f"{uri}: wrong checksum (found {checksum}, need {needed})")
-    return MANIFEST_FILE.convert(fields, uri)
+    return fields
 
 
 def list_differences(found: Fields, needed: Fields) -> list[str]:

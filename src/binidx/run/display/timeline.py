@@ -118,8 +118,7 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
         IndexError: the run has no such step.
     """
     check_steps(steps, order.num_steps(), first_step=order.first_step)
-    whole = range(order.first_step, steps.stop)
-    parts = [*order.orders(whole)] if isinstance(order, RunHistory) else [(order, whole)]
+    parts = [*order.orders(range(order.first_step, steps.stop))]
     names = list(dict.fromkeys(name for each, _ in parts for name in each.prefixes))
     num_bins = max(min(num_bins, len(steps)), 1)
     bounds = steps.start + np.arange(num_bins + 1) * len(steps) // num_bins
