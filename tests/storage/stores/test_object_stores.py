@@ -22,9 +22,8 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.store_protocols import Store
-from binidx.storage.stores import direct, registry
+from binidx.storage.stores import direct, registry, signing
 from binidx.storage.stores import gcs as gcs_store
-from binidx.storage.stores import s3 as s3_store
 from binidx.storage.stores.gcs import private
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object, put_if_absent
@@ -151,7 +150,7 @@ def test_the_private_members_of_gcsfs_are_known() -> None:
     assert GCSFS_MEMBERS == ["_is_zonal_bucket", "_request", "_set_session"]
 
 
-@pytest.mark.parametrize("function", [s3_store.sign, s3_store.session_options, direct.direct_address])
+@pytest.mark.parametrize("function", [signing.sign, signing.session_options, direct.direct_address])
 def test_direct_requests_need_no_private_member_of_a_driver(function: Any) -> None:
     assert re.findall(r"\w\._\w+", inspect.getsource(function)) == []
 
