@@ -74,7 +74,6 @@ class S3Store(FsspecWrites, DirectStore):
         super().__init__(uri, storage_options)
         pool = users_config(self.storage_options).get("max_pool_connections")
         self.max_in_flight = self.settings.concurrency or pool or self.max_in_flight
-        self._refused = dict[str, float]()  # verb -> time up to which its requests are left to the driver
 
     @staticmethod
     def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
@@ -254,7 +253,8 @@ class S3Store(FsspecWrites, DirectStore):
         Raises:
             HTTPStatusError: a transient status, or a redirect to another origin.
         """
-        if not self.direct or time.monotonic() < self._refused.get(verb, 0.0):
+        place = id(self.fs), wanted["Bucket"], verb
+        if not self.direct or time.monotonic() < _refused.get(place, 0.0):
             return None
         try:
             address = await sign(self.fs, "get_object", wanted, headers, verb, fields)
@@ -266,7 +266,7 @@ class S3Store(FsspecWrites, DirectStore):
                 if (target := redirect_target(response)) and not is_same_origin(target, response.url):
                     raise HTTPStatusError(response.status, f"redirected to {target.origin()}")
                 if response.status >= 300 and response.status not in OBJECT_STATUSES:
-                    self._refused[verb] = time.monotonic() + RENEW_SECONDS
+                    _refused[place] = time.monotonic() + RENEW_SECONDS
                 return DirectResponse(response.status, response.headers, body)
         except HTTPStatusError:
             raise
@@ -330,6 +330,10 @@ def one_origin_session() -> Any:
                 raise
 
     return OneOriginSession
+
+
+_refused: dict[tuple[int, str, str], float] = {}
+"""(id of a filesystem, bucket, verb) -> time up to which such requests are left to the driver, as one was refused."""
 
 
 class DirectResponse(NamedTuple):
