@@ -7,51 +7,46 @@ s3fs sends all other requests. The client that reads has no retries of its own, 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
-import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from fsspec.asyn import sync
 
-from binidx.errors import SlowCopyError, StorageError, redacted
+from binidx.errors import redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.direct import (
     MAX_UNBOUNDED_BYTES,
+    OBJECT_STATUSES,
+    RENEW_SECONDS,
     Address,
     DirectStore,
     check_status,
     if_match,
+    is_same_origin,
     read_at_most,
     receive,
+    redirect_target,
 )
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
     HTTPStatusError,
-    PartsLostError,
-    cause_of,
     driver_text,
     http_status,
-    storage_errors,
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
 from binidx.storage.stores.s3_session import one_origin_session, quick_session
-from binidx.storage.stores.signing import CHECKSUM, NO_HEADERS, sign
-
-try:
-    from isal.isal_zlib import crc32  # a twelfth of the time
-except ImportError:
-    from zlib import crc32
+from binidx.storage.stores.s3_upload import STALL_SECONDS, S3Upload, body_headers, sending_seconds
+from binidx.storage.stores.signing import NO_HEADERS, sign
 
 logger = logging.getLogger(__name__)
 SPARE = 8
@@ -105,7 +100,7 @@ class S3Store(FsspecWrites, DirectStore):
         if fs.session is None:
             fs.session = quick_session(fs.kwargs)
 
-    def _object(self, uri: str) -> dict[str, str]:
+    def object_of(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
         bucket, key, version = self.fs.split_path(self.path(uri))
         return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
@@ -117,7 +112,7 @@ class S3Store(FsspecWrites, DirectStore):
             except OSError as error:
                 if http_status(error) != 416:  # which an empty object answers to any range
                     raise
-        wanted = self._object(uri)
+        wanted = self.object_of(uri)
         answer = await self.request("HEAD", wanted) if wanted["Key"] else None
         if answer and answer.status == 200 and {"ETag", "Content-Length"} <= answer.headers.keys():
             report = {"ETag": answer.headers["ETag"], "VersionId": answer.headers.get("x-amz-version-id")}
@@ -138,7 +133,7 @@ class S3Store(FsspecWrites, DirectStore):
 
     async def _begin_get(self, fs: Any, uri: str, where: str, **condition: str) -> Any:
         """Return s3fs' response to a request for a range, whose body is not read yet."""
-        return await fs._call_s3("get_object", fs.req_kw, **self._object(uri), **condition, Range=where)
+        return await fs._call_s3("get_object", fs.req_kw, **self.object_of(uri), **condition, Range=where)
 
     def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
         async def read() -> bytes:
@@ -156,7 +151,7 @@ class S3Store(FsspecWrites, DirectStore):
             FileNotFoundError: there is no such object.
         """
         where = {"Range": f"bytes=0-{num_bytes - 1}"}
-        answer = await self.request("GET", self._object(uri), where, most_bytes=num_bytes)
+        answer = await self.request("GET", self.object_of(uri), where, most_bytes=num_bytes)
         if answer and answer.status == 404:
             raise FileNotFoundError(uri)
         if answer and answer.status in (200, 206):
@@ -164,7 +159,7 @@ class S3Store(FsspecWrites, DirectStore):
         return b"" if answer and answer.status == 416 else None  # 416: it is empty
 
     async def address(self, info: ObjectInfo) -> Address:
-        return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
+        return await sign(self.fs, "get_object", self.object_of(info.uri), if_match(info))
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         condition = {"IfMatch": info.identity["etag"]} if "etag" in info.identity else {}
@@ -219,15 +214,19 @@ class S3Store(FsspecWrites, DirectStore):
 
     def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
         if not if_absent:
+            headers, seconds = body_headers(data), sending_seconds(data)
             with contextlib.suppress(HTTPStatusError):
-                answer = sync(self.fs.loop, self.request, "PUT", self._object(uri), body_headers(data), data=data)
+                send = functools.partial(self.request, data=data, seconds=seconds)
+                answer = sync(self.fs.loop, send, "PUT", self.object_of(uri), headers)
                 if answer and answer.status == 200:
                     return str(answer.headers.get("ETag", ""))
         return super().put(uri, data, if_absent=if_absent)
 
     def delete(self, uri: str) -> None:
         with contextlib.suppress(HTTPStatusError):
-            answer = sync(self.fs.loop, self.request, "DELETE", self._object(uri))
+            answer = sync(self.fs.loop, self.request, "DELETE", self.object_of(uri))
+            if answer and answer.status == 404:
+                raise FileNotFoundError(uri)
             if answer and answer.status in (200, 204):
                 return
         super().delete(uri)
@@ -239,36 +238,47 @@ class S3Store(FsspecWrites, DirectStore):
         headers: Mapping[str, str] = NO_HEADERS,
         *,
         most_bytes: int = MAX_ERROR_BYTES,
-        data: Sequence[memoryview] | None = None,
+        data: Sequence[memoryview] = (),
         fields: str = "",
+        seconds: float | None = STALL_SECONDS,
     ) -> DirectResponse | None:
         """Send a request without botocore, whose share of the CPU is nine tenths; None: it failed, let the driver try.
 
         Args:
             wanted: parameters that name the object.
             most_bytes: bytes of the body that are read, at most.
-            data: body of a PUT, which the driver would copy.
+            data: body, with its length in the headers; the driver would copy it.
             fields: further fields of the query, quoted.
+            seconds: time for the request; None if the caller ends it.
 
         Raises:
-            HTTPStatusError: a transient status.
+            HTTPStatusError: a transient status, or a redirect to another origin.
         """
-        if not self.direct:
+        place = id(self.fs), wanted["Bucket"], verb
+        if not self.direct or time.monotonic() < _refused.get(place, 0.0):
             return None
-        seconds = STALL_SECONDS + sum(map(len, data or ())) / SLOWEST_BYTES_PER_SECOND
         try:
             address = await sign(self.fs, "get_object", wanted, headers, verb, fields)
             options = {"headers": address.headers, "skip_auto_headers": ["Content-Type"], **address.options}
-            request = address.session.request(verb, address.url, data=data and as_body(data), **options)
+            request = address.session.request(verb, address.url, data=as_body(data) if data else None, **options)
             async with asyncio.timeout(seconds), request as response:
                 body = await read_at_most(response.content.read, most_bytes)
                 check_status(response.status, response.reason or "", response.headers, body)
+                if (target := redirect_target(response)) and not is_same_origin(target, response.url):
+                    raise HTTPStatusError(response.status, f"redirected to {target.origin()}")
+                if response.status >= 300 and response.status not in OBJECT_STATUSES:
+                    _refused[place] = time.monotonic() + RENEW_SECONDS
                 return DirectResponse(response.status, response.headers, body)
         except HTTPStatusError:
             raise
         except Exception as error:  # the driver meets it too if it matters
             logger.debug("%s: left to its driver: %s", redacted(wanted["Key"]), driver_text(error))
             return None
+
+    @property
+    def read_timeout(self) -> float:
+        """Seconds that the user allows for a response; 0 if the user set none."""
+        return float(users_config(self.storage_options).get("read_timeout") or 0)
 
     def upload(self, uri: str, token: str = "") -> S3Upload:
         return S3Upload(self, uri, token)
@@ -295,6 +305,10 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
     return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
 
 
+_refused: dict[tuple[int, str, str], float] = {}
+"""(id of a filesystem, bucket, verb) -> time up to which such requests are left to the driver, as one was refused."""
+
+
 class DirectResponse(NamedTuple):
     """Response to a request that was sent without the driver; of the body at most as much as was requested."""
 
@@ -302,11 +316,17 @@ class DirectResponse(NamedTuple):
     headers: Mapping[str, str]
     body: bytes
 
+    def text_of(self, root: str, name: str) -> str:
+        """Return a text of a successful response in XML; "" if it is an error, or has none of this name.
 
-def body_headers(data: Sequence[memoryview]) -> dict[str, str]:
-    """Return the headers of a request with a body: its length, and the checksum that botocore sends, too."""
-    checksum = functools.reduce(lambda value, view: crc32(view, value), data, 0).to_bytes(4, "big")
-    return {"Content-Length": str(sum(map(len, data))), CHECKSUM: base64.b64encode(checksum).decode()}
+        Args:
+            root, name: tags without their namespace.
+        """
+        with contextlib.suppress(ElementTree.ParseError):
+            document = ElementTree.fromstring(self.body)
+            if self.status == 200 and document.tag.endswith(root):
+                return document.findtext(f"{document.tag.removesuffix(root)}{name}") or ""
+        return ""
 
 
 async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
@@ -316,153 +336,6 @@ async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
     """
     for view in data:
         yield memoryview(bytes(view))
-
-
-STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
-"""Longest time to send one part of an upload: a constant, plus the time of its bytes at the lowest rate of a link."""
-
-COPIED_BYTES_PER_SECOND = 1_000_000
-"""Lowest rate at which the store itself copies a part, one of a few at once on slow disks."""
-
-
-class S3Upload:
-    """A multipart upload: its parts outlive this process until they are completed or aborted."""
-
-    def __init__(self, store: S3Store, uri: str, token: str) -> None:
-        self._store, self._uri = store, uri
-        bucket, key = store.split(uri)
-        self._object = {"Bucket": bucket, "Key": key}
-        self._sent, self._aborted = set[Future[Any]](), False
-        exists = bool(token) and self._list(token) is not None
-        self.token = token if exists else str(self._call("create_multipart_upload")["UploadId"])
-
-    def arrived(self) -> Mapping[int, tuple[int, str]]:
-        return self._list(self.token) or {}
-
-    def write(self, part: int, data: Sequence[memoryview]) -> str:
-        fs, headers = self._store.fs, body_headers(data)
-        fields = f"partNumber={part}&uploadId={quote(self.token, safe='~')}"
-
-        async def send() -> Mapping[str, str]:
-            answer = await self._store.request("PUT", self._object, headers, data=data, fields=fields)
-            if answer and answer.status == 200:
-                return answer.headers
-            body = b"".join(data)  # botocore takes bytes and files, no views
-            sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
-            # botocore's timeout begins when the whole body is sent.
-            return await asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
-
-        with self._loss_reported():
-            return self._tag(self._send(fs, send(), None))
-
-    def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
-        wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}
-        wanted.update({"CopySourceIfMatch": source.identity["etag"]} if "etag" in source.identity else {})
-        wanted.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where != (0, source.size) else {})
-        seconds = STALL_SECONDS + (where[1] - where[0]) / COPIED_BYTES_PER_SECOND
-        seconds = max(seconds, users_config(self._store.storage_options).get("read_timeout") or 0)
-        with storage_errors(source.uri), self._loss_reported():
-            fs = self._store.copying_fs()
-            request = fs._call_s3("upload_part_copy", **self._object, UploadId=self.token, PartNumber=part, **wanted)
-            try:
-                return self._tag(self._send(fs, request, seconds)["CopyPartResult"])
-            except TimeoutError:
-                raise SlowCopyError(
-                    f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
-                    "a read_timeout in storage_options['config_kwargs'] above that allows more"
-                ) from None
-
-    def complete(self, tags: Mapping[int, str]) -> str:
-        numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
-        try:
-            with self._loss_reported():
-                parts = {"Parts": numbered}
-                done = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload=parts)
-                return str(done.get("ETag", ""))
-        except PartsLostError as error:
-            # The response to an earlier request may have been lost.
-            present, needed = self._present_tag(), composite_tag([tag for _, tag in sorted(tags.items())])
-            if present and present.strip('"') == needed:
-                return present
-            raise PartsLostError(f"{error} (its ETag would be {needed}, found {present or 'none'})") from error
-
-    def _present_tag(self) -> str:
-        """Return the ETag of the object that has the name now; "" if there is none, or none that may be read."""
-        try:
-            return str(self._call("head_object").get("ETag", ""))
-        except (FileNotFoundError, PermissionError):
-            return ""
-
-    def _tag(self, answer: Mapping[str, Any]) -> str:
-        if "ETag" not in answer:
-            raise StorageError(
-                f"{self._uri}: the response to a part has no ETag, needed one to publish the object; let the server, "
-                "and any proxy before it, send ETag headers, or write to a disk and upload the files with another tool"
-            )
-        return str(answer["ETag"])
-
-    @contextlib.contextmanager
-    def _loss_reported(self) -> Iterator[None]:
-        """Raise PartsLostError for a driver's error in the block if this upload does not exist any more."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") != "NoSuchUpload":
-                raise
-            raise PartsLostError(
-                f"{self._uri}: its upload was completed or aborted meanwhile, by another process or by a rule of the "
-                "bucket; run it again"
-            ) from cause_of(error)
-
-    def abort(self) -> None:
-        self._aborted = True
-        for sent in list(self._sent):
-            sent.cancel()
-        self._call("abort_multipart_upload", UploadId=self.token)
-
-    def _send(self, fs: Any, request: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
-        """Send a request that `abort` can cancel, and return its response; after `abort`, no request is sent."""
-        sent = asyncio.run_coroutine_threadsafe(asyncio.wait_for(request, seconds), fs.loop)
-        self._sent.add(sent)
-        sent.add_done_callback(self._sent.discard)
-        if self._aborted:
-            sent.cancel()
-        return sent.result()
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._store.fs.call_s3(method, **self._object, **arguments)
-
-    def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
-        """Return bytes and tag of each part that has arrived; None if there is no such upload any more."""
-        parts: dict[int, tuple[int, str]] = {}
-        page: dict[str, Any] = {}
-        while True:
-            try:
-                answer = self._call("list_parts", UploadId=token, **page)
-            except OSError as error:
-                # 404: completed or aborted since; 400: never an upload of this store
-                if isinstance(error, FileNotFoundError) or http_status(error) in (400, 404):
-                    return None
-                raise
-            parts.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
-            if not answer.get("IsTruncated"):
-                return parts
-            page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
-
-
-def composite_tag(tags: Sequence[str]) -> str:
-    """Return the ETag that S3 gives an object of parts with these ETags, without quotes; "unknown" if they are no MD5.
-
-    An object that has it consists of these parts; another upload may have brought equal ones. Under SSE-KMS or SSE-C,
-    or in an Express bucket, ETags may be no MD5: the object then has another ETag, and nothing is proved.
-
-    Source: the MD5 of the MD5s of the parts, and their number; AWS, Checking object integrity.
-    """
-    try:
-        digests = b"".join(bytes.fromhex(tag.strip('"')) for tag in tags)
-    except ValueError:
-        return "unknown"
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(tags)}"
 
 
 def users_config(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_PARTS = 10_000
 """Most parts of one object: the limit of S3."""
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 1 << 20
 """Bytes of one write to a connection."""
 
 Result = TypeVar("Result")
