@@ -82,7 +82,7 @@ def rows_of(
         peers = peers_of(bucket, uri)
         for packed in {each.uri: each for each in peers if each.uri != uri}.values():
             publish_packed(packed, prefix, dtype, directory)
-        rows = []
+        rows = dict[tuple[str, str], Row]()
         for (weather, options), (num_samples, fills) in itertools.product(weathers.items(), caches.items()):
             ours = [
                 Entrant(data if fill == "never" else f"{data}, cache_dir", "read_binidx.py", each, {"fill": fill})
@@ -93,21 +93,11 @@ def rows_of(
                 entrants = [replace(each, num_samples=num_samples) for each in (*ours, *peers)]
                 laps = medians(entrants, proxy, dtype, rounds)
             fastest = max(peers, key=lambda peer: laps[peer.name].through).name
-            rows += [
-                row
-                for own in ours
-                for peer in peers
-                for row in compare(
-                    f"{dtype}, {own.name}{weather}",
-                    dtype,
-                    laps[own.name],
-                    peer.name,
-                    laps[peer.name],
-                    peer.name == fastest,
-                    num_samples,
-                )
-            ]
-    return rows
+            for own, peer in itertools.product(ours, peers):
+                data, sides = f"{dtype}, {own.name}{weather}", (laps[own.name], peer.name, laps[peer.name])
+                for row in compare(data, dtype, *sides, peer.name == fastest, num_samples):
+                    rows.setdefault((row.work, row.against), row)  # the first batch is of fewer samples, too
+    return [*rows.values()]
 
 
 def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
