@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.loader.losses import read_losses
-from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.sample_rows import build_rows
@@ -57,7 +56,7 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     runs = read_run_losses(history, arguments.losses or [None], arguments.run, given)
     spikes = []
     for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
-        reads = SampleReads(*(column[: arguments.most_samples] for column in spike.reads))
+        reads = spike.reads.at(slice(arguments.most_samples))
         rows = [*build_rows(spike.order, reads, trace_contents(spike.order.order, reads.sample), decode)]
         marks = {name: _round(getattr(spike, name)) for name in ("loss", "median", "limit")}
         losses = zip(rows, spike.losses.tolist(), spike.excess.tolist(), strict=False)

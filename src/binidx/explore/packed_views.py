@@ -25,7 +25,6 @@ from binidx.packed.packed_rows import account_blocks, block_rows
 from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.display.timeline import Timeline
 from binidx.run.display.token_text import TokenText
-from binidx.run.global_order import SampleReads
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 
@@ -72,7 +71,7 @@ def show_packed_step(explored: Explored, query: Query, step: int) -> Values:
     check_steps(range(step, step + 1), order.num_steps())
     reads, blocks = order.rows(range(step, step + 1), rank)
     page = slice(first, first + SAMPLES_SHOWN)
-    rows = [_numbered(explored, row) for row in block_rows(order, _some(reads, page), blocks[page])]
+    rows = [_numbered(explored, row) for row in block_rows(order, reads.at(page), blocks[page])]
     command = ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])]
     shown = {"step": step, "order": order, "rank": rank, "rows": rows, "total": len(blocks), "command": command}
     return {**shown, "pager_of": Pager(first, SAMPLES_SHOWN, len(blocks))}
@@ -88,7 +87,7 @@ def show_block_text(explored: Explored, query: Query, step: int, rank: int, slot
         )
     reads, blocks = order.rows(range(step, step + 1), rank)
     one = slice(slot, slot + 1)
-    (row,) = (_numbered(explored, each) for each in block_rows(order, _some(reads, one), blocks[one]))
+    (row,) = (_numbered(explored, each) for each in block_rows(order, reads.at(one), blocks[one]))
     number, tokens = row["number"], order.read(blocks[one])[0].tolist()
     if number is not None:
         text = explored.text(number)
@@ -123,10 +122,6 @@ def show_block_reads(explored: Explored, query: Query, source: int, document: in
 def _order_of(explored: Explored) -> PackedRunOrder:
     assert explored.packed is not None
     return explored.packed
-
-
-def _some(reads: SampleReads, rows: slice) -> SampleReads:
-    return SampleReads(*(column[rows] for column in reads))
 
 
 def _numbered(explored: Explored, row: dict[str, Any]) -> dict[str, Any]:

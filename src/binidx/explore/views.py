@@ -116,9 +116,9 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     sample_losses = known or [(math.nan, math.nan)] * len(reads.step)
     if ranked and known:  # samples without a loss come last
         places = sorted(range(len(known)), key=lambda place: (math.isnan(known[place][1]), -known[place][1]))
-        reads = SampleReads(*(column[places] for column in reads))
+        reads = reads.at(places)
         sample_losses = [known[place] for place in places]
-    page = SampleReads(*(column[first : first + SAMPLES_SHOWN] for column in reads))
+    page = reads.at(slice(first, first + SAMPLES_SHOWN))
     contents = trace_contents(order.order, page.sample)
     # Origins are shown with the text of a sample: those of all would take a part of each row group of the lineage.
     parts = zip(
@@ -194,7 +194,7 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
     reads, _ = read_step(order, step, {"rank": str(rank)})
     if slot >= len(reads.slot):
         raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
-    page = SampleReads(*(column[slot : slot + 1] for column in reads))
+    page = reads.at([slot])
     contents = trace_contents(order.order, page.sample)
     (row,), source = build_rows(order, page, contents), int(contents.source[0])
     tokens, text = read_text(order.order, page.sample)[0].tolist(), explored.text(source)

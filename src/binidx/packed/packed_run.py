@@ -239,10 +239,10 @@ class PackedRunOrder:
                 here = np.zeros(len(rows), np.bool_)
                 for number, code in codes.items():
                     here |= (rows[:, 0] == number) & np.isin(readings.sample, code)
-                parts.append((SampleReads(*(column[here] for column in readings)), rows[here]))
-        readings = SampleReads(*(np.concatenate(columns) for columns in zip(*(part[0] for part in parts), strict=True)))
+                parts.append((readings.at(here), rows[here]))
+        readings = SampleReads.joined(part[0] for part in parts)
         order = np.argsort(readings.position, kind="stable")
-        return SampleReads(*(column[order] for column in readings)), np.concatenate([part[1] for part in parts])[order]
+        return readings.at(order), np.concatenate([part[1] for part in parts])[order]
 
     def count_blocks(self, stop_step: int) -> Numbers:
         """Return how many blocks of each set all ranks read in the steps before `stop_step`.

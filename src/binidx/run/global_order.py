@@ -10,7 +10,7 @@ Rows are sorted by step, then rank, then slot, so the step of a rank is contiguo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -33,6 +33,15 @@ class SampleReads(NamedTuple):
     slot: Numbers
     position: Numbers
     sample: Numbers
+
+    def at(self, rows: Any) -> SampleReads:
+        """Return some of the reads, by numbers, a slice or a mask."""
+        return SampleReads(*(column[rows] for column in self))
+
+    @staticmethod
+    def joined(parts: Iterable[SampleReads]) -> SampleReads:
+        """Return the reads of all parts."""
+        return SampleReads(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class GlobalOrder:
         check_steps(steps, self.num_steps(), first_step=self.schedule.first_step)
         runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
         parts = [self._rows(part, size, rank) for part, size in runs]
-        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return SampleReads.joined(parts)
 
     def served_at(self, samples: Numbers, stop: int) -> SampleReads:
         """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.

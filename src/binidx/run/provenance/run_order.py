@@ -325,8 +325,7 @@ class RunOrder:
         if earlier:
             past = samples[samples < consumed]
             unknown = np.full(len(past), -1)
-            rows = SampleReads(unknown, unknown, unknown, past, past)
-            readings = SampleReads(*(np.concatenate(columns) for columns in zip(rows, readings, strict=True)))
+            readings = SampleReads.joined([SampleReads(unknown, unknown, unknown, past, past), readings])
         return readings
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:

@@ -143,11 +143,11 @@ def find_spikes(runs: Sequence[RunLosses], *, window: int = 200, threshold: floa
         step, (order, positions, losses) = int(run.steps[own]), run.part(own, own + 1)
         reads = order.reading.readings(range(step, step + 1))
         present = np.isin(reads.position, positions)
-        reads = SampleReads(*(column[present] for column in reads))
+        reads = reads.at(present)
         losses = losses[np.searchsorted(positions, reads.position)]
         excess = losses - mean_losses(order, before, median)[trace_origins(order.order, reads.sample).source]
         ranked = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable")
-        reads = SampleReads(*(column[ranked] for column in reads))
+        reads = reads.at(ranked)
         yield Spike(order, step, float(means[place]), median, limit, reads, losses[ranked], excess[ranked])
 
 
