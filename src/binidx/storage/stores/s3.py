@@ -1,7 +1,8 @@
 """S3 and servers that speak its protocol, through s3fs: s3://bucket/key, s3a://bucket/key.
 
-Ranges and lists are requested directly at URLs that s3fs signs (`direct`), and through s3fs where that is refused;
-s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries.
+Requests are sent directly (`direct`) at URLs that are signed as s3fs signs them (`signing`), and through s3fs where that
+is refused or fails; s3fs alone looks for folders, makes objects that must not exist, and lists the parts of an upload. The
+client that reads has no retries of its own, as `storage.requests` retries.
 """
 
 from __future__ import annotations
