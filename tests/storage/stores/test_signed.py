@@ -84,6 +84,8 @@ def test_objects_and_parts_are_written_copied_and_deleted_without_the_driver(
     small, large, joined = (Location.of(f"{base}/ä {name}+", options) for name in ("small", "large", "joined"))
     blocks = [bytes([number]) * (6 << 20) for number in range(2)]
     with caplog.at_level("DEBUG", logger="s3fs"):
+        write_object(small, [])
+        assert object_identity(small)["size"] == 0
         write_object(small, [b"few"])
         write_object(large, blocks)
         reader = open_object(large)
