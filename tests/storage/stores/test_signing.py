@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from base64 import b64encode
+from collections.abc import Mapping
+from types import MappingProxyType
+from urllib.parse import parse_qsl, urlsplit
 
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -40,6 +43,19 @@ def test_urls_are_those_of_botocore(first: str, second: str, token: str | None) 
             assert signer.make_url(key) == url
 
 
+@given(key=st.text(min_size=1), part=st.integers(1, 10_000), checksum=st.binary(min_size=4, max_size=4))
+def test_requests_with_fields_and_headers_are_signed_as_by_botocore(key: str, part: int, checksum: bytes) -> None:
+    credentials = ReadOnlyCredentials("k", "s", "a/b+c==")
+    headers = {"x-amz-checksum-crc32": b64encode(checksum).decode(), "x-amz-copy-source": "b/%20"}
+    signer = derive_signer(None, credentials, sign_by_botocore(key, credentials), key)
+    fields = f"partNumber={part}&uploadId=a~b"
+    url = sign_by_botocore(key, credentials, "PUT", f"?{fields}", headers)
+    assert signer is not None
+    if date_of(url) == date_of(f"?{signer.query}"):
+        ours = signer.make_url(key, "PUT", fields, {**headers, "Content-Length": "5"})
+        assert sorted(parse_qsl(urlsplit(ours).query)) == sorted(parse_qsl(urlsplit(url).query))
+
+
 def test_no_signer_is_made_of_a_url_that_it_would_not_make() -> None:
     url = sign_by_botocore("key", ReadOnlyCredentials("k", "s", None))
     assert derive_signer(None, ReadOnlyCredentials("k", "other", None), url, "key") is None
@@ -53,10 +69,17 @@ def test_the_urls_of_a_public_bucket_are_not_signed() -> None:
     assert signer.make_url("c/ä") == f"{HOST}c/%C3%A4"
 
 
-def sign_by_botocore(key: str, credentials: ReadOnlyCredentials) -> str:
+def sign_by_botocore(
+    key: str,
+    credentials: ReadOnlyCredentials,
+    method: str = "GET",
+    query: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     from botocore.utils import percent_encode
 
-    request = AWSRequest("GET", "http://127.0.0.1:9/bucket/" + percent_encode(key, safe="/~"))
+    url = "http://127.0.0.1:9/bucket/" + percent_encode(key, safe="/~") + query
+    request = AWSRequest(method, url, headers=dict(headers))
     S3SigV4QueryAuth(credentials, "s3", "us-east-1", expires=3600).add_auth(request)
     return str(request.url)
 

@@ -1,7 +1,8 @@
 """S3 and servers that speak its protocol, through s3fs: s3://bucket/key, s3a://bucket/key.
 
-Ranges and lists are requested directly at URLs that s3fs signs (`direct`), and through s3fs where that is refused;
-s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries.
+Requests are sent directly (`direct`) at URLs that are signed as s3fs signs them (`signing`), and through s3fs where
+that is refused or fails; s3fs alone looks for folders, writes objects only if they are absent, and lists the parts of
+an upload. The client that reads has no retries of its own, as `storage.requests` retries.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
 from binidx.storage.stores.s3_session import one_origin_session, quick_session
-from binidx.storage.stores.s3_upload import STALL_SECONDS, S3Upload, body_headers, sending_seconds
+from binidx.storage.stores.s3_upload import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS, S3Upload, body_headers
 from binidx.storage.stores.signing import NO_HEADERS, sign
 
 logger = logging.getLogger(__name__)
@@ -214,10 +215,9 @@ class S3Store(FsspecWrites, DirectStore):
 
     def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
         if not if_absent:
-            headers, seconds = body_headers(data), sending_seconds(data)
+            send = functools.partial(self.request, data=data)
             with contextlib.suppress(HTTPStatusError):
-                send = functools.partial(self.request, data=data, seconds=seconds)
-                answer = sync(self.fs.loop, send, "PUT", self.object_of(uri), headers)
+                answer = sync(self.fs.loop, send, "PUT", self.object_of(uri), body_headers(data))
                 if answer and answer.status == 200:
                     return str(answer.headers.get("ETag", ""))
         return super().put(uri, data, if_absent=if_absent)
@@ -249,19 +249,20 @@ class S3Store(FsspecWrites, DirectStore):
             most_bytes: bytes of the body that are read, at most.
             data: body, with its length in the headers; the driver would copy it.
             fields: further fields of the query, quoted.
-            seconds: time for the request; None if the caller ends it.
+            seconds: time for the request, and its body at the lowest rate; None if the caller ends it.
 
         Raises:
             HTTPStatusError: a transient status, or a redirect to another origin.
         """
         place = id(self.fs), wanted["Bucket"], verb
+        more = sum(map(len, data)) / SLOWEST_BYTES_PER_SECOND
         if not self.direct or time.monotonic() < _refused.get(place, 0.0):
             return None
         try:
             address = await sign(self.fs, "get_object", wanted, headers, verb, fields)
             options = {"headers": address.headers, "skip_auto_headers": ["Content-Type"], **address.options}
             request = address.session.request(verb, address.url, data=as_body(data) if data else None, **options)
-            async with asyncio.timeout(seconds), request as response:
+            async with asyncio.timeout(seconds and seconds + more), request as response:
                 body = await read_at_most(response.content.read, most_bytes)
                 check_status(response.status, response.reason or "", response.headers, body)
                 if (target := redirect_target(response)) and not is_same_origin(target, response.url):

@@ -48,11 +48,6 @@ COPIED_BYTES_PER_SECOND = 1_000_000
 """Lowest rate at which the store itself copies a part, one of a few at once on slow disks."""
 
 
-def sending_seconds(data: Sequence[memoryview]) -> float:
-    """Return the longest time to send a body."""
-    return STALL_SECONDS + sum(map(len, data)) / SLOWEST_BYTES_PER_SECOND
-
-
 def body_headers(data: Sequence[memoryview]) -> dict[str, str]:
     """Return the headers of a request with a body: its length, and the checksum that botocore sends, too."""
     checksum = functools.reduce(lambda value, view: crc32(view, value), data, 0).to_bytes(4, "big")
@@ -88,18 +83,16 @@ class S3Upload:
         return self._list(self.token) or {}
 
     def write(self, part: int, data: Sequence[memoryview]) -> str:
-        fs, headers, seconds = self._store.fs, body_headers(data), sending_seconds(data)
+        fs, headers = self._store.fs, body_headers(data)
 
         async def send() -> Mapping[str, str]:
-            sent = self._store.request(
-                "PUT", self._object, headers, data=data, fields=self._part(part), seconds=seconds
-            )
+            sent = self._store.request("PUT", self._object, headers, data=data, fields=self._part(part))
             if (answer := await sent) and answer.status == 200:
                 return answer.headers
             body = b"".join(data)  # botocore takes bytes and files, no views
             request = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
             # botocore's timeout begins when the whole body is sent.
-            return await asyncio.wait_for(request, seconds)
+            return await asyncio.wait_for(request, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
 
         with self._loss_reported():
             return self._tag(self._send(fs, send()))
