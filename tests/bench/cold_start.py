@@ -3,8 +3,9 @@
 A blend of 1,000 prefixes; their indices, the blend's and the bundle of their `.idx` are cached in the same bucket by a
 start before. Read by a process of its own with an empty index_dir; against Megatron Core in one with data and caches on
 this disk, in the page cache. Both read equal tokens. Time is from the end of the imports to the first batch of 8
-samples; medians of starts in turns. Then the bytes of 8 such processes that start together, as those of a node do,
-against those of one. And the requests of another rank, before and after its data is pinned.
+samples; medians of starts in turns. Then the bytes and the CPU of 8 such processes that start together, as those of a
+node do, against those of one. And the requests of another rank, before and after its data is pinned. At the end, whole
+processes over local files.
 
 The first start of all is measured too: no index, no bundle, no cache anywhere, on either side. It builds the indices,
 writes the bundle and publishes them.
@@ -35,7 +36,7 @@ import binidx
 from binidx.dataset.pinned_run import indexed_datasets, pin_run
 from tests.bench.race import DELAY_MS, READERS, far_away, store
 from tests.bench.remote import check_reached
-from tests.bench.table import MEGATRON, Conditions, Row
+from tests.bench.table import MEGATRON, Conditions, Row, seconds
 
 CONDITIONS = Conditions(cores=0, size="1,000 prefixes of 200 documents", cached="see the work")
 NUM_PREFIXES = int(os.environ.get("BINIDX_BENCH_PREFIXES", 1000))
@@ -72,13 +73,13 @@ def rows(directory: Path) -> list[Row]:
                     if side is ours:
                         check_reached("a start", moved.requests, found["seconds"], DELAY_MS)
                     times[side["side"]].append({**found, "requests": moved.requests, "bytes": moved.bytes})
-            node = [bytes_of_node(proxy, ours, processes) for processes in (1, PROCESSES)]
+            node = [start_node(proxy, ours, processes) for processes in (1, PROCESSES)]
             moved = [requests_of_rank(proxy, ours)]
         pin(remote, weights, ours["cache"])
         with far_away(server) as proxy:
             moved.append(requests_of_rank(proxy, ours))
     assert len({found["tokens"] for each in times.values() for found in each}) == 1
-    return [*report_first(firsts), *report(times, node), report_pinned(*moved)]
+    return [*report_first(firsts), *report(times, node), report_pinned(*moved), *time_processes(prefixes[0])]
 
 
 def first_start(
@@ -104,7 +105,7 @@ def report_first(found: list[dict[str, float]]) -> list[Row]:
     return [Row(work, ours, theirs, "s", False, note, f"{MEGATRON}, all on a local disk", conditions=conditions)]
 
 
-def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, int]]) -> list[Row]:
+def report(times: Mapping[str, list[dict[str, float]]], node: list[dict[str, float]]) -> list[Row]:
     def median(side: str, name: str) -> float:
         return statistics.median(found[name] for found in times[side])
 
@@ -118,16 +119,26 @@ def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, in
     conditions = replace(
         CONDITIONS, cached="indices and the bundle of .idx in the bucket; all of the peer's on its disk"
     )
-    seconds = median("binidx", "seconds"), median("megatron", "seconds")
+    both = median("binidx", "seconds"), median("megatron", "seconds")
     return [
-        Row(work, *seconds, "s", False, note, against, conditions=conditions),
+        Row(work, *both, "s", False, note, against, conditions=conditions),
         Row(
             f"bytes of index files for a start of {PROCESSES} processes of a node",
-            node[1][0],
-            node[0][0],
+            node[1]["index"],
+            node[0]["index"],
             "B",
             False,
-            f"goal 1x; lists and manifests besides: {node[1][1] / 1e6:.2f} MB, of one {node[0][1] / 1e6:.2f}",
+            f"goal 1x; lists and manifests besides: {node[1]['rest'] / 1e6:.2f} MB, of one {node[0]['rest'] / 1e6:.2f}",
+            "of one",
+        ),
+        Row(
+            f"CPU of each of {PROCESSES} processes of a new node that start together, without imports",
+            node[1]["cpu"] / PROCESSES,
+            node[0]["cpu"],
+            "s",
+            False,
+            f"goal 1.1x; the last first batch {node[1]['seconds']:.2f} s after the first import, of one "
+            f"{node[0]['seconds']:.2f}; {node[1]['requests']} requests, of one {node[0]['requests']}",
             "of one",
         ),
     ]
@@ -175,20 +186,43 @@ def start(given: Mapping[str, Any]) -> dict[str, float]:
         return wait(begin(given, scratch))
 
 
-def bytes_of_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> tuple[int, int]:
-    """Bytes of index files, and of all else but tokens, that came for so many processes that start together."""
+def start_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> dict[str, float]:
+    """Start so many processes together: bytes of index files, and of all else but tokens; requests, CPU, seconds."""
     proxy.reset()
     with tempfile.TemporaryDirectory() as scratch:
-        found = [wait(each)["seconds"] for each in [begin(given, scratch) for _ in range(processes)]]
+        found = [wait(each) for each in [begin(given, scratch) for _ in range(processes)]]
     log = [each for each in proxy.log() if not each.path.endswith(".bin")]
-    check_reached(f"a start of {processes} processes", len(log), max(found), DELAY_MS)
+    last, first = max(each["first"] for each in found), min(each["imported"] for each in found)
+    check_reached(f"a start of {processes} processes", len(log), last - first, DELAY_MS)
     index = sum(each.bytes for each in log if each.path.endswith(INDEX_FILES))
-    return index, sum(each.bytes for each in log) - index
+    rest, cpu = sum(each.bytes for each in log) - index, sum(each["cpu"] for each in found)
+    return {"index": index, "rest": rest, "requests": len(log), "cpu": cpu, "seconds": last - first}
+
+
+def time_processes(prefix: str) -> list[Row]:
+    """Seconds of whole processes over local files, in turns: the help, and the first batch beyond torch's import."""
+    batch = f"import torch, binidx; next(iter(binidx.load_dataset({prefix!r}, {SEQUENCE_LENGTH}).loader({PROCESSES})))"
+    main = "import sys; from binidx.tools import main; sys.exit(main())"
+    programs = {"torch": ["import torch"], "batch": [batch], "help": [main, "--help"]}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+    def run(program: list[str]) -> None:
+        subprocess.run([sys.executable, "-c", *program], env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    times = [{name: seconds(lambda: run(program)) for name, program in programs.items()} for _ in range(2 * ROUNDS + 1)]  # noqa: B023
+    torch, first, help_ = (statistics.median(found[name] for found in times) for name in programs)
+    local = replace(CONDITIONS, cached="files and bytecode in the page cache")
+    return [
+        Row("process start to the first batch of local files, beyond the import of torch", first - torch, 0.5, "s",
+            False, f"torch alone {torch:.2f} s", "goal", conditions=local),
+        Row("binidx --help, from the start of the process", help_, 0.15, "s", False, "", "goal", conditions=local),
+    ]  # fmt: skip
 
 
 def begin(given: Mapping[str, Any], index_dir: str, **variables: str) -> subprocess.Popen[str]:
     arguments = [sys.executable, str(READERS / "start.py"), json.dumps({"sequence_length": SEQUENCE_LENGTH, **given})]
     environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling takes 0.2 s of each process
     return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -24,7 +24,7 @@ from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.order_protocols import Numbers
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.ranges import as_composite
+from binidx.storage.ranges import as_composite, provides
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
@@ -184,7 +184,7 @@ def digest_tokens(dataset: Any) -> list[dict[str, str]]:
 
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
-    kinds = {type(part) for part in (dataset, *_parts(dataset)) if isinstance(part, StoredSamples)}
+    kinds = {type(part) for part in (dataset, *_parts(dataset)) if provides(part, StoredSamples)}
     methods = [getattr_static(kind, name, None) for kind in kinds for name in SAMPLE_METHODS]
     return any(methods) and all(method.__module__.startswith("binidx.") for method in methods if method)
 

@@ -301,7 +301,8 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
         if not key or not size or not etag:
             raise ValueError("a list without names, sizes or ETags")
         key = unquote_plus(key) if is_quoted else key
-        objects[key] = object_info(key, {"size": int(size), "ETag": etag})
+        num_bytes = int(size)
+        objects[key] = ObjectInfo(key, num_bytes, {"size": num_bytes, "etag": etag})  # `object_info` takes 5 us
     is_cut = root.findtext(f"{space}IsTruncated") == "true"
     return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
 

@@ -30,9 +30,10 @@ def quick_session(options: Mapping[str, Any]) -> Any:
 
     class QuickLoader(JSONFileLoader):  # type: ignore[misc]
         def load_file(self, file_path: str) -> Any:
-            for suffix, unpacked in {".json": bytes, ".json.gz": gzip.decompress}.items():
+            for suffix in (".json", ".json.gz"):
                 with contextlib.suppress(FileNotFoundError):
-                    return msgspec.json.decode(unpacked(Path(file_path + suffix).read_bytes()))
+                    data = Path(file_path + suffix).read_bytes()
+                    return msgspec.json.decode(gzip.decompress(data) if suffix == ".json.gz" else data)
             return super().load_file(file_path)
 
     session = AioSession(**options)
