@@ -153,6 +153,8 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         argv: arguments of the command line.
     """
     chosen = next((each for name, each in subcommands(options).items() if name in argv[:1]), options)
+    if chosen is options and subcommands(options):
+        return  # argparse says that the first word is no subcommand
     known = [flag for action in chosen._actions for flag in action.option_strings]
     rest = {flag for action in chosen._actions if action.nargs == argparse.REMAINDER for flag in action.option_strings}
     typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
