@@ -282,6 +282,10 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(call)
         assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err
+    for flag, hint in (("--step", "; did you mean --before-step?;"), ("--steps", ";"), ("--ranks", ";")):
+        with pytest.raises(SystemExit):
+            main(["account", "run.json", flag, "5"])
+        assert f"unrecognized arguments: {flag}{hint} binidx account" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["verify", "a", "--vocab-size", "1k"])
     assert "binidx verify: --vocab-size: found 1k, needs a number; " in capsys.readouterr().err
