@@ -51,10 +51,12 @@ OTHER_NAMES = {
     "copy": "convert",
     "decompress": "convert --plain",
     "head": "cut head",
+    "help": "--help",
     "sample": "cut sample",
     "split": "cut split",
     "tokenize": "preprocess",
     "unpack": "pack --back",
+    "version": "--version",
 }
 """Name that a user may try -> the command."""
 

@@ -154,18 +154,32 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         argv: arguments of the command line.
     """
     chosen = next((each for name, each in subcommands(options).items() if name in argv[:1]), options)
+    if chosen is options and subcommands(options):
+        return  # argparse says that the first word is no subcommand
     known = [flag for action in chosen._actions for flag in action.option_strings]
     rest = {flag for action in chosen._actions if action.nargs == argparse.REMAINDER for flag in action.option_strings}
     typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
     for flag in typed:
         if flag.startswith("--") and flag not in known:
-            near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1))
+            near = "".join(f"; did you mean {match}?" for match in find_flags(flag, known)[:1])
             chosen.error(f"unrecognized arguments: {flag}{near}")
     positional = [action for action in chosen._actions if not action.option_strings]
     words = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)][chosen is not options :]
     if "--to" in known and "--to" not in typed and all(action.nargs is None for action in positional):
         for word in words[len(positional) :]:
             chosen.error(f"unrecognized arguments: {word}; did you mean --to {word}?")
+
+
+def find_flags(flag: str, known: Sequence[str]) -> list[str]:
+    """Return the options that a misspelt one may mean: one has all words of the other, or they look alike.
+
+    Args:
+        known: the options, such as `--before-step`.
+    """
+    words = {*flag.strip("-").split("-")}
+    related = [each for each in known if (own := {*each.strip("-").split("-")}) <= words or words <= own]
+    alike = difflib.get_close_matches(flag.strip("-"), [each.strip("-") for each in known], 1, 0.7)
+    return related + [f"--{name}" for name in alike]
 
 
 def name_flags(message: str, flags: Mapping[str, str]) -> str:

@@ -59,8 +59,9 @@ def explore(arguments: argparse.Namespace) -> None:
         return
     try:
         socket = listen(arguments.host, arguments.port)
-    except OSError as error:
-        raise ConfigError(f"port: {arguments.host}:{arguments.port}: {error.strerror}; give another, or 0") from error
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "no port has this number"
+        raise ConfigError(f"port: {arguments.host}:{arguments.port}: {reason}; give another, or 0") from error
     port, token = socket.getsockname()[1], secrets.token_urlsafe(24)
     hosts = ["127.0.0.1", "localhost", "::1", arguments.host, *arguments.allow_host]
     address = f"http://{f'[{arguments.host}]' if ':' in arguments.host else arguments.host}:{port}/?token={token}"

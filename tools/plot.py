@@ -53,6 +53,8 @@ def plot(arguments: argparse.Namespace) -> None:
     """Draw the figure, and write it."""
     explored = Explored.open(arguments.run, arguments.storage_options)
     kind = PurePath(arguments.to).suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(f"to: found {arguments.to}, needs a name that ends in .{', .'.join(FORMATS)}")
     write_object(Location.of(arguments.to, arguments.storage_options), [figure_bytes(draw(explored, arguments), kind)])
     print_result({"figure": arguments.to}, arguments.to, arguments)
 

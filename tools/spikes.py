@@ -104,7 +104,8 @@ def read_run_losses(
                 found = RunLosses.of(history.order_of(number), *read_losses(place), stop)
                 runs.append((place.absolute, found))
         except ObjectNotFoundError as error:
-            missing.append(error)
+            way = "the loader with losses_to= and record_losses writes them; --losses names their folder"
+            missing.append(ObjectNotFoundError(f"{error}; {way}"))
     for (folder, earlier), (other, later) in itertools.combinations([run for run in runs if len(run[1].steps)], 2):
         if folder == other and max(earlier.positions[0], later.positions[0]) <= min(
             earlier.positions[-1], later.positions[-1]

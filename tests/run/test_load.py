@@ -207,6 +207,12 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         dataset.loader(8, rank=0)
     with pytest.raises(ConfigError, match="num_workers: found '2', needs a whole number"):
         dataset.loader(8, num_workers="2")
+    with pytest.raises(ConfigError, match="eod: found 'x', needs a whole number"):
+        binidx.SpecialTokens(eod="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="global_batch_size: found 0, needs a whole number from 1"):
+        dataset.as_run(global_batch_size=0)
+    with pytest.raises(IndexError, match=r"sample 999999: out of range \(there are"):
+        dataset.show(999_999)
     for dtype in ("uint17", None):
         with pytest.raises(FormatError, match=f"dtype: found {dtype!r}, needed one of uint8"):
             binidx.IndexedDatasetBuilder(f"{folder}/x.bin", dtype=dtype)

@@ -57,6 +57,9 @@ def test_the_version_is_said(capsys) -> None:
 
 
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["cut", "data/en", "--to", "data/head"])
+    assert "argument COMMAND: invalid choice: 'data/en' (choose from" in capsys.readouterr().err
     assert main(["convrt", "a", "b"]) == 2
     assert "binidx: 'convrt' is not a command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
     assert main(["compress", "a"]) == 2
@@ -161,6 +164,7 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
         (["cut", "head", "PREFIX", "--to", "OUT", "-n", "-1"], "-n: found -1, need 0 or more"),
         (["cut", "split", "PREFIX", "--to", "OUT", "--fractions", "0.5", "0.5", "--seed", "1"],
          "--to, --fractions: found 1 and 2, need as many of both"),
+        (["verify", "PREFIX", "--vocab-size", "-5"], "--vocab-size: found -5, needs at least 1"),
         (["verify", "PREFIX", "--quick", "--vocab-size", "9"], "--vocab-size, --quick: found both, need one"),
         (["pack", "PREFIX", "a", "--to", "b", "--sep", "0"], "PREFIX | FILE: found 2, needs one dataset; --to names"),
         (
@@ -278,6 +282,10 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(call)
         assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err
+    for flag, hint in (("--step", "; did you mean --before-step?;"), ("--steps", ";"), ("--ranks", ";")):
+        with pytest.raises(SystemExit):
+            main(["account", "run.json", flag, "5"])
+        assert f"unrecognized arguments: {flag}{hint} binidx account" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["verify", "a", "--vocab-size", "1k"])
     assert "binidx verify: --vocab-size: found 1k, needs a number; " in capsys.readouterr().err

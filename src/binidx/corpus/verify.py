@@ -110,6 +110,8 @@ def verify_dataset(
     if quick and (lineage or vocab_size is not None):
         other = "lineage" if lineage else "vocab_size"
         raise ConfigError(f"{other}, quick: found both, need one; quick reads no tokens")
+    if vocab_size is not None and vocab_size < 1:
+        raise ConfigError(f"vocab_size: found {vocab_size}, needs at least 1")
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
     if records is not None and workers is None:

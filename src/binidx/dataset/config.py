@@ -312,6 +312,11 @@ class SpecialTokens:
     eod: int | None = None
     pad: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("eod", "pad"):
+            if getattr(self, name) is not None:
+                _whole_number(name, getattr(self, name))
+
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
         """Part of the names of index caches; in Megatron's form."""

@@ -266,7 +266,8 @@ def parse_idx_counts(
         raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}")
     magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
     if magic != MAGIC:
-        raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}")
+        way = "; binidx import neox brings it over" if magic.startswith(b"TNTIDX") else ""
+        raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}{way}")
     if version != VERSION:
         raise FormatError(f"{uri}: version {version}, needed {VERSION}")
     if not 1 <= code <= len(DType):

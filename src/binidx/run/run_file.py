@@ -106,8 +106,10 @@ class Run:
             raise ConfigError("blend: found none, a run needs blend or blend_per_split")
         if self.dataloader_type not in ("single", "cyclic"):
             raise ConfigError(f"dataloader_type: found {self.dataloader_type!r}, needs 'single' or 'cyclic'")
-        for name in ("micro_batch_size", "data_parallel_size", "consumed_samples"):
+        for name in ("micro_batch_size", "data_parallel_size", "consumed_samples", "global_batch_size"):
             value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
+            if name == "global_batch_size" and value is None:
+                continue
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
         self._open_relative_paths()

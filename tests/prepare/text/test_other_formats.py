@@ -69,8 +69,11 @@ def test_rows_of_csv_are_documents_or_problems(tmp_path: Path, end: str, batch_b
 def test_a_csv_without_the_column_or_with_it_twice_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("body,n,n\nx,1,2\n")
-    with pytest.raises(FormatError, match=r"a.csv: no column 'text' .found 'body', 'n', 'n'"):
+    with pytest.raises(FormatError, match=r"a.csv: no column 'text' .found 'body', 'n', 'n'.; --json-keys names"):
         read_whole(path)
+    (tmp_path / "b.csv").write_text("id;text\n1;x\n")
+    with pytest.raises(FormatError, match=r"no column 'text' .found 'id;text'.; a .csv has commas between"):
+        read_whole(tmp_path / "b.csv")
     with pytest.raises(FormatError, match=r"2 columns 'n'"):
         read_whole(path, ("n",))
 

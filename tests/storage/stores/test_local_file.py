@@ -258,6 +258,8 @@ def test_a_file_of_another_user_is_no_matter_of_cloud_credentials(tmp_path: Path
         assert isinstance(error, AccessError)
         assert str(error) == f"{name}: Permission denied; check owner and mode of the file and its folders (ls -ld)"
     assert "AWS_ACCESS_KEY_ID" in str(translated("s3://corpus/en.bin", denied))
+    under_a_file = str(translated("a.jsonl/en.bin", NotADirectoryError(20, "Not a directory")))
+    assert under_a_file == "a.jsonl/en.bin: a part of its path is a file, needed folders; name another place"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

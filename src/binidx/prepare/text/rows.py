@@ -215,7 +215,9 @@ def check_names(uri: str, names: Sequence[str], needed: Iterable[str]) -> None:
         if (count := names.count(name)) != 1:
             listed = clipped(", ".join(clipped(repr(each), 80) for each in names), 600)
             problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {listed})"
-            raise FormatError(f"{uri}: {problem}")
+            merged = len(names) == 1 and re.search(r"[;\t|]", names[0])
+            way = "a .csv has commas between its fields" if merged else "--json-keys names the text"
+            raise FormatError(f"{uri}: {problem}; {way}")
 
 
 def _join_documents(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -236,6 +238,10 @@ def check_texts(row: dict[str, Any], key: str) -> None:
     if key not in row:
         found = ", ".join(map(repr, list(row)[:8])) or "no keys"
         nested = [f"{name}.{key}" for name, value in row.items() if isinstance(value, dict) and key in value]
+        nested += [
+            f"{name}.{own}" for name, value in row.items() if key.startswith(f"{name}.") and isinstance(value, dict)
+            for own in value
+        ]  # fmt: skip
         hint = "".join(f"; --json-keys {name} reads the nested one" for name in nested[:1])
         raise NotADocument("missing key", f"{key!r} is not among {found}{hint}")
     value = row[key]

@@ -103,6 +103,8 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     """
     if not isinstance(dataset, OrderedDataset) or any(part.reads_by_itself for part in dataset.parts):
         raise ConfigError(f"show: found a {type(dataset).__name__}, needs a GPT dataset or a blend of them")
+    if not -len(dataset) <= idx < len(dataset):
+        raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
     order, number = dataset.order, range(len(dataset))[idx]
     contents, tokens = trace_contents(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
     source, spans = order.sources[int(contents.source[0])], contents.spans

@@ -98,6 +98,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
     """Return the error of `binidx.errors` for a driver's exception."""
     if isinstance(error, ImportError):
         return missing_driver(uri, error)
+    if isinstance(error, NotADirectoryError):
+        return StorageError(f"{uri}: a part of its path is a file, needed folders; name another place")
     if isinstance(error, FileNotFoundError):
         cause = hidden_cause(error)
         if "bucket does not exist" in str(error):
