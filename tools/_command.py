@@ -150,7 +150,7 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
     for flag in typed:
         if flag.startswith("--") and flag not in known:
-            near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1))
+            near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(flag, known, 1, 0.7))
             chosen.error(f"unrecognized arguments: {flag}{near}")
 
 
