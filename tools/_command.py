@@ -16,6 +16,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ from binidx.format.bin_file import as_prefix
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.settings import parse_bytes
 
-from ._display import NoteHandler, fitted, print_note
+from ._display import fitted, print_note
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -63,15 +64,17 @@ def command(
 
     def main(argv: Sequence[str]) -> int:
         options, as_json, as_before = parser(name, doc), "--json" in argv, warnings.showwarning
-        logger, notes = logging.getLogger("binidx"), NoteHandler(name)
+        logger, notes = logging.getLogger("binidx"), logging.Handler(logging.WARNING)
         add_options(options)
         add_output(options, progress=progress)
+        warn = partial(print_note, f"binidx {name}", kind="warning")
+        notes.emit = lambda record: warn(record.getMessage())  # type: ignore[method-assign]
         if not logger.hasHandlers():
             logger.addHandler(notes)
         try:
             check_flags(options, argv)
             arguments = options.parse_args(argv)
-            warnings.showwarning = lambda message, *_: print_note(f"binidx {name}", str(message), "warning")
+            warnings.showwarning = lambda message, *_: warn(str(message))
             with ended_by_signals():
                 return body(arguments) or 0
         except UsageError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -154,18 +153,6 @@ def print_note(subject: str, message: str, kind: str = "") -> None:
     if kind and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         text = f"\033[{COLOURS[kind]}m{text[: len(subject)]}\033[0m{text[len(subject) :]}"
     tqdm.write(text, file=sys.stderr)  # above a bar
-
-
-class NoteHandler(logging.Handler):
-    """Print the warnings of a logger as notes of a command."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(logging.WARNING)
-        self._command = command
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a warning."""
-        print_note(f"binidx {self._command}", record.getMessage(), "warning")
 
 
 def table(
