@@ -56,8 +56,8 @@ PAYING_SHARE = 0.01
 """Share of an extent that pays before rates are measured: ranges of 2.6 MB/s against extents of 273 (30 ms, S3)."""
 
 IN_FLIGHT = min(16, 4 * available_cores())
-"""Extents in flight, at most an eighth of the requests that a process sends at once, so ranges always find a connection.
-On two cores, 8 take a tenth less CPU than 16, whose bytes are not in the cores' caches any more when they are written."""
+"""Extents in flight, at most an eighth of the requests that a process sends at once, so ranges find a connection.
+On two cores, 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written."""
 
 PROBES = 16
 """Extents that are fetched before the choice is made again with measured rates."""
@@ -253,7 +253,7 @@ class CacheFilling:
         return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
 
     def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
-        """Wait for the extents of missing chunks, if the trainer waits most of the time and all is filled in seconds."""
+        """Wait for the extents of missing chunks, if the trainer mostly waits and all is filled in seconds."""
         content = cached.content
         number = self._objects.get(content.key, -1)
         extents = {(number, chunk * content.chunk_bytes // EXTENT_BYTES) for chunk in chunks}
