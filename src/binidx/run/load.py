@@ -357,7 +357,7 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
     blended = isinstance(dataset, BlendedDataset)
     parts: Sequence[Any] = dataset.datasets if blended else [dataset]
     if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
-        raise ConfigError(f"dataset: found a {type(dataset).__name__}, a run reads the train split of GPT datasets")
+        raise ConfigError(f"dataset: found {dataset!r}, a run reads the train split of GPT datasets")
     # The size of a blend is the requested one, rounded up for each member.
     size = dataset.size if blended else dataset.num_samples
     requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)

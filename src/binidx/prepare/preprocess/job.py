@@ -107,6 +107,10 @@ class Job:
     target_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.inputs, str) or isinstance(self.keys, str):
+            raise ConfigError(f"inputs, keys: found {self.inputs!r}, {self.keys!r}, need lists of texts")
+        if not isinstance(self.tokenizer, TokenizerSpec):
+            raise ConfigError(f"tokenizer: found {self.tokenizer!r}, needs binidx.describe_tokenizer of it")
         for name, choices in (("on_error", ON_ERROR), ("empty", EMPTY)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}: unknown (found {getattr(self, name)}, need one of {', '.join(choices)})")

@@ -127,6 +127,8 @@ def preprocess(
 
     Source: Megatron Core, tools/preprocess_data.py: the same bytes for clean text; parts and restarts are ours.
     """
+    if not isinstance(job, Job):
+        raise ConfigError(f"job: found {job!r}, needs a binidx.Job")
     if shard is not None and overwrite:
         raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)

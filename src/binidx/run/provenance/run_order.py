@@ -177,6 +177,8 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
+        if not isinstance(run, Run):
+            raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
         run = run.phases[0]
         if run.stages is not None or run.config.order is not None:
             return cls.of(run)
