@@ -171,14 +171,13 @@ def test_small_indices_are_built_at_their_first_use(prefixes: list[str], monkeyp
         gpt_order, "build_gpt_index", lambda *args, **options: (builds.append(1), build(*args, **options))
     )
     one, other = built.datasets[:2]
-    assert (builds, one.index_names) == ([], ())  # ranks need not compare what is not there
+    assert builds == []
     given = one.shuffle_index[::-1].copy()
     assert sizes == [len(dataset.sample_index) - 1 for dataset in built.datasets]
     assert len(builds) == len(prefixes)
     other.shuffle_index = given
     fresh = ours([300, 30, 0], **config)[0].datasets[1]
     fresh.shuffle_index = given  # before the others are built
-    assert [*fresh.index_names] == [*other.index_names] == ["shuffle_index"]
     for name in gpt_order.ARRAYS:
         np.testing.assert_array_equal(getattr(fresh, name), getattr(other, name))
 
