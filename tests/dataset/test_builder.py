@@ -143,7 +143,7 @@ def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
 @pytest.mark.parametrize("cache", [None, "memory://threads/limit"])
 @pytest.mark.parametrize(("threads", "share"), [(1, 1), (2, 1), (9, 2)])
 def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
-    prefixes: list[str], cache: str | None, threads: int, share: int, monkeypatch: pytest.MonkeyPatch
+    prefixes: list[str], cache: str | None, threads: int, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, shares = threading.Semaphore(threads), set()
     build = gpt_order.build_gpt_index
@@ -157,9 +157,29 @@ def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
     monkeypatch.setattr(gpt_order, "build_gpt_index", counted)
     ours(
         [300, 30, 0], blend=(prefixes, [1.0, 2.0, 3.0, 4.0]), split="9,1,0",
-        num_dataset_builder_threads=threads, path_to_cache=cache and f"{cache}/{threads}",
+        num_dataset_builder_threads=threads, path_to_cache=f"{cache or tmp_path}/{threads}", cache_small_indices=True,
     )  # fmt: skip
     assert shares == {share}
+
+
+def test_small_indices_are_built_at_their_first_use(prefixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "9,1,0"}
+    built = ours([300, 30, 0], **config)[0]
+    sizes, builds = [*map(len, built.datasets)], list[int]()
+    build = gpt_order.build_gpt_index
+    monkeypatch.setattr(
+        gpt_order, "build_gpt_index", lambda *args, **options: (builds.append(1), build(*args, **options))
+    )
+    one, other = built.datasets[:2]
+    assert builds == []
+    given = one.shuffle_index[::-1].copy()
+    assert sizes == [len(dataset.sample_index) - 1 for dataset in built.datasets]
+    assert len(builds) == len(prefixes)
+    other.shuffle_index = given
+    fresh = ours([300, 30, 0], **config)[0].datasets[1]
+    fresh.shuffle_index = given  # before the others are built
+    for name in gpt_order.ARRAYS:
+        np.testing.assert_array_equal(getattr(fresh, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -160,6 +160,7 @@ class GPTOrder(SourceOrder):
     Source: Megatron Core, `GPTDataset`.
     """
 
+    array_names = ARRAYS
     document_index: NDArray[np.int32]
     sample_index: NDArray[Any]
     shuffle_index: NDArray[Any]
@@ -174,14 +175,9 @@ class GPTOrder(SourceOrder):
     def __getattr__(self, name: str) -> Any:
         if name not in ARRAYS:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        assigned = {array: vars(self)[array] for array in self.array_names}
-        vars(self).update({**build_small_index(self.parameters, self.source, self.plan), **assigned})
+        # Those that were assigned stay.
+        vars(self).update({**build_small_index(self.parameters, self.source, self.plan), **vars(self)})
         return vars(self)[name]
-
-    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
-        super().set_arrays(arrays)
-        if arrays:  # those that are built at their first use are not named: they follow from what ranks compare
-            self.array_names = [name for name in ARRAYS if name in {*self.array_names, *arrays}]
 
     @cached_property
     def index(self) -> SpanIndex:
@@ -214,7 +210,7 @@ class GPTOrder(SourceOrder):
         return len(self.document_index) // max(len(self.source.sequences), 1)
 
     def __len__(self) -> int:
-        return len(self.sample_index) - 1 if self.array_names else self.plan.num_samples
+        return len(self.sample_index) - 1 if "sample_index" in vars(self) else self.plan.num_samples
 
     def candidates(self, sequences: Numbers) -> Numbers:
         """Return the samples that may contain a token of the given sequences, ascending; no sample with one is missing.
