@@ -74,8 +74,8 @@ class ReadSettings:
     """Settings of a reader.
 
     Args:
-        fast: send ranges to s3://, gs://, abfs:// and http:// without their drivers, by signed URLs; None: where that
-            works.
+        fast: send ranges to s3://, gs://, abfs:// and http://, and writes to s3://, without their drivers, by signed
+            URLs; None: where that works.
         cache_dir: directory of a disk cache, on this node or shared by nodes; "memory": one in /dev/shm, shared by the
             processes of the node; None: no disk cache.
         cache_bytes: limit of all files in cache_dir; None: leave a tenth of its file system free; of "memory", a half.
