@@ -6,8 +6,10 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -109,6 +111,28 @@ def test_what_misses_meanwhile_is_read_by_ranges_and_later_in_chunks_again(tmp_p
     begun.stop()
     reader.read([(5000, 5010)])
     assert fetched(log) == [(5000, 5010), (4096, 8192)]
+
+
+def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path) -> None:
+    reads, go = list[Range](), threading.Event()
+
+    class Held(MarkedObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            reads.extend(ranges)
+            go.wait()
+            return super().read(ranges)
+
+    reader = small(Held(DATA), tmp_path)
+    begun = filling_of(reader)
+    with begun.trainer_waiting(), ThreadPoolExecutor(1) as threads:
+        begun.advance()
+        until(lambda: bool(reads))
+        sample = threads.submit(reader.read, [(5000, 5010)])
+        until(lambda: bool(begun._urgent) or (5000, 5010) in reads)
+        go.set()
+        assert bytes(sample.result()[0]) == DATA[5000:5010]
+    begun.thread.join(600)
+    assert sorted(reads) == [(number * EXTENT, (number + 1) * EXTENT) for number in range(COUNT)]
 
 
 def test_of_two_processes_one_fills_and_the_other_goes_on_when_it_is_killed(tmp_path: Path) -> None:

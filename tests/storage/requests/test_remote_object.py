@@ -31,7 +31,7 @@ from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import MAX_REQUEST, RemoteObject
 from binidx.storage.stores.direct import bounded_session
 from binidx.storage.stores.fsspec_store import DIRECT_MAX_GAP, driver_options, open_filesystem
-from binidx.storage.stores.s3_session import one_origin_session
+from binidx.storage.stores.signing import one_origin_session
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
 

@@ -22,7 +22,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.store_protocols import Store
-from binidx.storage.stores import direct, registry, s3_session, signing
+from binidx.storage.stores import direct, registry, signing
 from binidx.storage.stores import gcs as gcs_store
 from binidx.storage.stores.gcs import private
 from binidx.storage.stores.registry import open_store
@@ -151,7 +151,7 @@ def test_the_private_members_of_gcsfs_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [signing.sign, s3_session.session_options, s3_session.quick_session, direct.direct_address]
+    "function", [signing.sign, signing.session_options, signing.quick_session, direct.direct_address]
 )
 def test_direct_requests_need_no_private_member_of_a_driver(function: Any) -> None:
     assert re.findall(r"\w\._\w+", inspect.getsource(function)) == []

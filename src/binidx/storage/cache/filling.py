@@ -9,9 +9,10 @@ An extent pays if its bytes arrive sooner than its needed bytes would by ranges:
 divided by the rate of extents, both in bytes per second, both measured. Until they are, 1 % does.
 
 Missing bytes of an object that is being filled are read as exact ranges, or are waited for if their extent is in flight
-and expected sooner. Blocks with chosen extents that a later step needs are not evicted, so a cache smaller than its
-objects keeps what it has instead of exchanging it: with every future read known, that is Belady's rule, applied to the
-blocks that a fill brought.
+and expected sooner. A trainer that waits most of the time anyway waits for extents, those that it needs next first, if
+all is filled in a few seconds. Blocks with chosen extents that a later step needs are not evicted, so a cache smaller
+than its objects keeps what it has instead of exchanging it: with every future read known, that is Belady's rule,
+applied to the blocks that a fill brought.
 
 A process holds the node lock while it fills. The others wait for it, and one of them goes on if it is killed.
 
@@ -55,9 +56,10 @@ EXTENT_BYTES = 8 << 20
 PAYING_SHARE = 0.01
 """Share of an extent that pays before rates are measured: ranges of 2.6 MB/s against extents of 273 (30 ms, S3)."""
 
-IN_FLIGHT = min(16, 4 * available_cores())
+IN_FLIGHT = 8 if available_cores() <= 2 else 16
 """Extents in flight, at most an eighth of the requests that a process sends at once, so ranges find a connection.
-On two cores, 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written."""
+On two cores 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written.
+"""
 
 PROBES = 16
 """Extents that are fetched before the choice is made again with measured rates."""
@@ -253,7 +255,7 @@ class CacheFilling:
         return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
 
     def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
-        """Wait for the extents of missing chunks, if the trainer mostly waits and all is filled in seconds."""
+        """Wait for the extents of missing chunks, if the trainer waits most of the time, and all is filled soon."""
         content = cached.content
         number = self._objects.get(content.key, -1)
         extents = {(number, chunk * content.chunk_bytes // EXTENT_BYTES) for chunk in chunks}
@@ -274,7 +276,7 @@ class CacheFilling:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the trainer has waited for most of the time since the filling began."""
+        """True if the trainer has waited for most of the time since the filling began."""
         now = time.monotonic()
         waited = self._waited + max(0.0, now - self._waits_since)
         return waited > WAITING_SHARE * (now - self._began)
@@ -412,7 +414,8 @@ class CacheFilling:
                             errors.append(None)
                         filled[place] = not errors
                         self._bytes_left -= int(uses.sizes[place])
-                        self._coming.pop((int(uses.objects[place]), int(uses.numbers[place])), None)
+                        with lock:
+                            self._coming.pop((int(uses.objects[place]), int(uses.numbers[place])), None)
                         self._note_arrival()
             except BaseException as error:
                 errors.append(error)
@@ -422,6 +425,8 @@ class CacheFilling:
             thread.start()
         for thread in threads:
             thread.join()
+        self._coming = {}  # where there was no room, nothing comes for a while
+        self._note_arrival()
         if error := next(filter(None, errors), None):
             raise error
         return not errors

@@ -45,9 +45,8 @@ from binidx.storage.stores.driver_errors import (
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
-from binidx.storage.stores.s3_session import one_origin_session, quick_session
 from binidx.storage.stores.s3_upload import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS, S3Upload, body_headers
-from binidx.storage.stores.signing import NO_HEADERS, sign
+from binidx.storage.stores.signing import NO_HEADERS, one_origin_session, quick_session, sign
 
 logger = logging.getLogger(__name__)
 SPARE = 8
