@@ -29,7 +29,8 @@ from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
-from binidx.packed.packed_run import PACKED_FILE, load_packed_run
+from binidx.packed.packed_description import PACKED_FILE
+from binidx.packed.packed_run import load_packed_run
 from binidx.prepare.preprocess.finish import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent

@@ -21,6 +21,7 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
 from binidx.run.provenance.exposures import STEPS, Exposures
 from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.reading import OpenedRun, Steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.run.schedule import check_steps, split_sizes
@@ -110,13 +111,16 @@ def open_run(arguments: argparse.Namespace) -> RunOrder:
     return RunOrder.of(run)
 
 
-def open_packed(arguments: argparse.Namespace) -> PackedRunOrder | None:
-    """Return the order of a run over packed files, with the ranks that `add_topology` gives; None for a GPT run."""
-    if getattr(arguments, "sequence_length", None) is not None:
-        return None
+def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory | PackedRunOrder:
+    """Return the history of the run as `open_history`, or the order of a run over packed files.
+
+    Args:
+        arguments, whole: as for `open_history`.
+    """
     file = Location(arguments.run, arguments.storage_options)
-    if not is_packed_run(RUN_FILE.parse(read_run_file(file), arguments.run)):
-        return None
+    is_prefix = getattr(arguments, "sequence_length", None) is not None
+    if is_prefix or not is_packed_run(RUN_FILE.parse(read_run_file(file), arguments.run)):
+        return open_history(arguments, whole=whole)
     given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
     order = load_packed_run(arguments.run, arguments.storage_options)
     micro, ranks = (
@@ -137,9 +141,6 @@ def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHi
         whole: whether to load indices.
     """
     return RunHistory.of(load_run(arguments), whole=whole)
-
-
-Steps = RunHistory | RunOrder | PackedRunOrder
 
 
 def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> range:
@@ -230,9 +231,9 @@ def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
     return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
 
 
-def listed_documents(history: RunHistory, listed: DocumentList) -> dict[str, Numbers]:
+def listed_documents(history: OpenedRun, listed: DocumentList) -> dict[str, Numbers]:
     """Return prefix -> numbers of the documents in a list; ConfigError if a line names no document of the history."""
-    sources = history.sources
+    sources = history.select_sources()
     listed.check_sources(sources.keys())
     return {
         name: listed.documents_of(name, len(source.dataset.document_indices) - 1, is_only=len(sources) == 1)
@@ -256,7 +257,7 @@ def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
     """Print one JSON object per line, or some lines per row; return the number of rows.
 
     Args:
-        rows: as `build_rows` or `block_rows` yields them.
+        rows: as `build_rows` yields them.
         as_json: whether to print JSON.
     """
     count = 0

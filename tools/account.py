@@ -21,14 +21,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from binidx.errors import ConfigError
 from binidx.order.blended_order import BlendedOrder
+from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.run.provenance.history import RunHistory
 
 from ._command import command, print_result
+from ._display import row_table
 from ._display import table as columns
-from ._packed import account_packed
-from ._runs import add_run, add_topology, open_history, open_packed, step_at, stop_step
+from ._runs import add_run, add_topology, open_order, step_at, stop_step
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 
@@ -47,11 +49,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
-    if (packed := open_packed(arguments)) is not None:
-        account_packed(packed, arguments)
+    history, asked = open_order(arguments, whole=arguments.repeats), arguments.consumed_samples
+    if isinstance(history, PackedRunOrder):
+        if arguments.repeats or asked is not None:
+            raise ConfigError(
+                "--repeats, --consumed-samples: packed files have no counts of documents; give --before-step"
+            )
+        rows = history.account(stop_step(history, arguments.before_step))
+        print_result(rows, row_table(rows, "{:,}"), arguments)
         return
-    history = open_history(arguments, whole=arguments.repeats)
-    asked = arguments.consumed_samples
     stop = stop_step(history, arguments.before_step if asked is None else step_at(history, asked))
     accounts = account(history, stop, repeats=arguments.repeats)
     text = table(accounts) + counters(history, stop)

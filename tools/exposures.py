@@ -31,14 +31,12 @@ from binidx.storage.open import open_object, read_whole
 from ._command import command, print_result
 from ._display import counts
 from ._display import table as columns
-from ._packed import packed_exposures
 from ._runs import (
     MANY_DOCUMENTS,
     add_run,
     exposure_rows,
     listed_documents,
-    open_history,
-    open_packed,
+    open_order,
     read_list,
     stop_step,
 )
@@ -59,18 +57,13 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     """Count the exposures, and print a row for each document."""
     options = arguments.storage_options
     listed = read_list(arguments.documents, options) if arguments.documents else None
-    if listed is not None and (packed := open_packed(arguments)) is not None:
-        stop = stop_step(packed, arguments.before_step)
-        rows = packed_exposures(packed, listed, stop)
-        print_result({"steps": stop, "documents": rows}, _table(rows, stop), arguments)
-        return
-    history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
+    history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
     stop = stop_step(history, arguments.before_step)
     if listed is not None:
         documents = listed_documents(history, listed)
     else:
         text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
-        names = {Location(source.prefix).uri: name for name, source in history.sources.items()}
+        names = {Location(source.prefix).uri: name for name, source in history.select_sources().items()}
         uri, prefixes = arguments.tokenizer, [Location(prefix, options) for prefix in names]
         spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
         hits = search_documents(prefixes, [text], token_table(spec, options), watch=arguments.watch).documents()

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_run import Nesting, PackedRunOrder
-from binidx.run.provenance.history import RunHistory
+from binidx.packed.nesting import Nesting
+from binidx.packed.packed_run import PackedRunOrder
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import counts
-from ._runs import add_run, add_topology, open_history, open_packed, parse_steps
+from ._runs import add_run, add_topology, open_order, parse_steps
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
-    order: Any = open_packed(arguments) or open_history(arguments, whole=True)
+    order = open_order(arguments, whole=True)
     if arguments.check_nesting:
         check_nesting(order, arguments)
         return
@@ -58,7 +58,7 @@ def export_order(arguments: argparse.Namespace) -> None:
 
     steps, place = parse_steps(order, arguments.steps), workers(arguments)
     per_file, plans = arguments.steps_per_file, list[tuple[Any, Sequence[Any]]]()
-    for own, part in order.orders(steps) if isinstance(order, RunHistory) else [(order, steps)]:
+    for own, part in order.orders(steps):
         files = plan_by_steps(part, per_file) if per_file else plan_by_rank(own.num_ranks, part)
         plans.append((own, place.select(files)))
     if len(plans) > 1 and not per_file:

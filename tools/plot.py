@@ -30,6 +30,8 @@ from binidx.run.display.figures import (
     draw_lengths,
     figure_bytes,
 )
+from binidx.run.provenance.accounts import account
+from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import write_object
 
@@ -67,7 +69,9 @@ def draw(explored: Explored, arguments: argparse.Namespace) -> Any:
     if explored.history is None:
         raise ConfigError(f"figure: {arguments.run} is a dataset, which has lengths alone; name the file of a run")
     if arguments.figure == "repeats":
-        return draw_accounts(explored.accounts(repeats=True), arguments.width)
+        if not isinstance(explored.history, RunHistory):
+            raise ConfigError(f"figure: {arguments.run} is over packed files, needs a run over .bin and .idx")
+        return draw_accounts(account(explored.history, explored.steps.stop, repeats=True), arguments.width)
     steps = parse_steps(explored.history, arguments.steps) if arguments.steps else explored.steps
     timeline = explored.timeline(steps, BINS)
     return (draw_blend if arguments.figure == "blend" else draw_epochs)(timeline, arguments.width)

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.loader.losses import read_losses
-from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.sample_rows import build_rows
 from binidx.run.provenance.spikes import RunLosses, find_spikes
@@ -57,7 +56,7 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     spikes = []
     for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
         reads = spike.reads.at(slice(arguments.most_samples))
-        rows = [*build_rows(spike.order, reads, trace_contents(spike.order.order, reads.sample), decode)]
+        rows = [*build_rows(spike.order, reads, decode)]
         marks = {name: _round(getattr(spike, name)) for name in ("loss", "median", "limit")}
         losses = zip(rows, spike.losses.tolist(), spike.excess.tolist(), strict=False)
         samples = [{**row, "loss": _round(loss), "excess": _round(excess)} for row, loss, excess in losses]

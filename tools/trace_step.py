@@ -21,8 +21,7 @@ from binidx.errors import ConfigError
 from binidx.run.provenance.sample_rows import build_rows
 
 from ._command import command
-from ._packed import trace_packed
-from ._runs import add_run, add_topology, decoder, open_history, open_packed, parse_steps, print_rows
+from ._runs import add_run, add_topology, decoder, open_order, parse_steps, print_rows
 
 STEPS_AT_ONCE = 16
 """Steps whose samples are in memory together."""
@@ -40,18 +39,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def trace(arguments: argparse.Namespace) -> None:
     """Print the samples of the steps."""
-    if (packed := open_packed(arguments)) is not None:
-        trace_packed(packed, arguments)
-        return
-    history, rank = open_history(arguments), arguments.rank
+    history, rank = open_order(arguments), arguments.rank
     steps = parse_steps(history, arguments.step, "step")
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     for order, part in history.orders(steps):
         if rank is not None and not 0 <= rank < order.num_ranks:
             raise ConfigError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
         for first in part[::STEPS_AT_ONCE]:
-            readings, contents = order.trace(range(first, min(first + STEPS_AT_ONCE, part.stop)), rank)
-            print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
+            reads = order.readings(range(first, min(first + STEPS_AT_ONCE, part.stop)), rank)
+            print_rows(build_rows(order, reads, decode, lineage=not arguments.no_lineage), arguments.json)
 
 
 main = command("trace", __doc__, add_options, trace)

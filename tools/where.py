@@ -23,29 +23,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.order.order_protocols import Numbers, Source
+from binidx.run.global_order import SampleReads
 from binidx.run.provenance.exposures import STEPS, Exposures, count_exposures
-from binidx.run.provenance.history import RunHistory, find_sources
+from binidx.run.provenance.history import find_sources
+from binidx.run.provenance.reading import OpenedRun, Reading, Steps
 from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
 from ._display import counts, row_table
-from ._packed import find_packed
 from ._runs import (
     MANY_DOCUMENTS,
     add_run,
     add_topology,
     exposure_rows,
     listed_documents,
-    open_history,
-    open_packed,
+    open_order,
     print_rows,
     read_list,
     stop_step,
@@ -74,26 +77,31 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
-    if (packed := open_packed(arguments)) is not None:
-        find_packed(packed, arguments)
-        return
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
-    history = open_history(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
+    history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
     stop, given = stop_step(history, arguments.before_step), not arguments.no_earlier
     documents: Mapping[str, Sequence[int] | Numbers]
-    if listed is None:
-        sources = select_sources(history, arguments.source)
-        documents = find_documents(sources, arguments.document, arguments.storage_options)
-    else:
+    stored = {name: found for name in arguments.document or () if len(found := history.samples_named(name))}
+    if listed is not None:
         documents = listed_documents(history, listed)
+    elif names := [name for name in arguments.document if name not in stored]:
+        sources = history.select_sources(arguments.source)
+        documents = find_documents(sources, names, arguments.storage_options)
+    else:
+        documents = {}
     try:
         if arguments.count:
-            print_counts(count_exposures(history, documents, stop, earlier=given, labels=True), arguments)
+            exposures = count_exposures(history, documents, stop, earlier=given, labels=True)
+            rows = count_stored(history, stored, stop) + count_rows(exposures)
+            print_result(rows, row_table(rows), arguments)
             return
         num_rows, steps, past = 0, set[int](), 0
-        for name, order, source, end, is_first in find_sources(history, documents.keys(), stop):
-            reads, contents = order.where(source, documents[name], end, earlier=given and is_first)
-            num_rows += print_rows(build_rows(order, reads, contents), arguments.json)
+        read = (
+            (order, order.reads_of(order.samples_with(source, documents[name]), end, earlier=given and is_first))
+            for name, order, source, end, is_first in find_sources(history, documents.keys(), stop)
+        )
+        for order, reads in chain(reads_of_stored(history, stored.values(), stop), read):
+            num_rows += print_rows(build_rows(order, reads), arguments.json)
             past += int((reads.step < 0).sum())
             steps |= set(reads.step[reads.step >= 0].tolist())
     except IndexError as error:
@@ -105,20 +113,41 @@ def find(arguments: argparse.Namespace) -> None:
     )
 
 
-def print_counts(found: Mapping[str, Exposures], arguments: argparse.Namespace) -> None:
-    """Print a row for each document."""
+def reads_of_stored(
+    history: Steps, samples: Collection[Numbers], stop_step: int
+) -> Iterator[tuple[Reading, SampleReads]]:
+    """Yield the reads of stored samples, whose names were given, in each run."""
+    if samples:
+        for order, steps in history.orders(range(history.first_step, stop_step)):
+            yield order, order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
+
+
+def count_stored(history: Steps, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
+    """Return a row for each stored sample whose name was given."""
+    rows = []
+    for name, samples in stored.items():
+        for order, reads in reads_of_stored(history, [samples], stop_step):
+            source, steps = order.label(order.contents(samples), 0)["source"], reads.step.tolist()
+            read = len(steps)
+            counts = {"samples_read": read, "samples_trained": read, "tokens_read": read * (order.sequence_length + 1)}
+            ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
+            rows.append({"source": source, "document": name, **counts, **ends})
+    return rows
+
+
+def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
+    """Return a row for each document."""
     names = {"samples": "samples_read", "samples_trained": "samples_trained", "tokens": "tokens_read"}
-    rows = [
+    return [
         {new: row[old] for old, new in {"source": "source", "document": "document", **names}.items()}
         | {name: row[name] for name in STEPS}
         for row in exposure_rows(found)
     ]
-    print_result(rows, row_table(rows), arguments)
 
 
-def _earlier(history: RunHistory, arguments: argparse.Namespace, past: int) -> str:
+def _earlier(history: OpenedRun, arguments: argparse.Namespace, past: int) -> str:
     """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none."""
-    consumed = history.runs[0].consumed_samples
+    consumed = history.consumed_samples
     if not consumed:
         return ""
     before = f"the {consumed:,} samples before consumed_samples"
@@ -187,15 +216,6 @@ def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[st
         searched = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} sources{without}"
         raise ConfigError(f"--document: {name} not found in {searched}")
     return numbers
-
-
-def select_sources(history: RunHistory, prefix: str | None) -> dict[str, Source]:
-    """Return the sources of a history by their prefix: the one with a prefix, or all."""
-    if prefix is None:
-        return history.sources
-    if prefix not in history.sources:
-        raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(history.sources)}")
-    return {prefix: history.sources[prefix]}
 
 
 main = command("where", __doc__, add_options, find)

@@ -84,7 +84,7 @@ def packed_rows() -> list[Row]:
     def whole() -> None:
         order = fresh()
         for rank in range(0, 256, 16):
-            order.rows(range(82_998), rank)
+            order.readings(range(82_998), rank)
 
     far = median_cpu(lambda: fresh().rows(range(82_000, 82_001), 17))
     return [

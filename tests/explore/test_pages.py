@@ -329,7 +329,7 @@ def test_a_run_over_packed_files_shows_what_the_commands_print(
         ]
         for step in (0, 1):
             traced = printed(capsys, "trace", file, "--step", str(step), "--json")
-            summaries = re.findall(r"<summary>(.*?)</summary>", server.page(f"step/{step}"))
+            summaries = re.findall(r'<summary><span class="place">(.*?)</summary>', server.page(f"step/{step}"))
             shown = [[int(n) for n in re.findall(r"rank (\d+) slot (\d+).* block (\d+), epoch (\d+)", text)[0]]
                      for text in summaries]  # fmt: skip
             assert shown == [[row[name] for name in ("rank", "slot", "block", "epoch")] for row in traced]
@@ -349,7 +349,9 @@ def test_a_run_over_packed_files_shows_what_the_commands_print(
             texts = read_html(server.page(f"source/{source}/document/2")).texts
             assert any(text.strip() == "2000" for text in texts)
             assert "2000 2001" in " ".join("".join(texts).split())  # ids, as no tokenizer is known
-        assert server.get(f"/{server.digest}/step/1/seen")[0] == 404
+        assert [json.loads(line) for line in server.page("step/1.json").splitlines()] == traced
+        for page in ("step/1/seen", "step/1.csv", "timeline.csv", "timeline.svg"):
+            assert server.page(page)
         assert "packed files" in server.get(f"/{server.digest}/repeats")[2]
     assert "tokens read" in write_report(Explored.open(file))
     for origin in tmp_path.rglob("*.packed.json"):

@@ -30,11 +30,11 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     if not stop:
         return
     found = rows(capsys, "trace", file, "--step", f"0:{stop}")
-    readings, blocks = order.rows(range(stop))
+    readings = order.readings(range(stop))
     assert [(row["step"], row["rank"], row["slot"]) for row in found] == [
         *zip(readings.step.tolist(), readings.rank.tolist(), readings.slot.tolist(), strict=True)
     ]
-    for row, tokens in zip(found, order.read(blocks).tolist(), strict=True):
+    for row, tokens in zip(found, order.read(readings.sample).tolist(), strict=True):
         assert row["dataset"] == f"{directory}/{row['source']}"
         of_docs: list[Any] = [SEPARATOR] * len(tokens)
         for doc in row["docs"]:
@@ -49,17 +49,17 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     )
     (counted,) = rows(capsys, *asked, "--count")
     steps = [row["step"] for row in needed]
-    assert [(row["blocks_read"], row["first_step"], row["last_step"]) for row in counted] == [
+    assert [(row["samples_read"], row["first_step"], row["last_step"]) for row in counted] == [
         (len(steps), min(steps, default=None), max(steps, default=None))
     ]
-    listed = [(f"{directory}/{name}", number) for name in order.names for number in (0, document)]
+    listed = [(f"{directory}/{name}", number) for name in order.names for number in sorted({0, document})]
     (directory / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
     (exposed,) = rows(capsys, "exposures", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop))
-    assert [(row["source"], row["document"]) for row in exposed["documents"]] == sorted({*listed})
+    assert [(row["source"], row["document"]) for row in exposed["documents"]] == [*dict.fromkeys(listed)]
     for row in exposed["documents"]:
         inputs = [
             (int(step), own)
-            for step, tokens, of in zip(readings.step, order.read(blocks)[:, :-1], found, strict=True)
+            for step, tokens, of in zip(readings.step, order.read(readings.sample)[:, :-1], found, strict=True)
             if of["dataset"] == row["source"] and len(own := tokens[tokens // 1000 == row["document"]])
         ]
         times = sum(int((own == row["document"] * 1000).sum()) for _, own in inputs)
@@ -74,6 +74,11 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     one = found[0]
     asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--before-step", str(stop)]
     assert one in rows(capsys, *asked)
+    (counted,) = rows(capsys, *asked, "--count")[0]
+    same = [row["step"] for row in found if (row["file"], row["block"]) == (one["file"], one["block"])]
+    assert [counted[name] for name in ("samples_read", "first_step", "last_step")] == [len(same), same[0], same[-1]]
+    assert main([*asked[:3], f"{one['file']}:999", *asked[4:]]) == 2
+    assert "block 999, it has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -22,7 +22,8 @@ def order_of(at_end: AtEnd = AtEnd.repeat, **changes: object) -> PackedRunOrder:
 @pytest.mark.parametrize("mixed_by_rank", [False, True])
 def test_ranks_read_their_own_run(mixed_by_rank: bool) -> None:
     order = order_of(mixed_by_rank=mixed_by_rank)
-    readings, blocks = order.rows(range(3, 20))
+    readings = order.readings(range(3, 20))
+    blocks = order.blocks(readings.sample)
     for rank in range(2):
         sets = [
             PackedSet(17, 6, 2, 1337 + rank, at_end=AtEnd.repeat),
@@ -39,9 +40,9 @@ def test_a_run_that_ends_has_so_many_steps() -> None:
     order = order_of(AtEnd.stop)
     count = order.num_steps()
     assert count is not None
-    assert len(order.rows(range(count))[0].step) == count * 8
+    assert len(order.readings(range(count)).step) == count * 8
     with pytest.raises(IndexError):
-        order.rows(range(count + 1))
+        order.readings(range(count + 1))
     assert order_of().num_steps() is None
 
 

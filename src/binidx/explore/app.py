@@ -23,10 +23,10 @@ from starlette.staticfiles import StaticFiles
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import BinidxError, redacted, redacted_text
-from binidx.explore import packed_views, views
+from binidx.explore import views
 from binidx.explore.explored import Explored
 from binidx.explore.guard import Guard
-from binidx.run.provenance.contents import trace_contents
+from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.provenance.sample_rows import build_rows
 
 PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -44,14 +44,6 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "source/{source:int}/document/{document:int}/reads": ("reads.html", views.show_reads),
 }
 """Address of a page below that of its run -> its template, and the function of its values."""
-
-PACKED_PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "": ("packed_run.html", packed_views.show_packed_run),
-    "step/{step:int}": ("packed_step.html", packed_views.show_packed_step),
-    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", packed_views.show_block_text),
-    "source/{source:int}/document/{document:int}/reads": ("reads.html", packed_views.show_block_reads),
-}
-"""Pages of a run over packed files in the place of those of other runs."""
 
 DIRECTIONS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
 HIDDEN: dict[int, int | str] = {
@@ -96,11 +88,9 @@ class Pages:
     @property
     def first_page(self) -> tuple[str, Callable[..., Any]]:
         """The template of the first page, and the function of its values."""
-        if self.explored.packed:
-            return PACKED_PAGES[""]
         if self.explored.order is None:
             return "source.html", lambda explored, query: views.show_source(explored, query, 0)
-        return "run.html", views.show_run
+        return "packed_run.html" if isinstance(self.explored.order, PackedRunOrder) else "run.html", views.show_run
 
     def render(self, template: str, values: dict[str, Any], depth: int = 0, **more: Any) -> str:
         """Return the HTML of a page.
@@ -122,7 +112,7 @@ class Pages:
         """Return the addresses of all pages and files."""
         digest = self.explored.digest
         first = Route("/", lambda request: RedirectResponse(f"./{digest}/", 307))
-        shown = {"": self.first_page, **PAGES, **(PACKED_PAGES if self.explored.packed else {})}
+        shown = {"": self.first_page, **PAGES}
         pages = [Route(f"/{digest}/{path}", self._endpoint(*page)) for path, page in shown.items()]
         others = [
             Route(f"/{digest}/find", self._find),
@@ -186,11 +176,11 @@ class Pages:
 
             parquet.write_table(order.table(range(step, step + 1), rank, docs="spans"), out := io.BytesIO())
             return _download(out.getvalue(), "application/vnd.apache.parquet", name)
-        rows = list(build_rows(order, reads, trace_contents(order.order, reads.sample)))
+        rows = list(build_rows(order, reads))
         if kind == "json":
             return _download("".join(f"{json.dumps(row)}\n" for row in rows), "application/x-ndjson", name)
-        pieces = ({**{key: row[key] for key in row if key != "docs"}, **doc} for row in rows for doc in row["docs"])
-        flat = ({key: value for key, value in piece.items() if key != "origin"} for piece in pieces)
+        pieces = (row | doc for row in rows for doc in row.get("docs") or [{}])
+        flat = ({key: value for key, value in piece.items() if key not in ("docs", "origin")} for piece in pieces)
         return _download(as_csv(flat), "text/csv", name)
 
     def fail(self, request: Request, error: Exception) -> Response:
@@ -210,13 +200,12 @@ FIGURE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/
 
 
 def as_csv(rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows with the same keys as CSV."""
-    out, writer = io.StringIO(), None
-    for row in rows:
-        if writer is None:
-            writer = csv.DictWriter(out, list(row), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(row)
+    """Return rows as CSV, with a column for each of their keys."""
+    out, rows = io.StringIO(), list(rows)
+    if names := dict.fromkeys(name for row in rows for name in row):
+        writer = csv.DictWriter(out, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     return out.getvalue()
 
 
@@ -257,6 +246,6 @@ def write_report(explored: Explored) -> str:
     """Return the first page, and the counts of each source, as one HTML file that needs nothing else."""
     pages, style = Pages(explored), files("binidx.explore").joinpath("static", "explore.css").read_text("utf-8")
     template, view = pages.first_page
-    numbers = () if explored.packed else range(len(explored.sources))
+    numbers = () if template == "packed_run.html" else range(len(explored.sources))
     lengths: Sequence[Any] = [views.show_lengths(explored, {}, source)["lengths"] for source in numbers]
     return pages.render(template, view(explored, {}), static=True, style=style, lengths=lengths)

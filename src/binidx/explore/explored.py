@@ -6,8 +6,10 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
@@ -15,14 +17,14 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
-from binidx.packed.packed_origins import origins_of
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.accounts import Accounts, account
+from binidx.run.provenance.accounts import account
 from binidx.run.provenance.contents import SampleContents
 from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.reading import OpenedRun, Reading
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
@@ -41,25 +43,23 @@ class Explored:
         name: path or URI, as the user typed it.
         sources: the datasets.
         digest: of everything on which its pages depend, besides losses and tokenizer.
-        order: the order of a run; None: a dataset alone.
+        order: the order of a run, or of the last one of a history; None: a dataset alone.
         options: fsspec's options of the stores.
         tokenizer: tokenizer that the user named; None: those of the manifests.
         losses: loss curve; None: none was given.
         other: order of another run, to compare; None: none was given.
         history: the runs that led to this one, and itself; None: a dataset alone.
-        packed: order of a run over packed files, whose sources are the datasets that they were made of.
     """
 
     name: str
     sources: Sequence[Source]
     digest: str
-    order: RunOrder | None = None
+    order: Reading | None = None
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     tokenizer: str | None = None
     losses: LossCurve | None = None
     other: RunOrder | None = None
-    history: RunHistory | None = None
-    packed: PackedRunOrder | None = None
+    history: OpenedRun | None = None
 
     @classmethod
     def open(
@@ -97,10 +97,8 @@ class Explored:
             if losses or compare:
                 raise ConfigError("loss, compare: found a run over packed files, which has neither; leave them out")
             packed = load_packed_run(name, options)
-            origins = dict.fromkeys(origin for files in packed.files or () for origin in origins_of(files))
-            datasets = {prefix: _open_in_ranges(Location(prefix, options)) for prefix in origins}
-            sources = [StoredSource(prefix, dataset, range(len(dataset))) for prefix, dataset in datasets.items()]
-            return cls(name, sources, packed.fingerprint[:DIGEST_LENGTH], None, options, tokenizer, packed=packed)
+            digest = packed.fingerprint[:DIGEST_LENGTH]
+            return cls(name, packed.sources, digest, packed, options, tokenizer, history=packed)
         history = RunHistory.of(Run.load(name, options))
         order = history.last
         curve = LossCurve.read(Location.of(losses, options), order, first_number) if losses else None
@@ -112,16 +110,12 @@ class Explored:
     @property
     def steps(self) -> range:
         """Steps of the history, to the end of the run; of a run without end to that of an epoch."""
-        if self.packed:
-            blocks, size = sum(each.num_files * each.num_blocks for each in self.packed.sets), self.packed.num_rows
-            end = self.packed.num_steps()
-            return range(max(blocks // size(range(1)), 1) if end is None else end)
         if self.order is None or self.history is None:
             return range(0)
-        count, schedule = self.order.num_steps(), self.order.reading.schedule
-        return range(self.history.first_step, schedule.step_of(len(self.order.order)) if count is None else count)
+        count = self.order.num_steps()
+        return range(self.history.first_step, self.order.pass_steps if count is None else count)
 
-    def order_at(self, step: int) -> RunOrder:
+    def order_at(self, step: int) -> Reading:
         """Return the order of the run of the history that has a step; IndexError if none has it."""
         assert self.history is not None
         order, _ = next(self.history.orders(range(step, step + 1)))
@@ -129,7 +123,7 @@ class Explored:
 
     def reads_of(
         self, name: str, source: int, documents: Sequence[int], stop_step: int
-    ) -> Iterator[tuple[RunOrder, SampleReads, SampleContents]]:
+    ) -> Iterator[tuple[Reading, SampleReads, SampleContents]]:
         """Yield the reads of documents by each run of the history, as `binidx where` finds them.
 
         Args:
@@ -140,10 +134,11 @@ class Explored:
         """
         assert self.history is not None
         for number, (order, part) in enumerate(self.history.orders(range(self.history.first_step, stop_step))):
-            if name in (names := order.prefixes):
+            if name in (names := [each.name for each in order.sources]):
                 own = source if names[source : source + 1] == [name] else names.index(name)
-                earlier = number == 0 and order.reading.dataloader_type == "single"
-                yield order, *order.where(own, documents, part.stop, earlier=earlier)
+                earlier = number == 0 and order.knows_earlier
+                reads = order.reads_of(order.samples_with(own, documents), part.stop, earlier=earlier)
+                yield order, reads, order.contents(reads.sample)
 
     def prefix(self, source: int) -> Location:
         """Return the location of a source."""
@@ -151,20 +146,30 @@ class Explored:
 
     @functools.lru_cache(maxsize=1000)  # noqa: B019 - a command explores one run to its end; so below
     def text(self, source: int) -> TokenText:
-        """Return the text of the tokens of a source."""
+        """Return the text of the tokens of a source; of an unknown one, -1, by the tokenizer that the user named."""
+        if source < 0 and self.tokenizer:
+            return TokenText.open(Location(self.name, self.options), self.tokenizer)
+        if source < 0:
+            return TokenText(
+                reason="the dataset of the file, which names its tokenizer, is not known; give --tokenizer"
+            )
         return TokenText.open(self.prefix(source), self.tokenizer)
 
     @functools.lru_cache(maxsize=32)  # noqa: B019
     def timeline(self, steps: range, num_bins: int) -> Timeline:
         """Return the course of the history over some steps."""
-        assert self.history is not None
+        if isinstance(self.history, PackedRunOrder):
+            return build_packed_timeline(self.history, steps)
+        assert isinstance(self.history, RunHistory)
         return build_timeline(self.history, steps, num_bins)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
-    def accounts(self, repeats: bool = False) -> Accounts:
-        """Return the use of each source in all steps, as `binidx account` prints it."""
-        assert self.history is not None
-        return account(self.history, self.steps.stop, repeats=repeats)
+    def accounts(self, repeats: bool = False) -> list[dict[str, Any]]:
+        """Return the use of each source, or set of packed files, in all steps, as `binidx account` prints it."""
+        if isinstance(self.history, PackedRunOrder):
+            return self.history.account(self.steps.stop)
+        assert isinstance(self.history, RunHistory)
+        return [asdict(row) for row in account(self.history, self.steps.stop, repeats=repeats)]
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""
@@ -182,3 +187,21 @@ def _open_in_ranges(prefix: Location) -> IndexedDataset:
         return IndexedDataset(prefix.uri, storage_options=options)
     count = len(parse_index_in_ranges(open_cached_in_blocks(idx), idx.uri))
     return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
+
+
+PACKED_BINS = 24
+"""Bins of the timeline of packed files; draws are followed to the bounds of each."""
+
+
+def build_packed_timeline(order: PackedRunOrder, steps: range) -> Timeline:
+    """Return the course of a run over some steps; a sample is a block."""
+    count = min(PACKED_BINS, len(steps))
+    bounds = steps.start + np.arange(count + 1) * len(steps) // count
+    read = np.array([order.count_blocks(step) for step in bounds.tolist()])
+    total = np.array([each.num_files * each.num_blocks for each in order.sets])
+    weights = np.array(order.weights or [1 / len(order.sets)] * len(order.sets))
+    planned = None if order.schedules else np.repeat([weights], count, axis=0)
+    sizes = np.full(count, order.num_rows(range(1)))
+    lengths = np.full(count, order.files[0].block_size - 1 if order.files else 0)
+    shared = planned, read / total, sizes, lengths, np.zeros(count, np.int64)
+    return Timeline(order.names, bounds, np.diff(read, axis=0), *shared, [], [])

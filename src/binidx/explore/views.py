@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.comparison import compare_documents
-from binidx.run.provenance.contents import read_text, trace_contents
+from binidx.run.provenance.reading import Reading
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
@@ -64,30 +63,25 @@ class NotFoundError(ConfigError):
 
 def show_run(explored: Explored, query: Query) -> Values:
     """Return the values of the page of a run: its course over some steps, and the account of its sources."""
-    order, whole = _run_of(explored), explored.steps
+    order, whole = explored.order or _run_of(explored), explored.steps
     steps = parse_range(query.get("steps"), whole)
     check_steps(steps, order.num_steps(), first_step=whole.start)
     timeline = explored.timeline(steps, BINS)
-    accounts = explored.accounts()
-    colours = _colours(timeline.counts.sum(axis=0).tolist())
+    counts = timeline.counts.sum(axis=0)
+    colours = _colours(counts.tolist())
     planned = None if timeline.planned is None else timeline.planned.mean(axis=0).tolist()
-    rows = [
-        {
-            **asdict(row),
-            "number": number,
-            "colour": colours[timeline.names.index(row.source)],
-            "planned": planned and planned[timeline.names.index(row.source)],
-            "share": timeline.counts.sum(axis=0)[timeline.names.index(row.source)] / max(int(timeline.counts.sum()), 1),
-        }
-        for number, row in enumerate(accounts)
-    ]
+    rows = []
+    for number, row in enumerate(explored.accounts()):
+        source = timeline.names.index(row["source"])
+        shares = {"planned": planned and planned[source], "share": counts[source] / max(int(counts.sum()), 1)}
+        rows.append({**row, "number": number, "colour": colours[source], **shares})
     return {
         "order": order,
         "steps": steps,
         "whole": whole,
         **show_charts(timeline, colours, explored.losses),
         "rows": rows,
-        "command": ["account"],
+        "command": ["account", *([] if order.num_steps() else ["--before-step", str(whole.stop)])],
     }
 
 
@@ -109,23 +103,24 @@ def show_charts(timeline: Timeline, colours: Sequence[int], losses: LossCurve | 
 
 def show_step(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the page of a step: its samples and their documents."""
-    order = _run_of(explored, step)
+    order = _order_at(explored, step)
     reads, rank = read_step(order, step, query)
     first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
-    known = explored.losses.of_samples(order, step, reads) if explored.losses else None
+    known = None
+    if explored.losses and isinstance(order, RunOrder):
+        known = explored.losses.of_samples(order, step, reads)
     sample_losses = known or [(math.nan, math.nan)] * len(reads.step)
     if ranked and known:  # samples without a loss come last
         places = sorted(range(len(known)), key=lambda place: (math.isnan(known[place][1]), -known[place][1]))
         reads = reads.at(places)
         sample_losses = [known[place] for place in places]
     page = reads.at(slice(first, first + SAMPLES_SHOWN))
-    contents = trace_contents(order.order, page.sample)
+    contents = order.contents(page.sample)
     # Origins are shown with the text of a sample: those of all would take a part of each row group of the lineage.
-    parts = zip(
-        build_rows(order, page, contents, lineage=False), contents.source.tolist(), sample_losses[first:], strict=False
-    )
+    page_rows = build_rows(order, page, contents=contents, lineage=False)
+    parts = zip(page_rows, contents.source.tolist(), sample_losses[first:], strict=False)
     rows = [{**row, "number": source, "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
-    sources = np.bincount(order.order.locate(reads.sample)[0], minlength=len(explored.sources))
+    sources = np.bincount(order.sources_of(reads.sample) + 1)[1:]
     losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
     return {
         "step": step,
@@ -143,25 +138,26 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     }
 
 
-def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, int | None]:
+def read_step(order: Reading, step: int, query: Query) -> tuple[SampleReads, int | None]:
     """Return the reads of a step, of the rank that the query names or of all, and that rank."""
     rank = parse_number(query, "rank", None)
     if rank is not None and not 0 <= rank < order.num_ranks:
         raise NotFoundError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
-    return order.reading.readings(range(step, step + 1), rank), rank
+    check_steps(range(step, step + 1), order.num_steps(), first_step=order.first_step)
+    return order.readings(range(step, step + 1), rank), rank
 
 
 def show_seen(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the table of documents of a step that were read before; one pass over the indices."""
-    order, seen = _run_of(explored, step), dict[tuple[int, int], tuple[int, int]]()
+    order, seen = _order_at(explored, step), dict[tuple[int, int], tuple[int, int]]()
     reads, rank = read_step(order, step, query)
-    contents = trace_contents(order.order, reads.sample)
+    contents = order.contents(reads.sample)
     owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
     pieces = np.stack([owner, contents.spans.document])[:, contents.spans.length > 0]
     read_now = np.unique(pieces, axis=1)
     for source in np.unique(owner).tolist():
         documents = read_now[1, read_now[0] == source]
-        for _, past, found in explored.reads_of(order.prefixes[source], source, documents.tolist(), step):
+        for _, past, found in explored.reads_of(order.sources[source].name, source, documents.tolist(), step):
             read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
             # A sample may hold two pieces of a document, and pieces without a token.
             pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
@@ -190,14 +186,16 @@ def show_comparison(explored: Explored, query: Query) -> Values:
 
 def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
     """Return the values of the text of a sample: the pieces of its documents, in order."""
-    order = _run_of(explored, step)
+    order = _order_at(explored, step)
     reads, _ = read_step(order, step, {"rank": str(rank)})
     if slot >= len(reads.slot):
         raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
     page = reads.at([slot])
-    contents = trace_contents(order.order, page.sample)
-    (row,), source = build_rows(order, page, contents), int(contents.source[0])
-    tokens, text = read_text(order.order, page.sample)[0].tolist(), explored.text(source)
+    contents = order.contents(page.sample)
+    (row,), source = build_rows(order, page, contents=contents), int(contents.source[0])
+    tokens, text = order.read(page.sample)[0].tolist(), explored.text(source)
+    # Without an origin a block is one piece, and separators between documents are shown in any case.
+    row["docs"] = row.get("docs") or [{"doc": None, "start": 0, "len": len(tokens), "dst": 0}]
     for doc in row["docs"]:
         doc["pieces"] = list(text.pieces(tokens[doc["dst"] : doc["dst"] + doc["len"]]))
     command = ["trace", "--step", str(step), "--rank", str(rank)]
@@ -226,7 +224,7 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
         "number": source,
         "dataset": dataset,
         "documents": count,
-        "account": explored.accounts()[source] if explored.order else None,
+        "account": explored.accounts()[source] if isinstance(explored.order, RunOrder) else None,
         "rows": rows,
         "reason": text.reason,
         "pager_of": Pager(first, DOCUMENTS_SHOWN, count),
@@ -292,19 +290,11 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
 
 def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
-    _run_of(explored)
-    rows = []
-    for order, reads, contents in explored.reads_of(
-        explored.sources[source].name, source, [document], explored.steps.stop
-    ):
-        for row in build_rows(order, reads, contents, lineage=False):
+    name, rows = explored.sources[_known(explored, source)].name, []
+    for order, reads, contents in explored.reads_of(name, source, [document], explored.steps.stop):
+        for row in build_rows(order, reads, contents=contents, lineage=False):
             parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
             rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
-    return list_reads(explored, query, source, document, rows)
-
-
-def list_reads(explored: Explored, query: Query, source: int, document: int, rows: Sequence[Values]) -> Values:
-    """Return the values of a list of the reads of a document, of which one page is shown."""
     first = parse_number(query, "from", 0)
     return {
         "number": source,
@@ -416,12 +406,17 @@ def parse_range(text: str | None, whole: range) -> range:
     return steps
 
 
-def _run_of(explored: Explored, step: int | None = None) -> RunOrder:
-    """Return the order of a step of the run's history, by default of the run itself."""
-    if explored.order is None:
-        kind = "a run over packed files, which has no such page" if explored.packed else "a dataset, which has no steps"
+def _run_of(explored: Explored) -> RunOrder:
+    """Return the order of the run, which is none over packed files."""
+    if not isinstance(explored.order, RunOrder):
+        kind = "a run over packed files, which has no such page" if explored.order else "a dataset, which has no steps"
         raise NotFoundError(f"{explored.name}: found {kind}, needs the file of a run over .bin and .idx")
-    return explored.order if step is None else explored.order_at(step)
+    return explored.order
+
+
+def _order_at(explored: Explored, step: int) -> Reading:
+    """Return the order of a step of the run's history."""
+    return explored.order_at(step) if explored.order else _run_of(explored)
 
 
 def _dataset_of(explored: Explored, source: int) -> IndexedDataset:

@@ -109,20 +109,26 @@ class PackedDocuments:
                 self._datasets[name] = None
         return self._datasets[name]
 
-    def has_origin(self, file: int) -> bool:
-        """Return whether the origin of a file is known."""
-        found = FILE_NAME.fullmatch(self.files.uris[file])
-        return found is not None and self._find_origin(found[1]) is not None
+    def check_known(self) -> None:
+        """Raise ConfigError unless the origins of all files are known."""
+        for name in self.numbers:
+            self.origin(name)
 
-    def has(self, prefix: str) -> bool:
-        """Return whether some of the files are made of a dataset."""
-        return any(self.origin(name)[0].dataset == prefix for name in self.numbers)
+    @property
+    def datasets(self) -> dict[str, IndexedDataset]:
+        """The datasets of which files were made by their prefix, as far as they are known."""
+        names = dict.fromkeys(found[1] for uri in self.files.uris if (found := FILE_NAME.fullmatch(uri)))
+        return {
+            origin.dataset: dataset for name in names for origin, dataset in filter(None, [self._find_origin(name)])
+        }
 
-    def documents(self, file: int, block: int) -> tuple[str, list[dict[str, int]]]:
-        """Return the dataset of a block, and its pieces of documents: doc, start, len, dst, as in a trace."""
-        name, number = self._name(self.files.uris[file])
-        origin, dataset = self.origin(name)
-        start = number * origin.chunk_size + block * self.files.block_size
+    def documents(self, file: int, block: int) -> tuple[str | None, list[tuple[int, int, int, int]]]:
+        """Return the dataset of a block, and its pieces of documents as `DocumentSpans` has them; None if unknown."""
+        named = FILE_NAME.fullmatch(self.files.uris[file])
+        if named is None or (found := self._find_origin(named[1])) is None:
+            return None, []
+        origin, dataset = found
+        start = int(named[2]) * origin.chunk_size + block * self.files.block_size
         stop, index, separators = start + self.files.block_size, dataset.index, origin.add_separator
         count, pieces = len(index.document_indices) - 1, []
         document = bisect.bisect_right(range(count), start, key=lambda each: stream_end(index, each, separators))
@@ -133,7 +139,7 @@ class PackedDocuments:
             end = stream_end(index, document, separators) - separators
             first, last = max(begin, start), min(end, stop)
             if first < last:
-                pieces.append({"doc": document, "start": first - begin, "len": last - first, "dst": first - start})
+                pieces.append((document, first - begin, last - first, first - start))
             document += 1
         return origin.dataset, pieces
 
@@ -163,10 +169,3 @@ class PackedDocuments:
                     blocks = range(first // size, -(-last // size)) if first < last else range(0)
                     rows += [(numbers[number], block) for block in blocks if number in numbers]
         return np.array(rows, np.int64).reshape(-1, 2)
-
-
-def origins_of(files: PackedFiles) -> list[str]:
-    """Return the prefixes of the datasets of which files were made, as far as they are known."""
-    found = (FILE_NAME.fullmatch(uri) for uri in files.uris)
-    documents, names = PackedDocuments(files), dict.fromkeys(match[1] for match in found if match)
-    return [origin[0].dataset for name in names if (origin := documents._find_origin(name))]

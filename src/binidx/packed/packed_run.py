@@ -1,14 +1,4 @@
-"""A run over packed files: its description in JSON, its order over all ranks, and its sync points.
-
-The description:
-
-    {"fork": "umd", "block_size": 2049, "n_chunks": 4, "seed": 1337,
-     "sets": [{"name": "web", "files": ["s3://corpus/web_0000000000.bin", ...], "weight": 0.7}, ...],
-     "num_ranks": 256, "num_workers": 1, "micro_batch_size": 8, "accumulation": 1}
-
-`fork` names the loader whose rules apply; FORKS lists them. `files` is a list, or the URI of a text file with one name
-per line. lit-gpt reads the files in the order of a directory listing, so that order is part of the description; the
-others sort and shuffle them.
+"""A run over packed files: its order over all ranks.
 
 Tables of its order have blocks instead of documents:
 
@@ -18,25 +8,14 @@ Tables of its order have blocks instead of documents:
     epoch int16                             complete passes over its files before
     file int32, block int32                 the block
     input_ids list<uint16 or uint32>        on request: its tokens
-
-Sync points, where packed runs of different sizes have read the same data:
-
-    files        F0 F1 F2 F3 F4 F5 F6 F7 | F8 ...        n_chunks = 1, L = 4
-    2 shards     F0+F1  F2+F3  F4+F5  F6+F7              a shard's groups are in the order of the list, so after
-    4 shards     F0+F1+F2+F3   F4+F5+F6+F7               k * n_chunks * L files both have read the same: the first ones
-
-L is the least common multiple of the shard counts (ranks * workers each). Between two sync points the sets differ. At
-the tail they differ for good: the remainders of the divisions by shards and by n_chunks depend on the number of shards.
-
-Source: the Gemstones' README gives the rule for their counts; exact here.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,21 +26,33 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import PerProcess
-from binidx.json_models import Count, JsonFile, Positive
+from binidx.order.order_protocols import Numbers, Source
+from binidx.order.source_order import StoredSource
+from binidx.packed.packed_description import FORKS, PACKED_FILE, PackedDescription
 from binidx.packed.packed_files import PackedFiles, read_blocks
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
+from binidx.packed.packed_order import PackedRun, PackedSet, WeightSchedule, order_files
+from binidx.packed.packed_origins import PackedDocuments
 from binidx.run.global_order import SampleReads
+from binidx.run.provenance.contents import DocumentSpans, SampleContents, SampleOrigins
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
 if TYPE_CHECKING:
     from binidx.run.provenance.export import pa
 
-
-Numbers = NDArray[np.int64]
-
 STRETCH = 1 << 20
 """Number of blocks of a rank that are looked at together: 100 MB."""
+
+
+@dataclass(frozen=True)
+class BlockContents(SampleContents):
+    """Contents of samples that are blocks of packed files.
+
+    Attributes:
+        blocks: (set, file, block, pass) of each, shape (n, 4).
+    """
+
+    blocks: Numbers
 
 
 @dataclass(frozen=True)
@@ -105,6 +96,8 @@ class PackedRunOrder:
     max_epochs: Sequence[int | None] | None = None
     _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
     first_step: ClassVar[int] = 0
+    consumed_samples: ClassVar[int] = 0
+    knows_earlier: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
@@ -150,6 +143,11 @@ class PackedRunOrder:
         ends = [length for length in lengths if length is not None]
         return min(ends) // self.blocks_per_step if ends else None
 
+    @property
+    def pass_steps(self) -> int:
+        """Number of steps in which all ranks read as many blocks as there are, at least 1."""
+        return max(int(self._bounds[-1]) // self.num_rows(range(1)), 1)
+
     def num_rows(self, steps: range) -> int:
         """Return the number of blocks of some steps, over all ranks.
 
@@ -173,15 +171,15 @@ class PackedRunOrder:
         epochs = max(steps.stop * self.blocks_per_step // order.pass_blocks for order in self.run_of(0).orders[0])
         return {"rank": self.num_ranks - 1, "slot": self.blocks_per_step - 1, "epoch": epochs}
 
-    def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
-        """Return the position and the block of each row of some steps, sorted by step, rank and slot.
+    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
+        """Return the reads of some steps, sorted by step, rank and slot.
 
         Args:
             steps: steps, counted from 0.
             rank: this rank alone; None for all.
 
         Returns:
-            Step, rank, slot, position and sample of each row; and (set, file, block, pass), shape (n, 4).
+            Step, rank, slot, position and sample of each read; `blocks` has the block of a sample.
 
         Raises:
             IndexError: a step after the end.
@@ -192,10 +190,33 @@ class PackedRunOrder:
         blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
         grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
         step, rank_of, slot = (grid.reshape(-1) for grid in grids)
-        num_blocks = np.array([packed_set.num_blocks for packed_set in self.sets])
-        sample = blocks[:, 1] * num_blocks[blocks[:, 0]] + blocks[:, 2]
         position = (step * self.num_ranks + rank_of) * size + slot
-        return SampleReads(step, rank_of, slot, position, sample), blocks
+        return SampleReads(step, rank_of, slot, position, self._samples_of(blocks))
+
+    @cached_property
+    def _bounds(self) -> Numbers:
+        """Number of blocks of the sets before each set, and of all."""
+        return np.cumsum([0, *(packed_set.num_files * packed_set.num_blocks for packed_set in self.sets)])
+
+    @cached_property
+    def _num_blocks(self) -> Numbers:
+        return np.array([packed_set.num_blocks for packed_set in self.sets])
+
+    def _samples_of(self, blocks: Numbers) -> Numbers:
+        number, file, block, passes = blocks.T
+        samples: Numbers = passes * self._bounds[-1] + self._bounds[number] + file * self._num_blocks[number] + block
+        return samples
+
+    def blocks(self, samples: Numbers) -> Numbers:
+        """Return (set, file, block, pass) of samples, which number all blocks of pass after pass; shape (n, 4)."""
+        passes, place = np.divmod(samples, self._bounds[-1])
+        number = self._bounds.searchsorted(place, side="right") - 1
+        file, block = np.divmod(place - self._bounds[number], self._num_blocks[number])
+        return np.stack([number, file, block, passes], axis=1)
+
+    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
+        """Return that the samples of each step are trained."""
+        return np.ones(len(steps), np.bool_)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False) -> pa.Table:
         """Return the rows of some steps as an Arrow table; the columns are described at the top of this module.
@@ -209,40 +230,121 @@ class PackedRunOrder:
         Returns:
             One row for each block, sorted by step, rank and slot.
         """
-        from binidx.run.provenance.export import packed_table
+        from binidx.run.provenance.export import to_table
 
-        readings, blocks = self.rows(steps, rank)
-        table = packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
-        return table if docs else table.drop(["file", "block"])
+        reads = self.readings(steps, rank)
+        number, file, block, epoch = self.blocks(reads.sample).T
+        own, stored = file * self._num_blocks[number] + block, {"file": file, "block": block}
+        origins, texts = SampleOrigins(number, own, epoch), list(self.read(reads.sample)) if tokens else None
+        return to_table(reads._replace(sample=own), origins, self.names, texts, blocks=stored if docs else None)
 
-    def where(self, blocks: Mapping[int, Numbers], stop_step: int) -> tuple[SampleReads, Numbers]:
-        """Return all reads, in the steps before `stop_step`, of some blocks.
+    def orders(self, steps: range) -> Iterator[tuple[PackedRunOrder, range]]:
+        """Yield this order and these steps, as a `RunHistory` does for each of its runs."""
+        yield self, steps
+
+    @cached_property
+    def documents(self) -> list[PackedDocuments]:
+        """Documents of the files of each set."""
+        return [PackedDocuments(files) for files in self.files or ()]
+
+    @cached_property
+    def _origins(self) -> dict[tuple[int, str], StoredSource]:
+        """Number of a set, and prefix -> a dataset of which some of its files were made."""
+        return {
+            (number, prefix): StoredSource(prefix, dataset, range(len(dataset)))
+            for number, documents in enumerate(self.documents) for prefix, dataset in documents.datasets.items()
+        }  # fmt: skip
+
+    @property
+    def sources(self) -> Sequence[StoredSource]:
+        """Datasets of which the files of each set were made, as far as they are known."""
+        return [*self._origins.values()]
+
+    def select_sources(self, name: str | None = None) -> dict[str, Source]:
+        """Return the datasets by their prefix: that of a prefix, those of a set's name, or all.
+
+        Args:
+            name: prefix, or name of a set.
+
+        Raises:
+            ConfigError: files whose dataset is not known, or another name.
+        """
+        numbers = [number for number, each in enumerate(self.names) if each == name] or range(len(self.names))
+        for number in numbers:
+            self.documents[number].check_known()
+        sources: dict[str, Source] = {
+            prefix: own for (number, prefix), own in self._origins.items() if number in numbers
+        }
+        if name is None or name in self.names:
+            return sources
+        if name not in sources:
+            raise ConfigError(f"--source: found {name}, needs one of {', '.join([*self.names, *sources])}")
+        return {name: sources[name]}
+
+    def samples_named(self, name: str) -> Numbers:
+        """Return the samples of the first pass that are the block FILE:BLOCK; none if `name` is no such name."""
+        (uri, _, block), blocks = name.rpartition(":"), []
+        for number, files in enumerate(self.files or ()):
+            if uri in files.uris and block.isdecimal():
+                if int(block) >= files.num_blocks:
+                    raise ConfigError(f"{uri}: block {block}, it has {files.num_blocks:,}, counted from 0")
+                blocks.append((number, files.uris.index(uri), int(block), 0))
+        return self._samples_of(np.array(blocks, np.int64).reshape(-1, 4))
+
+    def samples_with(self, source: int, documents: Sequence[int] | Numbers) -> Numbers:
+        """Return the samples of the first pass with a token of one of these documents of a source, ascending.
+
+        Args:
+            source: number of the source in `sources`.
+            documents: numbers of documents in that source.
+        """
+        number, prefix = [*self._origins][source]
+        blocks = self.documents[number].blocks_of(np.asarray(documents).tolist(), prefix)
+        return np.unique(self._samples_of(np.insert(np.insert(blocks, 2, 0, axis=1), 0, number, axis=1)))
+
+    def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool = True) -> SampleReads:
+        """Return all reads, in the steps before `stop_step`, of some blocks in any pass.
 
         The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
 
         Args:
-            blocks: number of a set -> its blocks, (file, block) of each, shape (n, 2).
+            samples: samples of the first pass.
             stop_step: first step that is not searched.
+            earlier: as in `RunOrder.where`; there is no sample before step 0.
 
         Returns:
-            As `rows`, in the order of the steps.
+            The reads in the order of the steps.
         """
         shards, workers = self.num_ranks * max(1, self.num_workers), max(1, self.num_workers)
-        files = [wanted[:, 0] for wanted in blocks.values()] or [np.empty(0, np.int64)]
-        codes = {
-            number: wanted[:, 0] * self.sets[number].num_blocks + wanted[:, 1] for number, wanted in blocks.items()
-        }
-        parts = [self.rows(range(0))]
-        for rank in np.unique(np.concatenate(files) % shards // workers).tolist():
+        parts = [self.readings(range(0))]
+        for rank in np.unique(self.blocks(samples)[:, 1] % shards // workers).tolist():
             for first in range(0, stop_step, step := max(1, STRETCH // self.blocks_per_step)):
-                readings, rows = self.rows(range(first, min(first + step, stop_step)), rank)
-                here = np.zeros(len(rows), np.bool_)
-                for number, code in codes.items():
-                    here |= (rows[:, 0] == number) & np.isin(readings.sample, code)
-                parts.append((readings.at(here), rows[here]))
-        readings = SampleReads.joined(part[0] for part in parts)
-        order = np.argsort(readings.position, kind="stable")
-        return readings.at(order), np.concatenate([part[1] for part in parts])[order]
+                reads = self.readings(range(first, min(first + step, stop_step)), rank)
+                parts.append(reads.at(np.isin(reads.sample % self._bounds[-1], samples)))
+        reads = SampleReads.joined(parts)
+        return reads.at(np.argsort(reads.position, kind="stable"))
+
+    def contents(self, samples: Numbers) -> BlockContents:
+        """Return the blocks of samples, and their documents where `binidx pack` wrote their origin."""
+        blocks, numbers = self.blocks(samples), {key: number for number, key in enumerate(self._origins)}
+        documents = functools.cache(lambda number, file, block: self.documents[number].documents(file, block))
+        found = [(number, *documents(number, *block)) for number, *block in blocks[:, :3].tolist()]
+        source = np.array([-1 if prefix is None else numbers[number, prefix] for number, prefix, _ in found], np.int64)
+        bounds = np.cumsum([0, *(len(pieces) for *_, pieces in found)])
+        columns = np.array([piece for *_, pieces in found for piece in pieces], np.int64).reshape(-1, 4).T
+        own = blocks[:, 1] * self._num_blocks[blocks[:, 0]] + blocks[:, 2]
+        return BlockContents(source, own, blocks[:, 3], DocumentSpans(bounds, *columns), blocks)
+
+    def sources_of(self, samples: Numbers) -> Numbers:
+        """Return the source of each sample; -1 if it is not known."""
+        return self.contents(samples).source
+
+    def label(self, contents: BlockContents, place: int) -> dict[str, Any]:
+        """Return the columns of a row that name a block, its set, and its dataset if that is known."""
+        (number, file, block, epoch), source = contents.blocks[place].tolist(), int(contents.source[place])
+        row = {"sample": int(contents.sample[place]), "source": self.names[number], "epoch": epoch}
+        row |= {"file": self.documents[number].files.uris[file], "block": block}
+        return row if source < 0 else row | {"dataset": self.sources[source].name}
 
     def count_blocks(self, stop_step: int) -> Numbers:
         """Return how many blocks of each set all ranks read in the steps before `stop_step`.
@@ -258,21 +360,38 @@ class PackedRunOrder:
         counts = [self.run_of(rank).count_sets(stop_step * self.blocks_per_step) for rank in range(self.num_ranks)]
         return sum(counts, np.zeros(len(self.sets), np.int64))
 
-    def read(self, blocks: Numbers) -> NDArray[Any]:
-        """Return the tokens of some blocks.
+    def account(self, stop_step: int) -> list[dict[str, Any]]:
+        """Return for each set its size and its use in the steps before `stop_step`, as JSON values.
 
         Args:
-            blocks: (set, file, block, pass) of each, shape (n, 4), as `rows` returns them.
+            stop_step: first step that is not counted.
+        """
+        rows, counts = list[dict[str, Any]](), self.count_blocks(stop_step).tolist()
+        for name, of, files, read in zip(self.names, self.sets, self.files or (), counts, strict=True):
+            total = of.num_files * of.num_blocks
+            sizes = {"source": name, "files": of.num_files, "blocks": total, "tokens": total * files.block_size}
+            rows.append(sizes | {"blocks_read": read, "tokens_read": read * files.block_size, "epochs": read / total})
+        return rows
 
-        Returns:
-            Shape (n, block_size), dtype as stored.
+    def read(self, samples: Numbers) -> NDArray[Any]:
+        """Return the tokens of samples, shape (n, block_size), dtype as stored.
 
         Raises:
             ConfigError: the run was described without its files.
         """
         if self.files is None:
             raise ConfigError("packed run: has no files to read tokens from; give files")
-        return read_blocks(self.files, blocks)
+        return read_blocks(self.files, self.blocks(samples))
+
+    @property
+    def sequence_length(self) -> int:
+        """Number of input tokens of a block, whose last one is a label alone; 0 without files."""
+        return self.files[0].block_size - 1 if self.files else 0
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        """Options of the stores of the files and of their datasets."""
+        return self.files[0].storage_options if self.files else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -283,66 +402,6 @@ class PackedRunOrder:
             depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
         depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Rules of a loader: for the end of the files, for the seed of each rank's draws, and for shuffling files."""
-
-    at_end: AtEnd
-    mixed_by_rank: bool
-    shuffles_files: bool
-
-
-FORKS = {
-    "lit-gpt": Fork(AtEnd.stop, mixed_by_rank=True, shuffles_files=False),
-    "lit-gpt-wrap": Fork(AtEnd.wrap, mixed_by_rank=True, shuffles_files=False),
-    "tinyllama": Fork(AtEnd.wrap, mixed_by_rank=False, shuffles_files=True),
-    "umd": Fork(AtEnd.repeat, mixed_by_rank=True, shuffles_files=True),
-}
-"""Rules of each loader. "tinyllama" is TinyLlama after its #67; "umd" made the Gemstones, goldfish and fictional-QA."""
-
-
-@dataclass(frozen=True)
-class DescribedSet:
-    """One set of packed files; `files` is the list of their names, or the URI of a text file with their names."""
-
-    name: str
-    files: str | list[str]
-    weight: float = 1.0
-    scheduler: list[str | float | int] | None = None
-    max_epoch: Positive | None = None
-
-
-@dataclass(frozen=True)
-class PackedDescription:
-    """Fields of the description; `PackedSet` and `PackedRunOrder` document them."""
-
-    fork: str
-    block_size: Positive
-    n_chunks: Positive
-    seed: Count
-    sets: list[DescribedSet]
-    num_ranks: Positive = 1
-    num_workers: Count = 0
-    micro_batch_size: Positive = 1
-    accumulation: Positive = 1
-    shuffle: bool = True
-    shuffle_filenames: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.fork not in FORKS:
-            raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
-        if not self.sets:
-            raise ConfigError("sets: found none, needs at least one")
-        if self.fork != "umd" and any(each.scheduler or each.max_epoch for each in self.sets):
-            raise ConfigError(f"scheduler, max_epoch: found in a run of {self.fork}, only umd has them")
-        weights = [packed_set.weight for packed_set in self.sets]
-        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
-            raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
-
-
-PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
 
 
 @trims_traceback
@@ -404,48 +463,3 @@ def _read_names(file: Location) -> list[str]:
         raise FormatError(f"{file}: not UTF-8 ({error}); needs a text file with a name on each line") from error
     check_named(names, file)
     return names
-
-
-@dataclass(frozen=True)
-class Nesting:
-    """Sync points of one set of files: points where runs of different topologies have read the same blocks.
-
-    Args:
-        of: the set of files, with the seed of rank 0; seeds of other ranks do not change which blocks were read.
-        block_size: number of tokens of a block.
-        shards: number of shards (ranks * workers) of each topology.
-    """
-
-    of: PackedSet
-    block_size: int
-    shards: Sequence[int]
-
-    def __post_init__(self) -> None:
-        if not self.shards or min(self.shards) < 1:
-            raise ConfigError(f"nesting: found shard counts {list(self.shards)}, needs one at least, each 1 or more")
-
-    @property
-    def sync_files(self) -> int:
-        """Number of files from one sync point to the next."""
-        return math.lcm(*self.shards) * self.of.n_chunks
-
-    @property
-    def sync_tokens(self) -> int:
-        """Number of tokens from one sync point to the next, over all ranks."""
-        return self.sync_files * self.of.num_blocks * self.block_size
-
-    @property
-    def num_syncs(self) -> int:
-        """Number of sync points in the first pass over the files; after the last one the topologies differ."""
-        return min(self.files_read(count) for count in self.shards) // self.sync_files
-
-    def files_read(self, count: int) -> int:
-        """Return the number of files that a topology reads in one pass, from the first on; it drops the others.
-
-        Args:
-            count: number of the topology's shards, ranks * workers.
-
-        Returns:
-            Number of files.
-        """
-        return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count

@@ -31,7 +31,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from binidx.jobs.parts import ONE_THREAD, PerProcess, Values, Workers, make_part
 from binidx.jobs.runner import check_stop
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, DocumentSpans, SampleContents, SampleOrigins
+from binidx.run.provenance.reading import Reading
 from binidx.run.provenance.run_order import Docs
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
@@ -58,6 +59,7 @@ def to_table(
     sources: Sequence[str],
     tokens: Sequence[NDArray[Any]] | None = None,
     trained: NDArray[np.bool_] | None = None,
+    blocks: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> pa.Table:
     """Return reads of samples and their contents as an Arrow table, one row for each read.
 
@@ -68,8 +70,17 @@ def to_table(
         sources: the prefix of each source.
         tokens: tokens of each row, all of one integer dtype.
         trained: whether each row was trained, and not only read; None leaves the column out.
+        blocks: file and block of each sample that is a block of packed files.
     """
-    columns = _place_columns(readings, contents.source, sources, contents.epoch)
+    names = pa.array(list(sources), pa.string())
+    columns = {
+        "step": pa.array(readings.step, pa.int32()),
+        "rank": _small(readings.rank),
+        "slot": _small(readings.slot),
+        "sample": pa.array(readings.sample, pa.int64()),
+        "source": pa.DictionaryArray.from_arrays(pa.array(contents.source, pa.int16()), names),
+        "epoch": _small(contents.epoch),
+    }
     if trained is not None:
         columns["trained"] = pa.array(trained)
     if isinstance(contents, SampleContents):
@@ -77,27 +88,9 @@ def to_table(
     if isinstance(contents, DocumentContents):
         columns["docs"] = _lists(contents.bounds, pa.array(contents.document, pa.int32()))
         columns |= {name: pa.array(getattr(contents, name), pa.int32()) for name in ("start", "stop")}
-    return _table(columns | _input_ids(tokens))
-
-
-def packed_table(
-    readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
-) -> pa.Table:
-    """Return reads of packed files as an Arrow table; `blocks` has (set, file, block, pass) of each.
-
-    Args:
-        readings: the reads, n rows.
-        blocks: the block of each read, shape (n, 4).
-        names: the name of each set.
-        tokens: tokens of each row, all of one integer dtype.
-    """
-    columns = _place_columns(readings, blocks[:, 0], names, blocks[:, 3])
-    columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
-    return _table(columns | _input_ids(tokens))
-
-
-def _table(columns: Mapping[str, Any]) -> pa.Table:
-    """Return a table whose fields are not nullable, so that parquet stores no validity per value."""
+    columns |= {name: pa.array(column, pa.int32()) for name, column in (blocks or {}).items()}
+    columns |= _input_ids(tokens)
+    # Fields are not nullable, so that parquet stores no validity per value.
     fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
     return pa.table(list(columns.values()), schema=pa.schema(fields))
 
@@ -105,20 +98,6 @@ def _table(columns: Mapping[str, Any]) -> pa.Table:
 def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
     kind = pa.list_(pa.field("element", values.type, nullable=False))
     return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values, type=kind)
-
-
-def _place_columns(
-    readings: SampleReads, source: NDArray[np.int64], sources: Sequence[str], epoch: NDArray[np.int64]
-) -> dict[str, Any]:
-    names = pa.array(list(sources), pa.string())
-    return {
-        "step": pa.array(readings.step, pa.int32()),
-        "rank": _small(readings.rank),
-        "slot": _small(readings.slot),
-        "sample": pa.array(readings.sample, pa.int64()),
-        "source": pa.DictionaryArray.from_arrays(pa.array(source, pa.int16()), names),
-        "epoch": _small(epoch),
-    }
 
 
 def _small(values: NDArray[np.int64]) -> Any:
@@ -156,7 +135,7 @@ def _token_type(text: NDArray[Any]) -> Any:
     return pa.int64() if text.itemsize > 4 or text.min(initial=0) < 0 else pa.uint32()
 
 
-__all__ = ["pa", "packed_table", "parquet", "to_table"]
+__all__ = ["pa", "parquet", "to_table"]
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
 """Approximate size of a row group: in rows without tokens, in bytes with tokens; at least one step."""
@@ -178,24 +157,6 @@ LAYOUT: Mapping[str, Any] = {
 }
 """Numbers of documents and places in them hardly repeat, so a dictionary or a codec costs more than it saves; those of
 samples mostly rise evenly. Columns that are not named here are not compressed. Row groups are found by their steps."""
-
-
-class Reading(Protocol):
-    """Rank, step and slot of each read of a run, as tables; `RunOrder` and `PackedRunOrder` implement it."""
-
-    num_ranks: int
-    first_step: int
-    fingerprint: str
-
-    def num_steps(self) -> int | None: ...
-
-    def num_rows(self, steps: range) -> int: ...
-
-    def largest(self, steps: range) -> Mapping[str, int]: ...
-
-    def per_process(self) -> PerProcess[Any]: ...
-
-    def table(self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False) -> pa.Table: ...
 
 
 @dataclass(frozen=True)

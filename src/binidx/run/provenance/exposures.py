@@ -19,9 +19,8 @@ import numpy as np
 from binidx.dataset.megatron.blended import row_blocks
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import membership, sorted_unique
-from binidx.run.provenance.contents import trace_contents
-from binidx.run.provenance.history import RunHistory, find_sources
-from binidx.run.provenance.run_order import RunOrder, samples_with
+from binidx.run.provenance.history import find_sources
+from binidx.run.provenance.reading import Reading, Steps
 
 STRETCH = 1 << 17
 """Number of samples whose pieces are in memory together."""
@@ -57,7 +56,7 @@ class Exposures:
 
 
 def count_exposures(
-    history: RunHistory | RunOrder,
+    history: Steps,
     documents: Mapping[str, Sequence[int] | Numbers],
     stop_step: int,
     *,
@@ -101,13 +100,13 @@ class _Tally:
         self.documents, self.counts = documents, np.zeros((len(COUNTS), len(documents)), np.int64)
         self.first, self.last = np.full(len(documents), NEVER), np.full(len(documents), -1)
 
-    def add(self, order: RunOrder, source: int, stop_step: int, earlier: bool, labels: bool) -> None:
+    def add(self, order: Reading, source: int, stop_step: int, earlier: bool, labels: bool) -> None:
         """Add the reads of a run in the steps before `stop_step`."""
         wanted, count = self.documents, len(self.documents)
-        is_wanted, length = membership(wanted), order.config.sequence_length
-        reads = order.reads_of(samples_with(order.order, source, wanted), stop_step, earlier=earlier)
+        is_wanted, length = membership(wanted), order.sequence_length
+        reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)
         for rows in row_blocks(0, len(reads.sample), STRETCH):
-            spans = trace_contents(order.order, reads.sample[rows]).spans
+            spans = order.contents(reads.sample[rows]).spans
             row = np.repeat(np.arange(len(spans.bounds) - 1), np.diff(spans.bounds))
             tokens = spans.length if labels else np.minimum(spans.target + spans.length, length) - spans.target
             hit = is_wanted(spans.document) & (tokens > 0)
@@ -117,7 +116,7 @@ class _Tally:
             row, place = np.divmod(sorted_unique(row * count + place), max(count, 1))  # each sample and document once
             step = reads.step[rows][row]
             self.counts[1] += np.bincount(place, minlength=count)
-            self.counts[2] += np.bincount(place[(step >= 0) & order.reading.trained(step)], minlength=count)
+            self.counts[2] += np.bincount(place[(step >= 0) & order.trained(step)], minlength=count)
             np.minimum.at(self.first, place, step)
             np.maximum.at(self.last, place, step)
 

@@ -13,9 +13,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
-from binidx.order.order_protocols import Source
+from binidx.order.order_protocols import Numbers, Source
+from binidx.run.provenance.reading import Reading, Steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps
@@ -77,6 +80,11 @@ class RunHistory:
         return self.runs[0].first_step
 
     @property
+    def consumed_samples(self) -> int:
+        """Number of samples that were read before the first step, by runs that the history does not know."""
+        return self.runs[0].consumed_samples
+
+    @property
     def last(self) -> RunOrder:
         """The order of the last run."""
         return self.order_of(len(self.runs) - 1)
@@ -89,6 +97,16 @@ class RunHistory:
             ConfigError: one prefix, relative to different directories, names two datasets.
         """
         return name_sources(self.order_of(number) for number in range(len(self.runs)))
+
+    def select_sources(self, name: str | None = None) -> dict[str, Source]:
+        """Return the sources by their prefix: the one with a prefix, or all; ConfigError if there is none."""
+        if name is not None and name not in self.sources:
+            raise ConfigError(f"--source: found {name}, needs one of {', '.join(self.sources)}")
+        return self.sources if name is None else {name: self.sources[name]}
+
+    def samples_named(self, name: str) -> Numbers:
+        """Return no sample: those of documents have no names."""
+        return np.empty(0, np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -137,7 +155,7 @@ class RunHistory:
         return self._opened[number]
 
 
-def name_sources(orders: Iterable[RunOrder]) -> dict[str, Source]:
+def name_sources(orders: Iterable[Reading]) -> dict[str, Source]:
     """Return the datasets of some orders by their prefix, as the files of the runs have it.
 
     Raises:
@@ -152,8 +170,8 @@ def name_sources(orders: Iterable[RunOrder]) -> dict[str, Source]:
 
 
 def find_sources(
-    history: RunHistory | RunOrder, names: Collection[str], stop_step: int
-) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
+    history: Steps, names: Collection[str], stop_step: int
+) -> Iterator[tuple[str, Reading, int, int, bool]]:
     """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
 
     Args:

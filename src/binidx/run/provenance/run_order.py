@@ -214,6 +214,16 @@ class RunOrder:
         inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
         return isinstance(inner, BlendedOrder)
 
+    @property
+    def sequence_length(self) -> int:
+        """Number of input tokens of a sample."""
+        return self.config.sequence_length
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        """Options of the stores of the sources."""
+        return self.config.storage_options
+
     def _repr_html_(self) -> str:
         schedule, steps = self.reading.schedule, self.num_steps()
         names = ("steps", "samples", "samples a step", "tokens a sample", "ranks", "order", "sources")
@@ -240,6 +250,16 @@ class RunOrder:
             loaders start over.
         """
         return self.reading.num_steps()
+
+    @property
+    def pass_steps(self) -> int:
+        """First step after one pass over the samples."""
+        return self.reading.schedule.step_of(len(self.order))
+
+    @property
+    def knows_earlier(self) -> bool:
+        """True if samples before `consumed_samples` are known; those of cyclic runs depend on earlier ranks."""
+        return self.reading.dataloader_type == "single"
 
     def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
         """Yield this order and these steps, as a `RunHistory` does for each of its runs."""
@@ -281,8 +301,32 @@ class RunOrder:
         Raises:
             IndexError: a step is beyond the end of the run.
         """
-        readings = self.reading.readings(steps, rank)
-        return readings, trace_contents(self.order, readings.sample)
+        readings = self.readings(steps, rank)
+        return readings, self.contents(readings.sample)
+
+    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
+        """Return the reads of `trace` alone."""
+        return self.reading.readings(steps, rank)
+
+    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
+        """Return whether the samples of each step are trained; iterations to skip only read them."""
+        return self.reading.trained(steps)
+
+    def contents(self, samples: Numbers) -> SampleContents:
+        """Return the contents of samples of the train split."""
+        return trace_contents(self.order, samples)
+
+    def sources_of(self, samples: Numbers) -> Numbers:
+        """Return the source of each sample."""
+        return self.order.locate(samples)[0]
+
+    def label(self, contents: SampleContents, place: int) -> dict[str, Any]:
+        """Return the columns of a row that name the source of a sample, and its epoch."""
+        return {"source": self.sources[int(contents.source[place])].name, "epoch": int(contents.epoch[place])}
+
+    def samples_with(self, source: int, documents: Sequence[int] | Numbers) -> Numbers:
+        """Return the samples with a token of one of these documents of a source, ascending; as `where`."""
+        return samples_with(self.order, source, documents)
 
     def where(
         self, source: int, documents: Sequence[int] | Numbers, stop_step: int, *, earlier: bool = True
@@ -303,8 +347,8 @@ class RunOrder:
             IndexError: there is no such source or document.
             ConfigError: `earlier` for a resumed "cyclic" run, whose earlier samples depend on earlier ranks, too.
         """
-        readings = self.reads_of(samples_with(self.order, source, documents), stop_step, earlier=earlier)
-        return readings, trace_contents(self.order, readings.sample)
+        readings = self.reads_of(self.samples_with(source, documents), stop_step, earlier=earlier)
+        return readings, self.contents(readings.sample)
 
     def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool = True) -> SampleReads:
         """Return all reads of some samples, ascending, in the steps before `stop_step`.

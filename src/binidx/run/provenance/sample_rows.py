@@ -12,30 +12,33 @@ import numpy as np
 from binidx.corpus.origins import read_origins
 from binidx.errors import MissingDriverError
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import SampleContents, read_text
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.contents import SampleContents
+from binidx.run.provenance.reading import Reading
 from binidx.storage.location import Location
 
 
 def build_rows(
-    order: RunOrder,
+    order: Reading,
     readings: SampleReads,
-    contents: SampleContents,
     decode: Callable[[list[int]], str] | None = None,
     *,
+    contents: SampleContents | None = None,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
 
+    A sample whose documents are not known has no `docs`, and a text of its own.
+
     Args:
         order: order of the run.
         readings: step, rank and slot of each sample.
-        contents: documents of the same samples.
         decode: returns the text of ids.
+        contents: documents of the same samples, if they are known already.
         lineage: whether to add the origins of documents.
     """
-    tokens = read_text(order.order, readings.sample) if decode else None
-    spans, prefixes, trained = contents.spans, order.prefixes, order.reading.trained(readings.step)
+    contents = order.contents(readings.sample) if contents is None else contents
+    tokens = order.read(readings.sample) if decode else None
+    spans, trained = contents.spans, order.trained(readings.step)
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         source, docs = int(contents.source[place]), []
@@ -53,16 +56,21 @@ def build_rows(
         row["trained"] = bool(trained[place])
         if row["step"] < 0:  # of a sample before `consumed_samples`
             row |= dict.fromkeys(("step", "rank", "slot", "trained"))
-        yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
+        row |= order.label(contents, place)
+        if source >= 0:
+            row["docs"] = docs
+        elif decode and tokens is not None:
+            row["text"] = decode(tokens[place].tolist())
+        yield row
 
 
-def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
+def sample_origins(order: Reading, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
     """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
     origins: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
         source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
-        rows = known_origins(Location(source.prefix, order.config.storage_options), documents)
+        rows = known_origins(Location(source.prefix, order.storage_options), documents)
         origins |= {(number, document): origin for document, origin in rows.items()}
     return origins
 
