@@ -152,6 +152,8 @@ class DiskCache:
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
         filling = self.cached.filling
         if chunks and self.cached.writable:
+            if filling:
+                filling.wait_for_extents(self.cached, chunks)
             self.fill_chunks(filling.chunks_to_await(self.cached, chunks) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]

@@ -9,9 +9,10 @@ An extent pays if its bytes arrive sooner than its needed bytes would by ranges:
 divided by the rate of extents, both in bytes per second, both measured. Until they are, 1 % does.
 
 Missing bytes of an object that is being filled are read as exact ranges, or are waited for if their extent is in flight
-and expected sooner. Blocks with chosen extents that a later step needs are not evicted, so a cache smaller than its
-objects keeps what it has instead of exchanging it: with every future read known, that is Belady's rule, applied to the
-blocks that a fill brought.
+and expected sooner. A trainer that waits most of the time anyway waits for extents, those that it needs next first, if
+all is filled in a few seconds. Blocks with chosen extents that a later step needs are not evicted, so a cache smaller
+than its objects keeps what it has instead of exchanging it: with every future read known, that is Belady's rule,
+applied to the blocks that a fill brought.
 
 A process holds the node lock while it fills. The others wait for it, and one of them goes on if it is killed.
 
@@ -45,6 +46,7 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.stats import add_usage, bytes_text
+from binidx.storage.threads import available_cores
 
 logger = logging.getLogger("binidx")
 
@@ -54,8 +56,10 @@ EXTENT_BYTES = 8 << 20
 PAYING_SHARE = 0.01
 """Share of an extent that pays before rates are measured: ranges of 2.6 MB/s against extents of 273 (30 ms, S3)."""
 
-IN_FLIGHT = 16
-"""Extents in flight: an eighth of the requests that a process sends at once, so ranges always find a connection."""
+IN_FLIGHT = 8 if available_cores() <= 2 else 16
+"""Extents in flight, at most an eighth of the requests that a process sends at once, so ranges find a connection.
+On two cores 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written.
+"""
 
 PROBES = 16
 """Extents that are fetched before the choice is made again with measured rates."""
@@ -65,6 +69,8 @@ ROOM_PART = 8
 
 SOON_SECONDS = 15.0
 """While a filling ends within this time, little is read ahead by ranges: the CPU of one sample fetches 1 MB of extents.
+A trainer that waits most of the time anyway waits for extents then: the ranges beside a filling of 1 GB took a tenth of
+the CPU of two cores that also ran proxy and server.
 """
 
 ASSUMED_RATE = 100e6
@@ -73,7 +79,7 @@ ASSUMED_RATE = 100e6
 CHOOSE_SECONDS, LONGEST_PAUSE = 15.0, 480.0
 """Shortest and longest time between two choices while the room is full."""
 
-YIELD_SECONDS, YIELD_SHARE = 0.2, 0.5
+YIELD_SECONDS, WAITING_SHARE = 0.2, 0.5
 """Longest pause before an extent while the trainer waits for ranges; no pause if it has waited for more than this share
 of the time: then ranges do not suffice, and extents are what it waits for."""
 
@@ -162,7 +168,10 @@ class Throughput:
 
     @property
     def rate(self) -> float:
-        return self.num_bytes / self.busy_seconds if self.busy_seconds else 0.0
+        """Bytes per second of the reads that have ended; 0 before the first one."""
+        with self._lock:
+            busy = self.busy_seconds + (time.monotonic() - self._since if self._running else 0.0)
+        return self.num_bytes / busy if self.num_bytes else 0.0
 
     @property
     def seconds(self) -> float:
@@ -190,9 +199,14 @@ class CacheFilling:
         self.step, self.ranges, self.extents = 0, Throughput(), Throughput()
         self._readers, self._count_uses, self._is_expected = readers, count_uses, is_expected
         self._caches: dict[int, DiskCache | None] = {}
-        self._scope, self._calm, self._began, self._waited = Scope(), threading.Event(), time.monotonic(), 0.0
+        self._scope, self._calm = Scope(), threading.Event()
+        self._began, self._waited, self._waits_since = time.monotonic(), 0.0, math.inf
         self._calm.set()
         self._in_flight: dict[tuple[str, int], float] = {}
+        self._objects: dict[str, int] = {}
+        # Of a filling that ends soon: (object, extent) -> its place in `ExtentUses`; places to fetch first.
+        self._coming: dict[tuple[int, int], int] = {}
+        self._urgent, self._arrival = deque[int](), Flight[int, None]()
         self._bytes_left = sum(reader.size for reader in readers) if is_expected else 0
         self._last_steps: dict[str, int] = {}
         self.thread = threading.Thread(target=self._run, name="binidx-fill", daemon=True)
@@ -205,6 +219,7 @@ class CacheFilling:
         self.step += steps
         is_first = self.thread.ident is None and not self._scope.cancelled
         if is_first:
+            self._began, self._waited = time.monotonic(), 0.0
             self.thread.start()
         return is_first
 
@@ -212,6 +227,7 @@ class CacheFilling:
         """Stop filling: cancel the extents in flight. Extents that were filled stay."""
         self._scope.cancel()
         self._bytes_left = 0
+        self._note_arrival()
         for cache in [*self._caches.values()]:
             if cache is not None and cache.cached.filling is self:
                 cache.cached.filling = None
@@ -219,12 +235,13 @@ class CacheFilling:
     @contextlib.contextmanager
     def trainer_waiting(self) -> Iterator[None]:
         """Begin no extent in the block, in which the trainer waits for a batch, unless it waits most of the time."""
-        began = time.monotonic()
+        self._waits_since = began = time.monotonic()
         self._calm.clear()
         try:
             yield
         finally:
             self._calm.set()
+            self._waits_since = math.inf
             self._waited += time.monotonic() - began
 
     def chunks_to_await(self, cached: CachedObject, chunks: Sequence[int]) -> list[int]:
@@ -238,10 +255,38 @@ class CacheFilling:
 
         return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
 
+    def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
+        """Wait for the extents of missing chunks, if the trainer waits most of the time, and all is filled soon."""
+        content = cached.content
+        number = self._objects.get(content.key, -1)
+        extents = {(number, chunk * content.chunk_bytes // EXTENT_BYTES) for chunk in chunks}
+        is_urgent = False
+        while True:
+            arrival = self._arrival
+            places = [place for extent in extents if (place := self._coming.get(extent)) is not None]
+            if not places or not self._is_awaited or not self.ends_soon:
+                return
+            if not is_urgent:
+                self._urgent.extend(places)
+                is_urgent = True
+            arrival.wait(YIELD_SECONDS)
+
+    def _note_arrival(self) -> None:
+        arrival, self._arrival = self._arrival, Flight()
+        arrival.land({})
+
+    @property
+    def _is_awaited(self) -> bool:
+        """True if the trainer has waited for most of the time since the filling began."""
+        now = time.monotonic()
+        waited = self._waited + max(0.0, now - self._waits_since)
+        return waited > WAITING_SHARE * (now - self._began)
+
     @property
     def ends_soon(self) -> bool:
         """True if all is likely to be filled soon after the start, so that reading far ahead by ranges does not pay."""
-        is_short = 0 < self._bytes_left < SOON_SECONDS * (self.extents.rate or ASSUMED_RATE)
+        rate = self.extents.rate if self.extents.count >= PROBES else ASSUMED_RATE
+        is_short = 0 < self._bytes_left < SOON_SECONDS * rate
         return is_short and time.monotonic() < self._began + 2 * SOON_SECONDS
 
     def needs(self, path: str) -> bool:
@@ -256,7 +301,7 @@ class CacheFilling:
                 reader = lazy.split([])[1][0][0]
             cache = reader if isinstance(reader, DiskCache) and reader.fill != "never" else None
             if cache is not None and self._is_expected:
-                cache.cached.filling = self
+                self._objects[cache.content.key], cache.cached.filling = number, self
             self._caches[number] = cache
         return self._caches[number]
 
@@ -292,19 +337,24 @@ class CacheFilling:
         if fills_all:
             uses = replace(uses, last=np.full(len(uses.sizes), FOREVER))
         filled = np.zeros(len(uses.sizes), bool)
-        pause = CHOOSE_SECONDS
+        pause, share = CHOOSE_SECONDS, 0.0
+
+        def choose(room: float) -> NDArray[np.int64]:
+            nonlocal share
+            share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
+            return choose_extents(uses, share, room, self.step)
+
         quota.keepers.append(self)
         try:
             while True:
                 self._unmap_unneeded()
-                share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
                 room = quota.capacity() * (1 - 1 / ROOM_PART)
-                chosen = choose_extents(uses, share, room, self.step)
+                chosen = choose(room)
                 missing = chosen[~filled[chosen]]
                 self._bytes_left = int(uses.sizes[missing].sum())
-                if len(missing) and self._fetch(uses, missing, filled):
+                if len(missing) and self._fetch(uses, missing, filled, lambda room=room: choose(room)):  # type: ignore[misc]
                     pause = CHOOSE_SECONDS
-                elif len(chosen) == len(choose_extents(uses, share, math.inf, self.step)) and not len(missing):
+                elif len(chosen) == len(choose(math.inf)) and not len(missing):
                     break
                 else:  # wait until extents in the room are not needed any more, or others have left room
                     Flight[int, None]().wait(pause)
@@ -321,8 +371,14 @@ class CacheFilling:
             paths = {number: block_path(cache.cached.path, number) for number in cache.cached.maps.mapped()}
             cache.cached.unmap([n for n, path in paths.items() if self._last_steps.get(path, FOREVER) < self.step])
 
-    def _fetch(self, uses: ExtentUses, places: NDArray[np.int64], filled: NDArray[np.bool_]) -> bool:
-        """Fetch extents in several threads; if rates are not measured yet, only so many as that takes.
+    def _fetch(
+        self,
+        uses: ExtentUses,
+        places: NDArray[np.int64],
+        filled: NDArray[np.bool_],
+        choose: Callable[[], NDArray[np.int64]],
+    ) -> bool:
+        """Fetch extents in several threads, and those that `choose` leaves out once rates are measured no more.
 
         Returns:
             False if there was no room for some.
@@ -330,20 +386,36 @@ class CacheFilling:
         Raises:
             The first error; the other threads then end.
         """
-        pending, errors = deque(places.tolist()), list[BaseException | None]()
-        probes = 0 if self.extents.count else PROBES
+        pending, begun, errors = deque(places.tolist()), set[int](), list[BaseException | None]()
+        probes, lock = 0 if self.extents.count else PROBES, threading.Lock()
+        extents = zip(uses.objects[places].tolist(), uses.numbers[places].tolist(), strict=True)
+        self._coming = dict(zip(extents, pending, strict=True)) if self.ends_soon else {}
+
+        def next_place() -> int | None:
+            nonlocal pending, probes
+            with lock:
+                if 0 < probes <= self.extents.count:
+                    chosen, probes = begun | {*choose().tolist()}, 0
+                    pending = deque(filter(chosen.__contains__, pending))
+                    self._coming = {extent: place for extent, place in self._coming.items() if place in chosen}
+                for queue in (self._urgent, pending):
+                    while queue:
+                        if (place := queue.popleft()) not in begun and not filled[place]:
+                            begun.add(place)
+                            return place
+            return None
 
         def work() -> None:
             try:
                 with cancellable(self._scope):
-                    while pending and not errors and not 0 < probes <= self.extents.count:
-                        place = pending.popleft()
+                    while not errors and (place := next_place()) is not None:
                         if not self._fetch_extent(uses, place):
                             errors.append(None)
                         filled[place] = not errors
                         self._bytes_left -= int(uses.sizes[place])
-            except IndexError:  # another thread took the last one
-                pass
+                        with lock:
+                            self._coming.pop((int(uses.objects[place]), int(uses.numbers[place])), None)
+                        self._note_arrival()
             except BaseException as error:
                 errors.append(error)
 
@@ -352,6 +424,8 @@ class CacheFilling:
             thread.start()
         for thread in threads:
             thread.join()
+        self._coming = {}  # where there was no room, nothing comes for a while
+        self._note_arrival()
         if error := next(filter(None, errors), None):
             raise error
         return not errors
@@ -369,7 +443,7 @@ class CacheFilling:
         missing = cached.absent(chunks_of([(start, start + size)], content.chunk_bytes))
         if not missing:
             return True
-        if self._waited < YIELD_SHARE * (time.monotonic() - self._began):
+        if not self._is_awaited:
             self._calm.wait(YIELD_SECONDS)
         key, num_bytes = (content.key, start // EXTENT_BYTES), min(len(missing) * content.chunk_bytes, size)
         self._in_flight[key] = time.monotonic()
