@@ -19,8 +19,16 @@ from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched
 
 from binidx.errors import ObjectChangedError
 from binidx.storage.cache import filling
+from binidx.storage.cache.cached_object import CachedObject
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.filling import PAYING_SHARE, CacheFilling, ExtentUses, choose_extents, paying_share
+from binidx.storage.cache.filling import (
+    PAYING_SHARE,
+    CacheFilling,
+    ExtentUses,
+    Throughput,
+    choose_extents,
+    paying_share,
+)
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.testing import ended_well, forked
 
@@ -35,11 +43,13 @@ def _small_extents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filling, "CHOOSE_SECONDS", 0.01)
 
 
-def filling_of(reader: RangeReader, last: Sequence[int] = (9,) * COUNT, *, is_expected: bool = True) -> CacheFilling:
+def filling_of(
+    reader: RangeReader, last: Sequence[int] = (9,) * COUNT, make: type[CacheFilling] = CacheFilling
+) -> CacheFilling:
     """Filling of an object whose extents are read whole, first at steps 0, 1, 2, ..., last at steps `last`."""
     sizes, numbers = np.full(COUNT, EXTENT), np.arange(COUNT)
     uses = ExtentUses(np.zeros(COUNT, np.int64), numbers, sizes, sizes.astype(float), numbers, np.array(last))
-    return CacheFilling([reader], lambda: uses, is_expected=is_expected)
+    return make([reader], lambda: uses, is_expected=True)
 
 
 def fill(reader: RangeReader) -> None:
@@ -93,6 +103,15 @@ def test_an_extent_pays_above_the_ratio_of_the_rates(ranges: float, extents: flo
     assert paying_share(ranges, extents) == share
 
 
+def test_reads_have_a_rate_while_others_run() -> None:
+    reads = Throughput()
+    with reads.measured(1):
+        assert reads.rate == 0
+        with reads.measured(1000):
+            pass
+        assert reads.rate > 0
+
+
 def test_each_byte_is_fetched_once_and_a_second_filling_fetches_nothing(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     reader = small(LoggedObject(COUNT * EXTENT, log), tmp_path / "cache")
@@ -114,7 +133,12 @@ def test_what_misses_meanwhile_is_read_by_ranges_and_later_in_chunks_again(tmp_p
 
 
 def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path) -> None:
-    reads, go = list[Range](), threading.Event()
+    reads, go, waits = list[Range](), threading.Event(), threading.Event()
+
+    class Watched(CacheFilling):
+        def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
+            waits.set()
+            super().wait_for_extents(cached, chunks)
 
     class Held(MarkedObject):
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -123,12 +147,12 @@ def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path
             return super().read(ranges)
 
     reader = small(Held(DATA), tmp_path)
-    begun = filling_of(reader)
+    begun = filling_of(reader, make=Watched)
     with begun.trainer_waiting(), ThreadPoolExecutor(1) as threads:
         begun.advance()
         until(lambda: bool(reads))
         sample = threads.submit(reader.read, [(5000, 5010)])
-        until(lambda: bool(begun._urgent) or (5000, 5010) in reads)
+        waits.wait()
         go.set()
         assert bytes(sample.result()[0]) == DATA[5000:5010]
     begun.thread.join(600)

@@ -69,6 +69,8 @@ ROOM_PART = 8
 
 SOON_SECONDS = 15.0
 """While a filling ends within this time, little is read ahead by ranges: the CPU of one sample fetches 1 MB of extents.
+A trainer that waits most of the time anyway waits for extents then: the ranges beside a filling of 1 GB took a tenth of
+the CPU of two cores that also ran proxy and server.
 """
 
 ASSUMED_RATE = 100e6
@@ -80,10 +82,6 @@ CHOOSE_SECONDS, LONGEST_PAUSE = 15.0, 480.0
 YIELD_SECONDS, WAITING_SHARE = 0.2, 0.5
 """Longest pause before an extent while the trainer waits for ranges; no pause if it has waited for more than this share
 of the time: then ranges do not suffice, and extents are what it waits for."""
-
-AWAITED_SECONDS = 5.0
-"""While a filling ends within this time, such a trainer waits for extents, those that it needs first: on two cores that
-also ran proxy and server, the ranges beside a filling of 1 GB were a tenth of its CPU."""
 
 FOREVER = np.iinfo(np.int64).max
 """Step of the last read of an extent that is to stay."""
@@ -170,7 +168,10 @@ class Throughput:
 
     @property
     def rate(self) -> float:
-        return self.num_bytes / self.busy_seconds if self.busy_seconds else 0.0
+        """Bytes per second of the reads that have ended; 0 before the first one."""
+        with self._lock:
+            busy = self.busy_seconds + (time.monotonic() - self._since if self._running else 0.0)
+        return self.num_bytes / busy if self.num_bytes else 0.0
 
     @property
     def seconds(self) -> float:
@@ -263,7 +264,7 @@ class CacheFilling:
         while True:
             arrival = self._arrival
             places = [place for extent in extents if (place := self._coming.get(extent)) is not None]
-            if not places or not self._is_awaited or not 0 < self._seconds_left < AWAITED_SECONDS:
+            if not places or not self._is_awaited or not self.ends_soon:
                 return
             if not is_urgent:
                 self._urgent.extend(places)
@@ -282,13 +283,11 @@ class CacheFilling:
         return waited > WAITING_SHARE * (now - self._began)
 
     @property
-    def _seconds_left(self) -> float:
-        return self._bytes_left / (self.extents.rate or ASSUMED_RATE)
-
-    @property
     def ends_soon(self) -> bool:
         """True if all is likely to be filled soon after the start, so that reading far ahead by ranges does not pay."""
-        return 0 < self._seconds_left < SOON_SECONDS and time.monotonic() < self._began + 2 * SOON_SECONDS
+        rate = self.extents.rate if self.extents.count >= PROBES else ASSUMED_RATE
+        is_short = 0 < self._bytes_left < SOON_SECONDS * rate
+        return is_short and time.monotonic() < self._began + 2 * SOON_SECONDS
 
     def needs(self, path: str) -> bool:
         """Return whether a later step needs an extent that is kept in a block, by the path of its file."""

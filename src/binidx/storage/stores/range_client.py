@@ -17,9 +17,9 @@ import contextlib
 import functools
 import re
 import ssl
-import sys
 import time
-from collections import defaultdict, deque
+import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,8 +35,8 @@ CONNECT_SECONDS, KEPT_SECONDS, AVOIDED_SECONDS = 5.0, 12.0, 240.0
 """Longest time until a connection is made; time for which an idle one is kept, as servers close them, some after 20 s;
 and time for which an origin is left to aiohttp."""
 
-LEAST_MEMORY, MOST_MEMORY = 4096, 128 << 20
-"""Bytes of a piece of memory for a body, and of those of one size that are kept until idle connections are closed."""
+REUSED_BYTES, MOST_SPARE = 1 << 20, 16
+"""Bytes of a body whose memory is used again, and bodies of which memory is kept, until idle connections are closed."""
 
 MOST_ODD = 3
 """Responses in a row that are not plain, after which an origin is left to aiohttp."""
@@ -52,11 +52,6 @@ NEEDED = {
 LENGTH = re.compile("[0-9]{1,18}")
 NOT_PLAIN = {"transfer-encoding", "content-encoding", "set-cookie"}
 """Fields that a plain response does not have."""
-
-
-_kept = deque([np.empty(0)])
-UNUSED = sys.getrefcount(_kept[0])
-"""References to an array that only a deque has."""
 
 
 class ConnectionTimeoutError(ConnectionError):
@@ -137,7 +132,7 @@ class RangeConnections:
         self.buffer = bytearray(BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self._num_odd, self._avoided_until = 0, 0.0
-        self._memories = defaultdict[int, deque[NDArray[np.uint8]]](deque)
+        self._spare: list[NDArray[np.uint8]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def get(self, head: bytes, start: int, stop: int) -> PlainResponse | None:
@@ -189,20 +184,21 @@ class RangeConnections:
             ) from error
 
     def take_memory(self, num_bytes: int) -> memoryview:
-        """Return memory for a body: that of an earlier one of which no view is left, if there is one.
+        """Return memory for a body: a large one gets that of an earlier one of which no view is left.
 
-        New pages cost 0.3 s of CPU for each GiB that is received, as much as receiving it, and 11 us a body of 16 KiB,
-        whose memory glibc returns to the system each time.
+        Pages of new memory cost 0.3 s of CPU for each GiB that is received, as much as receiving it.
         """
-        size = max(LEAST_MEMORY, 1 << (num_bytes - 1).bit_length())
-        memories = self._memories[size]
-        if memories and sys.getrefcount(memories[0]) == UNUSED:
-            memories.rotate(-1)
-        else:
-            if len(memories) * size >= MOST_MEMORY:
-                memories.popleft()
-            memories.append(np.empty(size, np.uint8))
-        return memories[-1].data[:num_bytes]
+        if num_bytes < REUSED_BYTES:
+            return memoryview(bytearray(num_bytes))
+        spare = [place for place, memory in enumerate(self._spare) if len(memory) == num_bytes]
+        memory = self._spare.pop(spare[-1]) if spare else np.empty(num_bytes, np.uint8)
+        lent = memory.view()  # lives as long as a view of the body does
+        weakref.finalize(lent, self._take_back, memory).atexit = False
+        return lent.data
+
+    def _take_back(self, memory: NDArray[np.uint8]) -> None:
+        if len(self._spare) < MOST_SPARE and self._timer:  # which clears them
+            self._spare.append(memory)
 
     def keep(self, connection: _Connection) -> None:
         """Take back a connection whose response has ended."""
@@ -212,7 +208,7 @@ class RangeConnections:
 
     def _close_old(self) -> None:
         seconds = 0.0
-        self._memories.clear()
+        self._spare.clear()
         while self.idle and (seconds := self.idle[0].used_at + KEPT_SECONDS - time.monotonic()) <= 0:
             self.idle.popleft().transport.close()
         again = asyncio.get_running_loop().call_later
@@ -287,9 +283,7 @@ class _Connection(asyncio.BufferedProtocol):
         length = headers.get("content-length", "") if status < 400 or NOT_PLAIN.isdisjoint(headers) else ""
         num_bytes = int(length) if status < 400 or LENGTH.fullmatch(length) else most + 1
         if num_bytes > most or came >= num_bytes:  # not awaited if it is too long, or may never end
-            stop = begin + min(came, num_bytes, most)
-            body = self._pool.take_memory(stop - begin)
-            body[:] = view[begin:stop]
+            body = bytes(view[begin : begin + min(came, num_bytes, most)])
             return self._end(PlainResponse(status, reason, headers, body), is_whole=came == num_bytes <= most)
         target = self._pool.take_memory(num_bytes)
         target[:came] = view[begin:have]
