@@ -8,11 +8,13 @@ import pytest
 from conftest import Bucket
 
 import binidx.corpus.exchange as module
-from binidx.corpus.exchange import ExchangeWriter, Records, exchange_file, list_blocks, read_bucket
+from binidx.corpus import shuffle_buckets
+from binidx.corpus.exchange import ExchangeWriter, exchange_file, list_blocks, read_bucket
+from binidx.corpus.shuffle_buckets import BucketRecords
 from binidx.errors import FormatError
 from binidx.storage.location import Location
 
-ROW = np.dtype([("key", "<u4"), ("num_bytes", "<u4")])
+ROW = np.dtype([("key", "<u4"), ("num_bytes", "<u4", (1,))])
 NUM_BUCKETS = 5
 
 
@@ -20,32 +22,32 @@ def write_tasks(folder: Location, rng: np.random.Generator) -> tuple[dict, list[
     """Write a few objects; return their results, and (bucket, key, data) of every record in the order of writing."""
     results, records = {}, []
     for task in range(int(rng.integers(1, 4))):
-        with closing(ExchangeWriter(NUM_BUCKETS, None)) as writer:
+        with closing(ExchangeWriter(NUM_BUCKETS, ROW)) as writer:
             for _ in range(int(rng.integers(0, 6))):
                 count = int(rng.integers(0, 9))
                 rows, buckets = np.zeros(count, ROW), rng.integers(0, NUM_BUCKETS - 1, count)  # the last stays empty
-                rows["key"], rows["num_bytes"] = rng.integers(0, 100, count), rng.integers(0, 50, count)
+                rows["key"], rows["num_bytes"] = rng.integers(0, 100, count), rng.integers(0, 50, (count, 1))
                 data = rng.integers(0, 256, 60, np.uint8)
                 starts = rng.integers(0, 10, count)
-                writer.add(buckets, rows, data, starts)
-                for bucket, (key, size), start in zip(buckets.tolist(), rows.tolist(), starts.tolist(), strict=True):
-                    records.append((bucket, key, data[start : start + size].tobytes()))
+                stops = starts + rows["num_bytes"][:, 0]
+                bounds = np.column_stack([starts, stops]).reshape(-1)
+                writer.add_rows(buckets, rows, [(data, bounds)], np.arange(0, 2 * count, 2))
+                for bucket, key, start, stop in zip(buckets, rows["key"].tolist(), starts, stops, strict=True):
+                    records.append((bucket, key, data[start:stop].tobytes()))
             results[f"task-{task}"] = writer.publish(exchange_file(folder, f"task-{task}"))
     return results, records
 
 
-def read_all(folder: Location, results: dict) -> list[Records]:
+def read_all(folder: Location, results: dict) -> list[BucketRecords]:
     return [read_bucket(folder, blocks, ROW) for blocks in list_blocks(results, NUM_BUCKETS)]
 
 
-def contents(found: Records, order: np.ndarray) -> list[tuple[int, bytes]]:
+def contents(found: BucketRecords, order: np.ndarray) -> list[tuple[int, bytes]]:
     """Return (key, data) of the records in this order."""
-    contents = []
-    for numbers, piece in found.sorted(order):
-        data, done = bytes(piece), 0
-        for key, size in found.rows[numbers].tolist():
-            contents.append((key, data[done : done + size]))
-            done += size
+    data, done, contents = b"".join(bytes(piece) for _, (pieces,) in found.sorted(order) for piece in pieces), 0, []
+    for key, (size,) in found.rows[order].tolist():
+        contents.append((key, data[done : done + size]))
+        done += size
     return contents
 
 
@@ -54,8 +56,10 @@ def contents(found: Records, order: np.ndarray) -> list[tuple[int, bytes]]:
 def test_a_bucket_holds_its_records_in_their_order(
     seed: int, memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, size in (("MEMORY_BYTES", memory_bytes), ("BLOCK_BYTES", 64), ("ROUND_BYTES", 100)):
+    for name, size in (("HELD_BYTES", memory_bytes), ("BLOCK_BYTES", 64), ("ROUND_BYTES", 100)):
         monkeypatch.setattr(module, name, size)
+    monkeypatch.setattr(shuffle_buckets, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(shuffle_buckets, "EXTENT_BYTES", 48)
     folder = Location(f"{tmp_path}/exchange")
     results, records = write_tasks(folder, np.random.default_rng(seed))
     for bucket, blocks in enumerate(list_blocks(results, NUM_BUCKETS)):

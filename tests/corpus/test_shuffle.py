@@ -19,7 +19,7 @@ from helpers.shuffle_oracle import new_order, read_documents, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from binidx.corpus import exchange, shuffle_parts
+from binidx.corpus import exchange, shuffle
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
@@ -90,9 +90,10 @@ def test_workers_write_the_same_bytes(
     ]
     shuffle_datasets(sources, folder / "one", seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("BUCKET_BYTES", "MEMORY_BYTES", "BLOCK_BYTES", "ROUND_BYTES"):
-            patch.setattr(shuffle_parts, name, size)
-        patch.setattr(exchange, "MEMORY_BYTES", 2 * size)
+        for name in ("BUCKET_BYTES", "HELD_BYTES", "BLOCK_BYTES"):
+            patch.setattr(shuffle, name, size)
+        patch.setattr(exchange, "ROUND_BYTES", size)
+        patch.setattr(exchange, "HELD_BYTES", 2 * size)
         with PicklingExecutor(2) as executor:
             shuffle_datasets(sources, folder / "other", seed=seed, workers=Workers(executor=executor))
         shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
@@ -104,7 +105,7 @@ def test_workers_write_the_same_bytes(
 
 def test_parts_of_another_shuffle_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = build(tmp_path / "en", 10_000)
-    monkeypatch.setattr(shuffle_parts, "BUCKET_BYTES", 2_000)
+    monkeypatch.setattr(shuffle, "BUCKET_BYTES", 2_000)
     half = Workers(count=1, shard=Shard(1, 2))
     assert shuffle_datasets([source], tmp_path / "new", seed=1, workers=half).parts_missing
     with pytest.raises(ObjectExistsError, match=r"new-parts/job.json: parts of another job"):

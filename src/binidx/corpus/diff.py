@@ -16,7 +16,6 @@ Time: about 1 us for a document and 1 ns for a token.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, exchange_file, list_blocks, read_bucket
+from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, document_tasks, exchange_file, list_blocks, read_bucket
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
@@ -47,7 +46,7 @@ BUCKET_DOCUMENTS = 1 << 21
 HASHED = np.dtype([("hash", "<u8", 2), ("document", "<u8")])
 MATCHED = np.dtype([("left", "<u8"), ("right", "<u8")])
 
-ALGORITHM = 1
+ALGORITHM = 2
 """Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
 
 
@@ -158,7 +157,8 @@ class _Diff:
 
     def run(self, datasets: Sequence[WholeDataset], workers: Workers, watch: ProgressWatcher) -> dict[str, Any]:
         """Run the stages; return the fields of a Difference about documents."""
-        hashes = self.hash_tasks(datasets)
+        sizes = [(dataset.index.num_documents, dataset.num_bytes) for dataset in datasets]
+        hashes = document_tasks("hash", sizes, TASK_BYTES)
         stages = [
             JobStage("hash", self.write_hashes, lambda _: hashes),
             JobStage("match", self.write_matches, self.match_tasks, "rows"),
@@ -173,20 +173,9 @@ class _Diff:
         self.folder.remove(tasks, [exchange_file(self.location, task.name) for task in tasks])
         return self.summary([*matches.values()], [ordered[name] for name in sorted(ordered)], 0)
 
-    def hash_tasks(self, datasets: Sequence[WholeDataset]) -> list[ExchangeTask]:
-        """Return the tasks of the stage "hash", which have the number 0 for A, and 1 for B."""
-        tasks = []
-        for side, dataset in enumerate(datasets):
-            count = max(1, -(-dataset.num_bytes // TASK_BYTES))
-            bounds = [dataset.index.num_documents * number // count for number in range(count + 1)]
-            ranges = itertools.starmap(range, itertools.pairwise(bounds))
-            size = dataset.num_bytes // count
-            tasks += [ExchangeTask(f"hash-{side}-{n:06}", size, side, rows) for n, rows in enumerate(ranges)]
-        return tasks
-
     def match_tasks(self, hashed: dict[str, Values]) -> list[ExchangeTask]:
         """Return the tasks of the stage "match"."""
-        sides = [{name: each for name, each in hashed.items() if name.startswith(f"hash-{n}")} for n in (0, 1)]
+        sides = [{name: each for name, each in hashed.items() if name.startswith(f"hash-{n:06}")} for n in (0, 1)]
         blocks = zip(*(list_blocks(side, self.num_buckets) for side in sides), strict=True)
         size = sum(self.counts) // self.num_buckets
         return [ExchangeTask(f"match-{n:06}", size, blocks=both) for n, both in enumerate(blocks)]
@@ -204,14 +193,14 @@ class _Diff:
     def write_hashes(self, task: ExchangeTask) -> Values:
         """Write the hashes of some documents, grouped by hash."""
         num_buckets, document = self.num_buckets, task.rows.start
-        with closing(ExchangeWriter(num_buckets, self.scratch)) as writer:
+        with closing(ExchangeWriter(num_buckets, HASHED, self.scratch)) as writer:
             for hashes in hash_documents(self.datasets[task.number], task.rows):
                 check_stop()
                 rows = np.empty(len(hashes), HASHED)
                 rows["hash"], rows["document"] = hashes, np.arange(document, document + len(hashes))
                 document += len(hashes)
                 buckets = (hashes[:, 0] >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)
-                writer.add(buckets.astype(np.int64), rows)
+                writer.add_rows(buckets.astype(np.int64), rows)
             return writer.publish(exchange_file(self.location, task.name))
 
     def write_matches(self, task: ExchangeTask) -> Values:
@@ -224,8 +213,8 @@ class _Diff:
         rows = np.empty(int(matched.sum()), MATCHED)
         rows["left"], rows["right"] = left[matched], right[numbers[matched]]
         num_buckets, count = self.num_buckets, max(self.counts[0], 1)
-        with closing(ExchangeWriter(num_buckets, self.scratch)) as writer:
-            writer.add((rows["left"] * num_buckets // count).astype(np.int64), rows)
+        with closing(ExchangeWriter(num_buckets, MATCHED, self.scratch)) as writer:
+            writer.add_rows((rows["left"] * num_buckets // count).astype(np.int64), rows)
             published = writer.publish(exchange_file(self.location, task.name))
         removed, new = left[~matched], right[added]
         first = {"removed": removed[: self.few].tolist(), "added": new[: self.few].tolist()}

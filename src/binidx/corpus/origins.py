@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import Buckets, Column, plan_shuffle, shuffle_keys
+from binidx.corpus.shuffle_buckets import Buckets, Column, keyed_row, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -316,7 +316,7 @@ def shuffle_lineage(
 
     sources: dict[str, int] = {}
     plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 2), 0
-    with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
+    with contextlib.closing(Buckets(plan, keyed_row(2), scratch)) as buckets:
         for table in tables:
             buckets.add(shuffle_keys(seed, first, len(table)), _row_columns(table, sources))
             first += len(table)

@@ -30,7 +30,7 @@ from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe
 from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
-from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
+from binidx.format.virtual import VirtualParts, concatenate_indices, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.cache.disk_cache import check_content
 from binidx.storage.cache.seals import Seal, find_seal
@@ -86,13 +86,7 @@ def open_pair(
         ObjectChangedError: the dataset was replaced while it was opened.
     """
     opening = _Opening(multimodal, mmap, cache)
-    try:
-        return opening.open_alone(prefix, listed)
-    except ObjectNotFoundError:
-        parts = read_parts(prefix)
-        if parts is None:
-            raise
-        return opening.open_parts(parts)
+    return pair_or_parts(prefix, lambda: opening.open_alone(prefix, listed), opening.open_parts)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from binidx.format.idx import HEADER, format_idx_header
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
-from binidx.format.virtual import VirtualParts, read_parts
+from binidx.format.virtual import VirtualParts, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUFFIX
@@ -335,13 +335,9 @@ def open_source(
         ObjectNotFoundError: there is neither.
         FormatError, ObjectChangedError: as `VirtualSource`.
     """
-    try:
-        return PairSource(prefix, distrust_sums=distrust_sums, listed=listed)
-    except ObjectNotFoundError:
-        parts = read_parts(prefix)
-        if parts is None:
-            raise
-        return VirtualSource(prefix, parts)
+    pair = functools.partial(PairSource, prefix, distrust_sums=distrust_sums, listed=listed)
+    parts: Callable[[VirtualParts], PairSource | VirtualSource] = functools.partial(VirtualSource, prefix)
+    return pair_or_parts(prefix, pair, parts)
 
 
 def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex
 from binidx.format.pair import open_bin
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import parse_index_in_ranges
 from binidx.format.source import VirtualSource
-from binidx.format.virtual import read_parts
+from binidx.format.virtual import pair_or_parts
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, open_stored
 from binidx.storage.ranges import as_block_reader
@@ -93,13 +94,13 @@ def read_summary(prefix: Location, listed: ListedPair | None = None) -> DatasetS
         ObjectChangedError: a part of the virtual merge was replaced since the list of parts was written.
         FormatError: a header breaks a rule.
     """
-    try:
-        idx = open_stored(prefix + ".idx", found=listed.idx if listed else None)
-        tokens = open_bin(prefix, listed=listed, cache=False)
-    except ObjectNotFoundError:
-        if (parts := read_parts(prefix)) is None:
-            raise
-        return _summarize_parts(VirtualSource(prefix, parts))
+    pair = partial(_summarize_pair, prefix, listed)
+    return pair_or_parts(prefix, pair, lambda parts: _summarize_parts(VirtualSource(prefix, parts)))
+
+
+def _summarize_pair(prefix: Location, listed: ListedPair | None) -> DatasetSummary:
+    idx = open_stored(prefix + ".idx", found=listed.idx if listed else None)
+    tokens = open_bin(prefix, listed=listed, cache=False)
     index = parse_index_in_ranges(idx, f"{prefix}.idx")
     if index.num_bytes > tokens.size:
         raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {index.num_bytes}")

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile, tolerate_all
@@ -163,6 +163,18 @@ def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
     """
     whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
+
+
+def pair_or_parts(
+    prefix: Location, open_pair: Callable[[], Opened], open_parts: Callable[[VirtualParts], Opened]
+) -> Opened:
+    """Open the pair of files under a prefix or, if a file is missing and a list of parts exists, these parts."""
+    try:
+        return open_pair()
+    except ObjectNotFoundError:
+        if (parts := read_parts(prefix)) is None:
+            raise
+        return open_parts(parts)
 
 
 def read_parts(prefix: Location) -> VirtualParts | None:

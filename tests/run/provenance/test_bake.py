@@ -84,7 +84,7 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
     sizes = {"POSITIONS": (7, 7), "CHUNK_BYTES": (72, 72), "BLOCK_BYTES": 8, "ROUND_BYTES": 40, "AT_ONCE": 3}
     for name, size in {**sizes, "GAP_BYTES": 4 * (seed % 2)}.items():
         monkeypatch.setattr(bake_module, name, size)
-    monkeypatch.setattr(exchange_module, "MEMORY_BYTES", 200)
+    monkeypatch.setattr(exchange_module, "HELD_BYTES", 200)
     order, _ = order_of(tmp_path, seed)
     baked = plan_bake(order, range(order.num_steps() or 0))
     with PicklingExecutor(2) as executor:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
+from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import JsonResult, Options
 from binidx.errors import ConfigError, FormatError
 from binidx.prepare.text.inputs import find_inputs
@@ -97,7 +97,7 @@ def shuffle_lines(
         raise ConfigError(f"target: found {name}, which is an input, too; give another")
     plan = _plan_buckets(files, memory_bytes, source_options)
     pieces, count, size = plan_slices(files, WHOLE), 0, 0
-    with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:
+    with contextlib.closing(Buckets(plan, keyed_row(1), scratch)) as buckets:
         watch.begin("into buckets", sum(piece.num_bytes for piece in pieces), 0)
         for piece in pieces:
             location = Location(piece.uri, source_options)

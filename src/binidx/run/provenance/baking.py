@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.exchange import (
     BLOCK_BYTES,
-    MEMORY_BYTES,
+    HELD_BYTES,
     ROUND_BYTES,
     TASK_BYTES,
     ExchangeTask,
@@ -72,7 +72,7 @@ LEAST_TASKS = 16
 POSITIONS = 1 << 16, 1 << 21
 """Least and most positions of a task: 250 MB of places with 5 pieces a sample."""
 
-CHUNK_BYTES = 64 << 20, MEMORY_BYTES
+CHUNK_BYTES = 64 << 20, HELD_BYTES
 """Least and most bytes of a chunk, unless the parts are so many that blocks of `BLOCK_BYTES` need larger chunks."""
 
 AT_ONCE = 1 << 14
@@ -84,7 +84,7 @@ GAP_BYTES = 256 << 10
 PLACE = np.dtype([("start", "<u8"), ("position", "<u8"), ("offset", "<u4"), ("num_tokens", "<u4")])
 """Piece of a sample in its source: its first byte; position and first token of the sample's tokens it holds."""
 
-PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4")])
+PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4", (1,))])
 """Piece of a sample, with its tokens: number in the part, and first token of the sample's tokens it holds."""
 
 
@@ -204,10 +204,10 @@ class _Bake:
 
     def write_places(self, task: ExchangeTask) -> Values:
         """Write the places of the tokens at some positions, grouped by chunk."""
-        with closing(ExchangeWriter(int(self.first_chunks[-1]), self.scratch)) as writer:
+        with closing(ExchangeWriter(int(self.first_chunks[-1]), PLACE, self.scratch)) as writer:
             for first, stop in cut((task.rows.start, task.rows.stop), AT_ONCE):
                 check_stop()
-                writer.add(*self._places(np.arange(first, stop)))
+                writer.add_rows(*self._places(np.arange(first, stop)))
             return writer.publish(exchange_file(self.folder.location, task.name))
 
     def _places(self, positions: Numbers) -> tuple[Numbers, NDArray[Any]]:
@@ -242,7 +242,7 @@ class _Bake:
         source = int(np.searchsorted(self.first_chunks, task.number, "right")) - 1
         rows = read_bucket(self.folder.location, task.blocks, PLACE).rows
         rows = rows[np.argsort(rows["start"], kind="stable")]
-        with closing(ExchangeWriter(len(self.parts), self.scratch)) as writer:
+        with closing(ExchangeWriter(len(self.parts), PIECE, self.scratch)) as writer:
             for first in range(task.rows.start, task.rows.stop, ROUND_BYTES):
                 check_stop()
                 own = slice(*np.searchsorted(rows["start"], np.array([first, first + ROUND_BYTES], "<u8")))
@@ -251,8 +251,10 @@ class _Bake:
                     part, sample = np.divmod(places["position"] - self.baked.first, self.baked.samples_per_part)
                     pieces = np.empty(len(places), PIECE)
                     pieces["sample"], pieces["offset"] = sample, places["offset"]
-                    pieces["num_bytes"] = places["num_tokens"] * self.order.token_dtype.itemsize
-                    writer.add(part.astype(np.int64), pieces, data, starts)
+                    lengths = places["num_tokens"].astype(np.int64) * self.order.token_dtype.itemsize
+                    pieces["num_bytes"][:, 0] = lengths
+                    bounds = np.column_stack([starts, starts + lengths]).reshape(-1)
+                    writer.add_rows(part.astype(np.int64), pieces, [(data, bounds)], np.arange(0, len(bounds), 2))
             return writer.publish(exchange_file(self.folder.location, task.name))
 
     def _read(self, source: int, rows: NDArray[Any]) -> tuple[NDArray[np.uint8], Numbers]:
@@ -281,7 +283,7 @@ class _Bake:
         rows = records.rows
         places = rows["sample"].astype(np.int64) * length + rows["offset"]
         order = np.argsort(places, kind="stable")
-        ends = np.concatenate([[0], np.cumsum(rows["num_bytes"][order].astype(np.int64))])
+        ends = np.concatenate([[0], np.cumsum(rows["num_bytes"][order, 0].astype(np.int64))])
         dtype, num_bytes = self.order.token_dtype, len(task.rows) * length * self.order.token_dtype.itemsize
         if ends[-1] != num_bytes or (places[order] * dtype.itemsize != ends[:-1]).any():
             raise FormatError(f"{prefix}: {ends[-1]:,} bytes of tokens in {self.folder.location}, need {num_bytes:,}")
@@ -291,9 +293,10 @@ class _Bake:
             write_object(prefix + "-dataset_id.npy", [ids.getvalue()])
         writer, columns = BinWriter(prefix + ".bin"), IndexColumns(dtype)
         try:
-            for _, piece in records.sorted(order):
+            for _, (pieces,) in records.sorted(order):
                 check_stop()
-                writer.write(piece)
+                for piece in pieces:
+                    writer.write(piece)
             writer.publish()
             columns.add(np.full(len(task.rows), length, np.int32), np.arange(1, len(task.rows) + 1))
             write_object(prefix + ".idx", columns.format())
