@@ -214,7 +214,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("baked", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
     ("baked", "blended", 1, "x: $.blended: expected bool (found 1); "),
     ("read plan", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
-    ("read plan", "sources", [{"prefix": "a", "dtype": "text", "files": []}], "x: $.sources[0]: data type 'text' not "),
+    ("read plan", "sources", [{"prefix": "a", "dtype": "text", "files": []}], "x: $.sources[0]: dtype: found 'text', "),
     ("bundle", "0", ["s3://b/p", 0], "x: $[0]: expected array of length 5 (found ['s3://b/p', 0])"),
     ("bundle", "0.1", -1, "x: $[0][1]: expected int >= 0 (found -1)"),
     ("job", "inputs", "a", "x: $.inputs: expected array (found 'a')"),

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 COMMANDS = {
     "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
-    "bake": ["out"], "read-plan": ["out"], "prepare-cache": [],
+    "bake": ["--to", "out"], "read-plan": ["--to", "out"], "prepare-cache": [],
 }  # fmt: skip
 
 

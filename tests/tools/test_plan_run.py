@@ -296,7 +296,7 @@ def test_a_call_that_cannot_be_is_an_error(
 FILES = ("", ".idx", ".bin.zst")
 COMMANDS = {
     "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
-    "bake": ["out"], "read-plan": ["out"], "prepare-cache": [],
+    "bake": ["--to", "out"], "read-plan": ["--to", "out"], "prepare-cache": [],
 }  # fmt: skip
 
 

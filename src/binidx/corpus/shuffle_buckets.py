@@ -302,7 +302,7 @@ class BucketRecords(NamedTuple):
         """
         lengths, buffers = np.ascontiguousarray(record_lengths(self.rows)), [_Buffer() for _ in self.columns]
         # By column and with `take`: ten times as fast as `sum(axis=1)` and indices.
-        for first, stop in batch_by_size(ends_of(sum(lengths.T).take(order)), CHUNK_BYTES):
+        for first, stop in batch_by_size(ends_of(sum(lengths.T, np.int64(0)).take(order)), CHUNK_BYTES):
             part = order[first:stop]
             columns = zip(self.columns, buffers, strict=True)
             yield lengths.take(part, 0), [column.pieces(self.numbers[part], buffer) for column, buffer in columns]

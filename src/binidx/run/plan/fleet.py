@@ -6,7 +6,7 @@
     pairs of one folder, 8 or more     2 LIST for 450 of them          their .idx
     ... with a path_to_cache           1 HEAD of their bundle          the bundle instead of the .idx
     checksums of a pair                1 GET
-    virtual merge                      4 HEAD, 2 GET, 2 LIST, pairs    the .idx of all parts
+    virtual merge                      6 HEAD, 2 GET, 2 LIST, pairs    the .idx of all parts
     cached index, or blend             1 GET: its manifest             its 3 arrays, or 2
     pinned file, if any is possible    1 HEAD
     ... if it exists                   no request for its pairs        the file
@@ -57,7 +57,7 @@ class StartRequests:
 
 
 NONE, ALONE = StartRequests(), StartRequests(5, 0, 1)
-COMPRESSED_LIST, VIRTUAL = StartRequests(lists=1), StartRequests(4, 2, 2)
+COMPRESSED_LIST, VIRTUAL = StartRequests(lists=1), StartRequests(6, 2, 2)
 
 
 @dataclass(frozen=True)
