@@ -2,7 +2,7 @@
 
                                        each process                    the first process of a node, besides
     pair, opened alone                 5 HEAD, 1 GET                   its .idx
-    ... compressed                     5 HEAD, 1 GET, 1 LIST           its .idx
+    ... compressed                     6 HEAD, 1 GET, 1 LIST           its .idx
     pairs of one folder, 8 or more     2 LIST for 450 of them          their .idx
     ... with a path_to_cache           1 HEAD of their bundle          the bundle instead of the .idx
     checksums of a pair                1 GET
@@ -57,7 +57,7 @@ class StartRequests:
 
 
 NONE, ALONE = StartRequests(), StartRequests(5, 0, 1)
-COMPRESSED_LIST, VIRTUAL = StartRequests(lists=1), StartRequests(6, 2, 2)
+COMPRESSED, VIRTUAL = StartRequests(heads=1, lists=1), StartRequests(6, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _requests_of_source(summary: DatasetSummary, *, listed: bool) -> StartReques
     sums = StartRequests(gets=int(summary.checked))
     if listed:
         return sums
-    pair = ALONE + sums + (COMPRESSED_LIST if summary.compressed else NONE)
+    pair = ALONE + sums + (COMPRESSED if summary.compressed else NONE)
     if not summary.num_parts:
         return pair
     if summary.num_parts < MIN_LISTED_PREFIXES or not isinstance(summary.location.store, ListableStore):
