@@ -159,6 +159,29 @@ def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path
     assert sorted(reads) == [(number * EXTENT, (number + 1) * EXTENT) for number in range(COUNT)]
 
 
+def test_a_forked_child_does_not_wait_for_extents_of_its_parent(tmp_path: Path) -> None:
+    go, parent = threading.Event(), os.getpid()
+
+    class Held(MarkedObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            if os.getpid() == parent:
+                go.wait()
+            return super().read(ranges)
+
+    reader = small(Held(DATA), tmp_path)
+    begun = filling_of(reader)
+
+    def read() -> None:
+        assert reader.cached.filling is None
+        assert bytes(reader.read([(5000, 5010)])[0]) == DATA[5000:5010]
+
+    begun.advance()
+    until(lambda: reader.cached.filling is begun)
+    assert ended_well(forked(read))
+    go.set()
+    begun.thread.join(600)
+
+
 def test_of_two_processes_one_fills_and_the_other_goes_on_when_it_is_killed(tmp_path: Path) -> None:
     log, size = str(tmp_path / "log"), COUNT * EXTENT
     victim = forked(lambda: fill(small(LoggedObject(size, log, delay=6000), tmp_path / "cache")))

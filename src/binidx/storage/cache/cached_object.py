@@ -200,9 +200,10 @@ class CachedObject:
         return True
 
     def after_fork(self) -> None:
-        """Renew the locks, which a thread of the parent process may have held."""
+        """Renew the locks, which a thread of the parent may have held; its filling has no thread in this process."""
         self._lock, self._writing = threading.RLock(), threading.Lock()
         self.flights: SingleFlight[int, None] = SingleFlight()
+        self.filling = None
 
     # Reading
 
