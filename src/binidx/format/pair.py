@@ -117,55 +117,59 @@ class _Opening:
         return pair
 
     def _open_unlisted(self, prefix: Location) -> Pair:
-        idx, local = prefix + ".idx", prefix.local_path is not None
-        # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
-        before = _current_identity(idx) if local else None
+        return self._open_remote(prefix) if prefix.local_path is None else self._open_local(prefix)
 
-        def open_idx() -> RangeReader:
-            return open_object(idx, mmap=self.mmap, cache="disk")
+    def _open_local(self, prefix: Location) -> Pair:
+        idx = prefix + ".idx"
+        # Its own stat, not the reader's: the inode tells files apart whose times are equal.
+        before = _current_identity(idx)
+        idx_reader, bin_reader = self._open_idx(idx), self._open_tokens(prefix)
+        try:
+            return self._read(idx, idx_reader, idx_reader, bin_reader)
+        finally:
+            # If the .idx was replaced meanwhile, neither result nor error is valid.
+            _check_not_replaced(idx, before or dict(idx_reader.identity))
 
-        def open_tokens() -> RangeReader:
-            return open_bin(prefix, mmap=self.mmap, cache=self.cache)
+    def _open_remote(self, prefix: Location) -> Pair:
+        idx = prefix + ".idx"
+        idx_reader, bin_reader = run_both(partial(self._open_idx, idx), partial(self._open_tokens, prefix))
+        tokens = stored_reader(bin_reader)
+        opened = {
+            idx: dict(idx_reader.identity),
+            prefix + tokens.uri.removeprefix(prefix.uri): dict(tokens.identity),
+        }
 
-        idx_reader, bin_reader = (open_idx(), open_tokens()) if local else run_both(open_idx, open_tokens)
-        opened = {idx: before or dict(idx_reader.identity)}
-        if not local:
-            tokens = stored_reader(bin_reader)
-            opened[prefix + tokens.uri.removeprefix(prefix.uri)] = dict(tokens.identity)
-
-        def check() -> None:
-            identities = map(_current_identity, opened) if local else REQUESTS.map(_current_identity, opened)
-            for location, now in zip(opened, identities, strict=True):
-                if now != opened[location]:
-                    raise ObjectChangedError(
-                        f"{location}: replaced while it was opened; open it when its writer has finished"
-                    )
-
-        def read(reader: RangeReader) -> Pair:
-            index = self._parse_index(read_whole(reader), reader, idx)
-            pair = _join(index, bin_reader, dict(idx_reader.identity))
-            seal = find_seal(reader, idx, DIGEST)
-            return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
-
-        def read_remote() -> Pair:
+        def read() -> Pair:
             try:
-                return read(idx_reader)
+                return self._read(idx, idx_reader, idx_reader, bin_reader)
             except FormatError as error:
                 # A bit may have flipped on the way, and be cached on this node.
                 again = InMemory(idx.uri, read_whole(stored_reader(idx_reader)))
-                pair = read(again)
+                pair = self._read(idx, again, idx_reader, bin_reader)
                 logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", idx, error)
                 replace_cached(idx_reader, again.data)
                 return pair
             finally:
                 check_content(idx_reader)
 
-        if not local:
-            return run_both(check, read_remote)[1]
-        try:
-            return read(idx_reader)
-        finally:
-            check()  # if the .idx was replaced meanwhile, neither result nor error is valid
+        return run_both(lambda: REQUESTS.map(lambda each: _check_not_replaced(*each), opened.items()), read)[1]
+
+    def _open_idx(self, idx: Location) -> RangeReader:
+        return open_object(idx, mmap=self.mmap, cache="disk")
+
+    def _open_tokens(self, prefix: Location) -> RangeReader:
+        return open_bin(prefix, mmap=self.mmap, cache=self.cache)
+
+    def _read(self, idx: Location, stored: RangeReader, idx_reader: RangeReader, bin_reader: RangeReader) -> Pair:
+        """Return the pair of an index and its tokens.
+
+        Args:
+            stored: the bytes of the index, from `idx_reader` or fetched again.
+        """
+        index = self._parse_index(read_whole(stored), stored, idx)
+        pair = _join(index, bin_reader, dict(idx_reader.identity))
+        seal = find_seal(stored, idx, DIGEST)
+        return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
 
     def _open_listed(self, prefix: Location, listed: ListedPair) -> Pair | None:
         """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
@@ -257,6 +261,11 @@ def may_lack_a_bit(index: SequenceIndex, spare_bytes: int) -> bool:
     tokens, rest = divmod(spare_bytes, index.dtype_size)
     last = int(index.sequence_lengths[-1]) if len(index) else -1
     return not rest and tokens.bit_count() == 1 and tokens < 2**31 and not last & tokens
+
+
+def _check_not_replaced(location: Location, opened: Any) -> None:
+    if _current_identity(location) != opened:
+        raise ObjectChangedError(f"{location}: replaced while it was opened; open it when its writer has finished")
 
 
 def _current_identity(location: Location) -> Any:

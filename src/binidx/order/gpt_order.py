@@ -263,8 +263,7 @@ def count_epochs(
 
 def build_small_index(parameters: GPTParameters, source: Source, plan: EpochPlan) -> Arrays:
     """Return the three arrays, built in the memory of this process by one thread."""
-    _build(writer := ArrayWriter(), parameters, source, plan, 1)
-    return writer.arrays
+    return build_in_memory(lambda writer: _build(writer, parameters, source, plan, 1))
 
 
 def _build(writer: ArrayWriter, parameters: GPTParameters, source: Source, plan: EpochPlan, threads: int) -> None:
