@@ -339,9 +339,10 @@ def cache_whole(location: Location, data: memoryview, identity: Mapping[str, Any
     if not isinstance(reader, DiskCache):
         return None
     cached = reader.cached
-    is_missing = cached.writable and cached.check_chunks(range(reader.content.num_chunks))
-    if is_missing and cached.quota.reserve(len(data)) and not cached.store(0, data):
-        cached.quota.release_reserved(len(data))
+    if cached.writable and cached.check_chunks(range(reader.content.num_chunks)):
+        with cached.quota.reserved(len(data)) as has_room:
+            if has_room and not cached.store(0, data):
+                cached.quota.release_reserved(len(data))
     return cached.views([(0, len(data))])[0][0]
 
 

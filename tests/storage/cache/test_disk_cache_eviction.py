@@ -48,6 +48,16 @@ def disk_bytes(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.glob("objects/*/*.block"))
 
 
+def test_an_eviction_counts_what_other_threads_are_about_to_write(tmp_path: Path) -> None:
+    read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
+    gc.collect()
+    quota = CacheQuota(str(tmp_path), 4 * BLOCK)
+    with quota.reserved(BLOCK) as has_room, quota.reserved(BLOCK) as has_more:
+        assert (has_room, has_more) == (True, True)
+        assert len(blocks(tmp_path)) == 1
+    assert quota.used() == disk_bytes(tmp_path) + 2 * BLOCK
+
+
 def test_the_least_recently_used_leave_first_and_a_few_more_than_must(tmp_path: Path) -> None:
     read_blocks(small(MarkedObject(DATA), tmp_path), *range(8))
     gc.collect()

@@ -256,20 +256,21 @@ class DiskCache:
             return True
         content = self.content
         count = len(chunks) * content.chunk_bytes
-        if not self.cached.quota.reserve(count):
-            return False
         # In pieces of one request: longer ones would be put together, and so copied.
         whole = max(1, MAX_REQUEST // content.chunk_bytes)
         runs = [part for run in runs_of(chunks) for part in cut(run, whole)]
-        try:
-            answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
-            check_content(self.reader)
-        except BaseException:
-            self.cached.quota.release_reserved(count)
-            raise
-        for (first, _), answer in zip(runs, answers, strict=True):
-            if not self.cached.store(first, answer):
-                self.cached.quota.release_reserved(min(count, len(answer)))
+        with self.cached.quota.reserved(count) as has_room:
+            if not has_room:
+                return False
+            try:
+                answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
+                check_content(self.reader)
+            except BaseException:
+                self.cached.quota.release_reserved(count)
+                raise
+            for (first, _), answer in zip(runs, answers, strict=True):
+                if not self.cached.store(first, answer):
+                    self.cached.quota.release_reserved(min(count, len(answer)))
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,8 +5,8 @@
                   float64    when an eviction last failed to free enough
 
 Every process adds the bytes that it is about to write, under a lock on that file, so the quota holds over all processes
-although none of them counts 10,000 files for each chunk. An eviction counts the files anew, which corrects the sum
-after a killed process.
+although none of them counts 10,000 files for each chunk. An eviction counts the files anew, and what its process is
+writing, which corrects the sum after a killed process.
 
 An eviction frees a sixteenth of the quota more than it must, so that evictions are rare. Blocks that any process has
 mapped stay, and those that a filling of this process needs later (`filling`). If all do, or the disk is full of other
@@ -128,15 +128,32 @@ class CacheQuota:
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held."""
-        self._lock, self._evicting = threading.Lock(), threading.Lock()
+        self._lock, self._evicting, self._changing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._coming = 0  # bytes that threads of this process have reserved, and may not have written yet
 
-    def reserve(self, count: int) -> bool:
-        """Reserve bytes, evicting the least recently used blocks if need be; return whether they may be written."""
+    @contextlib.contextmanager
+    def reserved(self, count: int) -> Iterator[bool]:
+        """Reserve bytes to be written in the block, evicting the least recently used blocks if need be.
+
+        Yields:
+            True if they may be written.
+        """
+        self._change_coming(count)
+        try:
+            yield self._reserve(count)
+        finally:
+            self._change_coming(-count)
+
+    def _change_coming(self, count: int) -> None:
+        with self._changing:
+            self._coming += count
+
+    def _reserve(self, count: int) -> bool:
         if self.is_paused:
             return False
         try:
             self._add(count)
-            if self.excess(count) <= 0 or (not self._failed_lately() and self.free_space(count) <= 0):
+            if self.excess() <= 0 or (not self._failed_lately() and self.free_space() <= 0):
                 return True
             self._add(-count)
         except OSError as error:
@@ -160,44 +177,40 @@ class CacheQuota:
         """True while nothing is cached, after a failure."""
         return time.monotonic() < self._paused_until
 
-    def free_space(self, coming: int = 0) -> int:
-        """Evict blocks, or wait until another process has done so; return `excess(coming)` afterwards."""
+    def free_space(self) -> int:
+        """Evict blocks, or wait until another process has done so; return `excess` afterwards."""
         with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
-            if ours and self.excess(coming) > 0 and not self._failed_lately():
+            if ours and self.excess() > 0 and not self._failed_lately():
                 self.release()
-                blocks = self.recount(coming)
+                blocks = self.recount()
                 total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
-                excess = self.excess(coming)
+                excess = self.excess()
                 unneeded = [block for block in blocks if not any(keeper.needs(block.path) for keeper in self.keepers)]
                 for block, removed in evict(unneeded, excess + total // FREED_PART if excess > 0 else 0):
                     if removed:
                         self._add(-block.num_bytes)
-                if self.excess(coming) > 0:
+                if self.excess() > 0:
                     with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
                         self._write(*self._usage()[:2], time.time())
-        return self.excess(coming)
+        return self.excess()
 
     def _failed_lately(self) -> bool:
         """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
         return 0 <= time.time() - self._usage()[2] < PAUSE_SECONDS
 
-    def recount(self, coming: int = 0) -> list[BlockFile]:
-        """Count the bytes of all blocks anew, store the sum plus `coming` reserved bytes, and return the blocks."""
+    def recount(self) -> list[BlockFile]:
+        """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             blocks = block_files(self.directory)
-            self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
+            self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
         return blocks
 
-    def excess(self, coming: int = 0) -> int:
-        """Return the bytes above the quota; negative if bytes are left.
-
-        Args:
-            coming: reserved bytes that are not on the disk yet.
-        """
+    def excess(self) -> int:
+        """Return the bytes above the quota, with those that are coming; negative if bytes are left."""
         if self.limit is not None:
             return self.used() - self.limit
         stat = os.fstatvfs(self._descriptor)  # also of a removed directory
-        return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + coming
+        return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + self._coming
 
     def capacity(self) -> int:
         """Return the bytes that the directory may hold, with those that it holds now."""
