@@ -128,7 +128,7 @@ class CacheQuota:
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held."""
-        self._lock, self._evicting, self._changing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock, self._evicting = threading.Lock(), threading.Lock()
         self._coming = 0  # bytes that threads of this process have reserved, and may not have written yet
 
     @contextlib.contextmanager
@@ -138,28 +138,33 @@ class CacheQuota:
         Yields:
             True if they may be written.
         """
-        self._change_coming(count)
+        has_room = self._reserve(count)
         try:
-            yield self._reserve(count)
+            yield has_room
         finally:
-            self._change_coming(-count)
-
-    def _change_coming(self, count: int) -> None:
-        with self._changing:
-            self._coming += count
+            if has_room:
+                self._end_coming(count)
 
     def _reserve(self, count: int) -> bool:
         if self.is_paused:
             return False
+        has_added = False
         try:
-            self._add(count)
+            self._add(count, count)
+            has_added = True
             if self.excess() <= 0 or (not self._failed_lately() and self.free_space() <= 0):
                 return True
             self._add(-count)
         except OSError as error:
             logger.warning("%s: usage unknown, reads go on without being cached: %s", self.directory, error)
+        if has_added:
+            self._end_coming(count)
         self.pause("everything in it is in use" if self.limit is not None else "its file system is full of other files")
         return False
+
+    def _end_coming(self, count: int) -> None:
+        with self._lock:
+            self._coming -= count
 
     def release_reserved(self, count: int) -> None:
         """Return unused reserved bytes to the quota."""
@@ -201,8 +206,8 @@ class CacheQuota:
     def recount(self) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-            blocks = block_files(self.directory)
-            self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
+            coming, blocks = self._coming, block_files(self.directory)  # in this order: what ends meanwhile is a file
+            self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
         return blocks
 
     def excess(self) -> int:
@@ -220,13 +225,15 @@ class CacheQuota:
         """Return the counted bytes of the directory."""
         return self._usage()[0]
 
-    def _add(self, count: int) -> None:
-        """Add bytes to the sum, which is counted anew once an hour."""
+    def _add(self, count: int, coming: int = 0) -> None:
+        """Add bytes to the sum, which is counted anew once an hour, and to those that are coming."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             used, counted_at, failed_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
-                used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
+                used = self._coming + sum(block.num_bytes for block in block_files(self.directory))
+                counted_at = time.time()
             self._write(max(0, used + count), counted_at, failed_at)
+            self._coming += coming
 
     def _usage(self) -> tuple[int, float, float]:
         data = os.pread(self._descriptor, USAGE.size, 0)

@@ -339,22 +339,22 @@ class CacheFilling:
         filled = np.zeros(len(uses.sizes), bool)
         pause, share = CHOOSE_SECONDS, 0.0
 
-        def choose(room: float) -> NDArray[np.int64]:
+        def choose(room: float, step: int) -> NDArray[np.int64]:
             nonlocal share
             share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
-            return choose_extents(uses, share, room, self.step)
+            return choose_extents(uses, share, room, step)
 
         quota.keepers.append(self)
         try:
             while True:
                 self._unmap_unneeded()
-                room = quota.capacity() * (1 - 1 / ROOM_PART)
-                chosen = choose(room)
+                room, step = quota.capacity() * (1 - 1 / ROOM_PART), self.step
+                chosen = choose(room, step)
                 missing = chosen[~filled[chosen]]
                 self._bytes_left = int(uses.sizes[missing].sum())
-                if len(missing) and self._fetch(uses, missing, filled, lambda room=room: choose(room)):  # type: ignore[misc]
+                if len(missing) and self._fetch(uses, missing, filled, lambda room=room: choose(room, self.step)):  # type: ignore[misc]
                     pause = CHOOSE_SECONDS
-                elif len(chosen) == len(choose(math.inf)) and not len(missing):
+                elif len(chosen) == len(choose(math.inf, step)) and not len(missing):
                     break
                 else:  # wait until extents in the room are not needed any more, or others have left room
                     Flight[int, None]().wait(pause)
