@@ -220,10 +220,15 @@ def time_processes(prefix: str) -> list[Row]:
 
 
 def begin(given: Mapping[str, Any], index_dir: str, **variables: str) -> subprocess.Popen[str]:
-    arguments = [sys.executable, str(READERS / "start.py"), json.dumps({"sequence_length": SEQUENCE_LENGTH, **given})]
+    command, pipe = [sys.executable, str(READERS / "start.py")], subprocess.PIPE
     environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir, **variables}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling takes 0.2 s of each process
-    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdin
+    with process.stdin as given_to:  # 4,096 prefixes are too much for an argument
+        json.dump({"sequence_length": SEQUENCE_LENGTH, **given}, given_to)
+    process.stdin = None  # `communicate` would flush it
+    return process
 
 
 def wait(process: subprocess.Popen[str]) -> dict[str, float]:

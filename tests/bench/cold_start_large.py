@@ -94,8 +94,8 @@ def start(directory: Path, endpoint: str, cache: str) -> dict[str, Any]:
     access = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         environment = {**os.environ, **access, "AWS_ENDPOINT_URL": endpoint, "BINIDX_INDEX_DIR": scratch}
-        command = [sys.executable, str(READERS / "start.py"), json.dumps(given)]
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        command, given_to = [sys.executable, str(READERS / "start.py")], json.dumps(given)
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, input=given_to)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -76,7 +76,7 @@ def anonymous_bytes() -> int:
 
 
 def main() -> None:
-    given = dict(json.loads(sys.argv[1]))
+    given = dict(json.load(sys.stdin))
     build, first = {"binidx": start_binidx, "megatron": start_megatron}[given["side"]](given)
     imported, before, cpu = time.monotonic(), anonymous_bytes(), time.process_time()
     train = build()

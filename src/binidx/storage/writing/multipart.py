@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -172,6 +173,8 @@ class LocalParts:
         # A token is read from a file, and becomes part of a path.
         self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
         self.staged = f"{path}.{self.token}.partial"
+        # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
+        self._writing = threading.Lock()
         with storage_errors(path, size):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             self._file = os.fdopen(os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
@@ -187,7 +190,7 @@ class LocalParts:
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
-        with storage_errors(self.path, os.fstat(self._file.fileno()).st_size):
+        with self._writing, storage_errors(self.path, os.fstat(self._file.fileno()).st_size):
             while view:
                 written = os.pwrite(self._file.fileno(), view, start)
                 view, start = view[written:], start + written
