@@ -14,10 +14,11 @@ import torch
 from binidx.loader.samplers import build_sampler
 from binidx.loader.torch_loader import PretrainingLoader
 from binidx.storage.requests.cancellation import current_scope
+from binidx.storage.stats import add_usage
 
 
 class Numbers:
-    """A map dataset: sample i is i times 3. Records its requests; slow, failing or hanging on request."""
+    """A map dataset: sample i is i times 3. Records its requests; slow (as from a store), failing or hanging."""
 
     def __init__(
         self, count: int, seconds: float = 0.0, bad: Sequence[int] = (), hangs_from: int | None = None
@@ -33,7 +34,9 @@ class Numbers:
 
     def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
         self.requested.append([*idxs])
-        time.sleep(self.seconds)
+        if self.seconds:
+            add_usage({"remote requests": 1})
+            time.sleep(self.seconds)
         if self.hangs_from is not None and max(idxs) >= self.hangs_from:
             hang()
         if bad := [idx for idx in idxs if idx in self.bad]:

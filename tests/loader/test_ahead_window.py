@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +61,41 @@ def test_batches_are_right_for_any_order_of_requests_and_any_delay(monkeypatch: 
         batch = [*range(place, place + 3)] if rng.integers(30) else rng.integers(0, 100_000, 5).tolist()
         assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
         assert ahead._queue is not None
+
+
+def test_what_is_in_memory_is_read_by_the_thread_that_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ahead again, in threads, once a store is asked."""
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "count_fetches", lambda: dataset.fetches)
+    monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 16 * 4 * 8)
+
+    class Cached(Numbers):
+        fetches, in_memory = 0, False
+
+        def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
+            readers.append(threading.current_thread())
+            self.fetches += not self.in_memory
+            return super().__getitems__(idxs)
+
+    dataset, readers = Cached(100_000), list[threading.Thread]()
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 4, 0, 1))
+    place = 0
+
+    def serve(count: int) -> set[bool]:
+        """Whether this thread read what it got, or others."""
+        nonlocal place
+        readers.clear()
+        for start in range(place, place := place + 4 * count, 4):
+            assert [int(sample) for sample in ahead.__getitems__([*range(start, start + 4)])][-1] == 3 * start + 9
+        return {thread is threading.current_thread() for thread in readers}
+
+    for _ in range(2):
+        dataset.in_memory = False
+        serve(500)
+        assert serve(100) == {False}
+        dataset.in_memory = True
+        serve(500)
+        assert serve(100) == {True}
 
 
 def test_bytes_of_a_batch_count_each_tensor_once() -> None:

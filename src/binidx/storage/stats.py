@@ -27,6 +27,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -280,6 +281,14 @@ def caches_parts(used: Usage) -> list[str]:
     """Return the hit rate of each cache."""
     chunks = {cache: used[f"{cache} hits"] + used[f"{cache} misses"] for cache in CACHES}
     return [f"{CACHES[cache]} {used[f'{cache} hits'] / count:.0%} hits" for cache, count in chunks.items() if count]
+
+
+def count_fetches() -> float:
+    """Return a number that grows with each read of this process from a store or a disk, beyond caches in memory."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    with _lock:
+        counted = sum(_usage[name] for name in ("remote requests", "memory misses", "disk misses"))
+    return counted + used.ru_majflt + used.ru_inblock
 
 
 def cost_part(used: Usage, run_tokens: float) -> str:

@@ -20,6 +20,8 @@ PLACES = 1000
 FIRST_PLACE = 16
 PLACE_BITS = 5
 NOISE = 1 << 15
+TELLING = 256
+"""Tokens of a sample that are looked at: one in eight tells its place. All 4,096 took 8 us, as much as a reader."""
 
 
 def arguments() -> dict[str, Any]:
@@ -63,7 +65,7 @@ def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: f
 
 def places_of(batch: Any) -> list[int]:
     """Which thousandth of the corpus each sample begins in; raises if these are not tokens of it."""
-    tokens = np.asarray(batch).astype(np.int64)
+    tokens = np.asarray(batch[:, :TELLING]).astype(np.int64)
     first = np.argmax(tokens < NOISE, axis=1)
     places = (tokens[np.arange(len(tokens)), first] >> PLACE_BITS) - FIRST_PLACE
     if not ((places >= 0) & (places < PLACES)).all():
