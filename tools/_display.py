@@ -53,7 +53,7 @@ class Bar:
         Args:
             what: name of the stage.
             total, done: units of the whole stage, and of the part that was done before.
-            unit: name of the units, in the plural.
+            unit: name of the units, in the plural; "": only the time is shown.
         """
         self.end_stage()
         self._what, self._unit, self._total, self._before, self._done = what, unit, total, done, done
@@ -67,7 +67,7 @@ class Bar:
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
         self._bar = tqdm(
             desc=label, total=total or None, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor,
-            disable=None, smoothing=0, leave=False,
+            disable=None, smoothing=0, leave=False, bar_format=None if unit else "{desc}: {elapsed}",
         )  # fmt: skip
 
     def advance(self, count: int) -> None:
@@ -88,6 +88,9 @@ class Bar:
             values = {"command": self._command, "stage": self._what, "unit": self._unit, "done": self._done}
             values |= {"total": self._total, "seconds": seconds, "per_second": rate, "seconds_left": left}
             print(json.dumps({"progress": values}), file=sys.stderr, flush=True)
+            return
+        if not self._unit:
+            print(f"binidx {self._command}: {self._what}: {human_seconds(seconds)}", file=sys.stderr, flush=True)
             return
         share = f" ({self._done / self._total:.0%})" if self._total else ""
         counted = f"{self._amount(self._done)} of {self._amount(self._total)}{share}, {self._amount(rate)}/s"
@@ -112,6 +115,11 @@ class Bar:
                 self._bar.refresh()  # its clock runs while nothing advances
             if self._what and not drawn:
                 self.print_progress()
+
+
+def print_above(text: str) -> None:
+    """Print lines on stdout, above the bar if there is one."""
+    tqdm.write(text, file=sys.stdout)
 
 
 METER = 56

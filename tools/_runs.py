@@ -29,6 +29,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
 from ._command import add_json, chosen
+from ._display import print_above
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
@@ -262,7 +263,7 @@ def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
     """
     count = 0
     for row in rows:
-        print(json.dumps(row) if as_json else _lines(row))
+        print_above(json.dumps(row) if as_json else _lines(row))
         count += 1
     return count
 

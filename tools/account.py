@@ -49,6 +49,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each."""
+    arguments.watch.begin("count", 0, 0, unit="")
     history, asked = open_order(arguments, whole=arguments.repeats), arguments.consumed_samples
     if isinstance(history, PackedRunOrder):
         if arguments.repeats or asked is not None:
@@ -96,4 +97,4 @@ def table(accounts: Sequence[SourceAccount]) -> str:
     return "\n".join(lines)
 
 
-main = command("account", __doc__, add_options, account_run)
+main = command("account", __doc__, add_options, account_run, progress=True)

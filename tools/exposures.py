@@ -68,6 +68,7 @@ def print_exposures(arguments: argparse.Namespace) -> None:
         spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
         hits = search_documents(prefixes, [text], token_table(spec, options), watch=arguments.watch).documents()
         documents = {names[prefix]: numbers for prefix, numbers in hits.items()}
+    arguments.watch.begin("count", 0, 0, unit="")
     try:
         rows = exposure_rows(count_exposures(history, documents, stop, earlier=not arguments.no_earlier))
     except IndexError as error:

@@ -53,6 +53,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def plot(arguments: argparse.Namespace) -> None:
     """Draw the figure, and write it."""
+    arguments.watch.begin("count", 0, 0, unit="")
     explored = Explored.open(arguments.run, arguments.storage_options)
     kind = PurePath(arguments.to).suffix.removeprefix(".")
     if kind not in FORMATS:
@@ -77,4 +78,4 @@ def draw(explored: Explored, arguments: argparse.Namespace) -> Any:
     return (draw_blend if arguments.figure == "blend" else draw_epochs)(timeline, arguments.width)
 
 
-main = command("plot", __doc__, add_options, plot)
+main = command("plot", __doc__, add_options, plot, progress=True)

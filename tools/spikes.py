@@ -31,7 +31,7 @@ from binidx.run.provenance.spikes import RunLosses, find_spikes
 from binidx.storage.location import Location
 
 from ._command import command
-from ._display import counts
+from ._display import counts, print_above
 from ._runs import add_run, decoder, open_history, print_rows, stop_step
 
 
@@ -48,6 +48,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def print_spikes(arguments: argparse.Namespace) -> None:
     """Print each spike with its samples."""
+    arguments.watch.begin("look for spikes", 0, 0, unit="")
     history, options = open_history(arguments), arguments.storage_options
     decode, given = decoder(arguments.tokenizer, options), arguments.before_step
     if given is not None:
@@ -62,10 +63,11 @@ def print_spikes(arguments: argparse.Namespace) -> None:
         samples = [{**row, "loss": _round(loss), "excess": _round(excess)} for row, loss, excess in losses]
         spikes.append({"step": spike.step, **marks, "samples": samples})
         if not arguments.json:
-            print(f"step {spike.step:,}: " + ", ".join(f"{name} {value}" for name, value in marks.items()))
+            print_above(f"step {spike.step:,}: " + ", ".join(f"{name} {value}" for name, value in marks.items()))
             for sample in samples:
-                print(f"loss {sample['loss']}, {sample['excess']} above its source")
+                print_above(f"loss {sample['loss']}, {sample['excess']} above its source")
                 print_rows(iter([sample]), False)
+    arguments.watch.end_stage()
     if arguments.json:
         print(json.dumps({"spikes": spikes}))
     print(counts(spikes=len(spikes)), file=sys.stderr)
@@ -122,4 +124,4 @@ def _round(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-main = command("spikes", __doc__, add_options, print_spikes)
+main = command("spikes", __doc__, add_options, print_spikes, progress=True)

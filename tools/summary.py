@@ -36,6 +36,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def summarise(arguments: argparse.Namespace) -> None:
     """Build the card, and print it."""
+    arguments.watch.begin("count", 0, 0, unit="")
     history = open_history(arguments, whole=arguments.repeats)
     options = {"repeats": arguments.repeats, "most_domains": arguments.domains}
     if arguments.public:
@@ -44,4 +45,4 @@ def summarise(arguments: argparse.Namespace) -> None:
     print_result(card, (format_public_summary if arguments.public else format_card)(card), arguments)
 
 
-main = command("summary", __doc__, add_options, summarise)
+main = command("summary", __doc__, add_options, summarise, progress=True)

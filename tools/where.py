@@ -77,6 +77,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
+    arguments.watch.begin("search", 0, 0, unit="")
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
     stop, given = stop_step(history, arguments.before_step), not arguments.no_earlier
@@ -106,6 +107,7 @@ def find(arguments: argparse.Namespace) -> None:
             steps |= set(reads.step[reads.step >= 0].tolist())
     except IndexError as error:
         raise ConfigError(str(error)) from error
+    arguments.watch.end_stage()
     print(
         f"{counts(samples=num_rows)} in {len(steps):,} of {counts(steps=stop - history.first_step)}"
         f"{_earlier(history, arguments, past)}",
@@ -218,4 +220,4 @@ def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[st
     return numbers
 
 
-main = command("where", __doc__, add_options, find)
+main = command("where", __doc__, add_options, find, progress=True)

@@ -20,7 +20,7 @@ import pytest
 from helpers.conversion import build
 from helpers.lineage_data import build_with_lineage
 
-from binidx.tools._display import Bar, fitted
+from binidx.tools._display import Bar, fitted, print_above
 
 MAIN = "import sys; from binidx.tools import main; sys.exit(main())"
 
@@ -105,6 +105,31 @@ def test_the_clock_of_a_bar_runs_while_nothing_advances(monkeypatch: pytest.Monk
             time.sleep(0.01)
     assert "compress a_na…or.bin.zst:" in terminal.getvalue()
     assert "binidx convert: an older copy goes\n" in terminal.getvalue()
+
+
+def test_work_that_counts_nothing_shows_its_time_and_rows_stand_above_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        patched.setattr(sys, "stdout", terminal)
+        with Bar("where") as bar:
+            bar.begin("search", 0, 0, unit="")
+            while not re.search("search: 00:0[1-9]", terminal.getvalue()):
+                time.sleep(0.01)
+            print_above("step 3")
+    shown = [line.rpartition("\r")[2] for line in terminal.getvalue().split("\n")]
+    assert shown[0] == "step 3"
+    assert not shown[-1].strip()
+    with Bar("where") as bar:
+        bar.begin("search", 0, 0, unit="")
+        bar.print_progress()
+        print_above("step 3")
+    said = capsys.readouterr()
+    assert re.fullmatch(r"binidx where: search: \d+\.\d s\n", said.err)
+    assert said.out == "step 3\n"
 
 
 def test_off_a_terminal_a_line_a_minute_and_json_at_both_ends_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,8 @@ MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
 
 
-Unit = Literal["bytes", "rows", "samples", "tokens", "indices"]
+Unit = Literal["bytes", "rows", "samples", "tokens", "indices", ""]
+"""Name of what is counted; "" for work of which only the time is shown."""
 
 
 class ProgressWatcher(Protocol):
