@@ -59,6 +59,12 @@ CLAIMS = (
         "first 25,000 samples, uint16, contiguous, cache_dir",
     ),
     Claim(
+        "one epoch of the corpus, 128,000 samples, documents shuffled globally, an empty `cache_dir`",
+        "the same",
+        "peers_long",
+        "first 128,000 samples, uint16, documents shuffled, cache_dir",
+    ),
+    Claim(
         "25,000 samples by ranges alone, without a `cache_dir`, documents shuffled globally",
         "the same",
         "peers_long",
