@@ -87,7 +87,7 @@ bench-quick: $(VENV)/.test      ## ratios of the short benches beside the commit
 bench-publish: $(VENV)/.test    ## bench-results/ into the committed results, the page of figures and its charts
 	$(BIN)/python -W ignore -m tests.bench.publish bench-results/*.json
 
-bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData, OLMo-core and Lance from the same S3, an hour
+bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData, OLMo-core, Lance and LanceDB from the same S3
 	$(BIN)/python -W ignore -m tests.bench peers peers_long
 
 bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-results/sweep.png, minutes

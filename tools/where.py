@@ -41,7 +41,7 @@ from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
-from ._display import counts, row_table
+from ._display import counts, print_note, row_table
 from ._runs import (
     MANY_DOCUMENTS,
     add_run,
@@ -178,7 +178,7 @@ def find_documents(
         for prefix, numbers in search_lineage(sources, name, options).items():
             if len(sources) > 1:
                 told = ", ".join(f"{number:,}" for number in numbers)
-                print(f"binidx: {name}: document {told} of {prefix}", file=sys.stderr)
+                print_note("binidx", f"{name}: document {told} of {prefix}")
             documents.setdefault(prefix, []).extend(numbers)
     return documents
 

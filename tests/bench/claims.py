@@ -46,7 +46,7 @@ CLAIMS = (
     ),
     Claim(
         "25,000 samples from S3, 30 ms away, documents shuffled globally, an empty `cache_dir`; one process each",
-        "fastest of MosaicML Streaming, LitData, OLMo-core and Lance, each in its own order",
+        "fastest of MosaicML Streaming, LitData, OLMo-core, Lance and LanceDB, each in its own order",
         "peers_long",
         "first 25,000 samples, uint16, documents shuffled, cache_dir",
         short="25,000 samples, shuffled globally",

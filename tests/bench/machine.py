@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("binidx", "numpy", "torch", "megatron-core", "fsspec", "s3fs", "tokenizers", "gigatoken", "transformers")
-PEERS = ("mosaicml-streaming", "litdata", "ai2-olmo-core", "pylance", "numpy", "torch")
+PEERS = ("mosaicml-streaming", "litdata", "ai2-olmo-core", "pylance", "lancedb", "numpy", "torch")
 PEERS_PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 GENERATIONS = {("AuthenticAMD", 25): "Zen 3 or 4", ("AuthenticAMD", 26): "Zen 5"}
 """By vendor and family of a CPU whose model name does not tell them, as in a virtual machine."""

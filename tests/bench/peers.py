@@ -7,6 +7,7 @@
     LitData      packed tokens in chunks of 16,416,000, downloaded whole, one permuted after the other
     OLMo-core    slices of one flat array, globally permuted, one GET each
     Lance        rows of packed samples, batches of neighbours in random order
+    LanceDB      the same rows by its StreamingDataset, shuffled one by one, as by default, or in clumps of 64
 
 Grain is not here: ArrayRecord, which its documents advise, opens local files only (0.8.6: "No such file" for s3://).
 
@@ -48,6 +49,8 @@ from tests.bench.table import Conditions, Row
 CONDITIONS = Conditions(cores=0, size="1 GiB of tokens in S3, samples of 4,096", cached="nothing")
 OURS = {"documents shuffled": False, "contiguous": True}
 """What binidx reads: documents of web length, or so long that a sample is one range, as it is for those who pack."""
+LANCEDB = {"rows": {"clump": None, "io_queue_depth": 4}, "clumps of 64": {"clump": 64, "io_queue_depth": 16}}
+"""Batches of 64 rows in flight: 4 by default, of rows one by one 16 and more are slower."""
 DTYPES = ("uint16", "int32")
 WEATHERS: dict[str, dict[str, float]] = {"": {}, ", 90 MB/s a connection": {"megabytes_per_second": 90.0}}
 
@@ -114,6 +117,11 @@ def peers_of(bucket: str, uri: str) -> Sequence[Entrant]:
             Entrant(f"OLMo-core 3.0.0, {each or 4} threads", "read_olmo.py", uri, {"num_threads": each}, python)
             for each in (None, 32)
         ),
+        *(
+            Entrant(f"LanceDB 0.40.0, {each}", "read_lancedb.py", rows_of_samples, options, python)
+            for each, options in LANCEDB.items()
+        ),
+        # Last, as it writes the rows.
         Entrant("Lance 14.0.2", "read_lance.py", rows_of_samples, python=python),
     )
 

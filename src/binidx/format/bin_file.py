@@ -123,6 +123,8 @@ def did_you_mean(prefix: Location) -> str:
     if hint := _hint_at_spelling(prefix.uri):
         return hint
     near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
+    if prefix.uri in near:  # its writer was replacing it
+        return ""
     if path and not near and os.path.isfile(path):
         return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
     near = near or _list_similar(prefix)
