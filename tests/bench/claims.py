@@ -50,7 +50,7 @@ CLAIMS = (
         "peers_long",
         "first 25,000 samples, uint16, documents shuffled, cache_dir",
         short="25,000 samples, shuffled globally",
-        peer="LitData in its own order",
+        peer="the fastest peer, in its own order",
     ),
     Claim(
         "the same, contiguous, samples shuffled globally",
