@@ -92,7 +92,8 @@ def test_what_is_wrong_and_stays_so_is_told_at_once(prefix, mmap, when_opened) -
         IndexedDataset(prefix, mmap=mmap)
     assert len(never) == 1
     never.insert(0, lambda: delete_object(Location.of(f"{prefix}.bin")))
-    with pytest.raises(ObjectNotFoundError, match=r"en\.bin"):
+    # In a store both are looked up at the same time: the .bin before it is deleted, or after.
+    with pytest.raises((ObjectNotFoundError, ObjectChangedError), match=r"en\.bin"):
         IndexedDataset(prefix, mmap=mmap)
 
 
@@ -159,9 +160,16 @@ def test_a_merge_takes_in_one_dataset_or_the_other(prefix, tmp_path: Path, when_
     build_ours(prefix, number(2), np.uint16)
     when_opened(".bin", [lambda: build_ours(prefix, number(3), np.uint16)])
     with IndexedDatasetBuilder(tmp_path / "two.bin", np.uint16) as builder:
-        with pytest.raises(ObjectChangedError, match="replaced while it was opened"):
+        added = False
+        if "://" in prefix:  # both are looked up at the same time: while there is no .idx, or the new one, too
+            with contextlib.suppress(ObjectChangedError, ObjectNotFoundError):
+                builder.add_index(prefix)
+                added = True
+        else:
+            with pytest.raises(ObjectChangedError, match="replaced while it was opened"):
+                builder.add_index(prefix)
+        if not added:
             builder.add_index(prefix)
-        builder.add_index(prefix)
         builder.finalize(tmp_path / "two.idx")
     assert read_all(IndexedDataset(tmp_path / "two")) == [3] * 23
 
