@@ -58,13 +58,12 @@ def outcome_of(
     place: dict[str, str] | None = None,
     main: str = "helpers.rank_process",
 ) -> list[dict[str, Any]]:
-    """What each rank printed; of one that was killed nothing but its number, and all its log as "log"."""
+    """What each rank printed, and its log as "log"; a rank that printed nothing was killed, or its log says why."""
     found = []
     for rank, each in enumerate(forked.run(main, how, variables(size, place))):
         printed = [line for line in each["out"].splitlines() if line.startswith("{")]
-        found.append(
-            {**(json.loads(printed[-1]) if printed else {"rank": rank, "error": "killed"}), "log": each["log"]}
-        )
+        silent = {"rank": rank, "error": "killed" if os.WIFSIGNALED(each["status"]) else each["log"]}
+        found.append({**(json.loads(printed[-1]) if printed else silent), "log": each["log"]})
     return found
 
 

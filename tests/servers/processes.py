@@ -7,10 +7,13 @@ from pathlib import Path
 
 
 def is_running(pid: int) -> bool:
-    """Linux only: a process that ended and was not waited for is a zombie, and not running."""
+    """Linux only: a process that ended and was not waited for is a zombie, and not running.
+
+    One that is waited for between the opening and the reading of its file is not found either (ESRCH).
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

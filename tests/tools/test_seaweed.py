@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,10 @@ from binidx.tools import seaweed
 
 def listening(pid: int) -> list[str]:
     """Addresses a process listens on, from /proc: hex address of IPv4 and IPv6."""
-    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
+    links = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(os.readlink(each))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     lines = [
         line.split()
