@@ -168,6 +168,46 @@ def test_olmo_core_reads_the_tokens_and_documents_that_we_write(tmp_path: Path) 
     assert read["lengths"].tolist() == [*map(len, DOCUMENTS)]
 
 
+READ_AS_NANOTRON = """
+import sys
+from datatrove.pipeline.tokens.tokenizer import TokenizedFile
+from datatrove.utils.dataset import DatatroveFolderDataset
+import numpy as np
+
+folder, token_bytes, documents = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+data = DatatroveFolderDataset(
+    folder, seq_len=63, token_size=token_bytes, recursive=False, shuffle=False, return_positions=True
+)
+read = [data[number] for number in range(len(data))]
+names = "input_ids", "positions"
+np.savez(folder + ".npz", **{name: np.concatenate([each[name] for each in read]) for name in names})
+file = TokenizedFile(folder + "-theirs", "00000.ds", token_size=token_bytes, save_final_metadata=True)
+for each in np.load(documents).values():
+    file.write(each.tolist(), None)
+file.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PEERS.exists(), reason="needs the environment of `make bench-peers`")
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_datatrove_reads_what_we_write_for_nanotron_and_we_what_it_writes(dtype: Any, tmp_path: Path) -> None:
+    export_dataset("nanotron", build(f"{tmp_path}/en", dtype), f"{tmp_path}/ds")
+    np.savez(tmp_path / "documents.npz", *DOCUMENTS)
+    size = str(np.dtype(dtype).itemsize)
+    told = [str(PEERS), "-c", READ_AS_NANOTRON, f"{tmp_path}/ds", size, f"{tmp_path}/documents.npz"]
+    subprocess.run(told, check=True, env={"HOME": str(tmp_path)})
+    read = np.load(tmp_path / "ds.npz")
+    assert len(STREAM) - 64 < len(read["input_ids"]) <= len(STREAM)
+    assert np.array_equal(read["input_ids"], STREAM[: len(read["input_ids"])])
+    in_document = np.concatenate([np.arange(len(each)) for each in DOCUMENTS])[: len(read["positions"])]
+    begins = in_document == 0
+    begins[::64] = True  # they count from the start of a sample, too
+    assert np.array_equal(read["positions"] == 0, begins)
+    import_dataset("nanotron", [f"{tmp_path}/ds-theirs"], f"{tmp_path}/back")
+    assert_brought_over(f"{tmp_path}/back", dtype)
+
+
 def test_an_array_of_olmo_ends_its_last_document(tmp_path: Path) -> None:
     STREAM[:-1].astype(np.uint32).tofile(tmp_path / "a.npy")
     STREAM.astype(np.uint32).tofile(tmp_path / "b.npy")
