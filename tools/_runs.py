@@ -124,10 +124,8 @@ def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHist
         return open_history(arguments, whole=whole)
     given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
     order = load_packed_run(arguments.run, arguments.storage_options)
-    micro, ranks = (
-        given.get("micro_batch_size", order.micro_batch_size),
-        given.get("data_parallel_size", order.num_ranks),
-    )
+    micro = given.get("micro_batch_size", order.micro_batch_size)
+    ranks = given.get("data_parallel_size", order.num_ranks)
     size = given.get("global_batch_size", micro * ranks * order.accumulation)
     if size % (micro * ranks):
         raise ConfigError(f"global_batch_size: found {size}, needs a multiple of {micro * ranks}")

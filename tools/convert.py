@@ -84,10 +84,8 @@ def level(text: str) -> int:
 def describe(done: ConvertResult) -> str:
     """Return the summary of a copy as text."""
     if done.parts_missing:
-        made, left = (
-            f"{counts(parts=done.parts_sent)} made, {done.parts_kept:,} existed",
-            counts(parts=done.parts_missing),
-        )
+        made = f"{counts(parts=done.parts_sent)} made, {done.parts_kept:,} existed"
+        left = counts(parts=done.parts_missing)
         return f"{done.target}: {made}; {left} left to other shards, the last of which finishes"
     counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     held = f"  {counted}, {human_bytes(done.source_bytes)}"

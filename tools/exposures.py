@@ -21,10 +21,8 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.provenance.exposures import count_exposures
-from binidx.search.document_search import find_tokenizer, search_documents
+from binidx.search.document_search import find_token_table, search_documents
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
@@ -64,9 +62,9 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     else:
         text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
         names = {Location(source.prefix).uri: name for name, source in history.select_sources().items()}
-        uri, prefixes = arguments.tokenizer, [Location(prefix, options) for prefix in names]
-        spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
-        hits = search_documents(prefixes, [text], token_table(spec, options), watch=arguments.watch).documents()
+        prefixes = [Location(prefix, options) for prefix in names]
+        table = find_token_table(prefixes, arguments.tokenizer)
+        hits = search_documents(prefixes, [text], table, watch=arguments.watch).documents()
         documents = {names[prefix]: numbers for prefix, numbers in hits.items()}
     arguments.watch.begin("count", 0, 0, unit="")
     try:

@@ -37,12 +37,9 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_search import TokenTable
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.provenance.exposures import count_exposures, total_exposures
 from binidx.run.provenance.sample_rows import known_origins
-from binidx.search.document_search import SearchResult, find_tokenizer, search_documents
+from binidx.search.document_search import SearchResult, find_token_table, search_documents
 from binidx.search.queries import count_ngrams, match_items, read_queries
 from binidx.storage.location import Location
 
@@ -94,10 +91,11 @@ def grep(arguments: argparse.Namespace) -> None:
     ngrams: list[list[int]] = []
     if items:
         texts, ngrams = count_ngrams(items, arguments.ngram)
-    table = None if arguments.tokens else token_table(_find_spec(arguments, prefixes), options)
+    locations = [Location.of(name, options) for name in prefixes]
+    table = None if arguments.tokens else find_token_table(locations, arguments.tokenizer)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
     place = {"workers": chosen_workers(arguments), "records": arguments.records}
-    result = search_documents(prefixes, patterns, table, storage_options=options, watch=arguments.watch, **place)
+    result = search_documents(locations, patterns, table, storage_options=options, watch=arguments.watch, **place)
     arguments.watch.end_stage()
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
     if arguments.to:
@@ -127,13 +125,6 @@ def parse_ids(text: str) -> list[int]:
     except ValueError:
         pass
     raise ConfigError(f"tokens: found {text!r}, needs ids such as 464,2330")
-
-
-def _find_spec(arguments: argparse.Namespace, prefixes: Sequence[str]) -> TokenizerSpec:
-    uri, options = arguments.tokenizer, arguments.storage_options
-    if uri is not None:
-        return describe_tokenizer(uri, storage_options=options)
-    return find_tokenizer([Location.of(name, options) for name in prefixes])
 
 
 def _searched(result: SearchResult) -> dict[str, Any]:

@@ -88,11 +88,8 @@ def read_run_losses(
         ConfigError: another number of folders, or runs that wrote losses of the same positions into one folder.
         ObjectNotFoundError: no run has losses.
     """
-    files, runs, missing = (
-        [name or file for name in history.files],
-        list[tuple[str, RunLosses]](),
-        list[ObjectNotFoundError](),
-    )
+    files = [name or file for name in history.files]
+    runs, missing = list[tuple[str, RunLosses]](), list[ObjectNotFoundError]()
     if len(folders) not in (1, len(files)):
         raise ConfigError(f"losses: found {len(folders)} folders, needs one, or one of each of {len(files)} runs")
     for number, (run, name) in enumerate(zip(history.runs, files, strict=True)):

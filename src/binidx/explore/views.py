@@ -25,8 +25,6 @@ from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.comparison import compare_documents
@@ -34,7 +32,7 @@ from binidx.run.provenance.reading import Reading
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
-from binidx.search.document_search import find_tokenizer, search_documents
+from binidx.search.document_search import find_token_table, search_documents
 
 Values = dict[str, Any]
 Query = Mapping[str, str]
@@ -314,9 +312,7 @@ def show_search(explored: Explored, query: Query) -> Values:
         raise NotFoundError("text: found nothing, needs a text to search")
     sources = _chosen(explored, query)
     prefixes = [explored.prefix(source) for source in sources]
-    named, options = explored.tokenizer, explored.options
-    spec = describe_tokenizer(named, storage_options=options) if named else find_tokenizer(prefixes)
-    result = search_documents(prefixes, [text], token_table(spec, options))
+    result = search_documents(prefixes, [text], find_token_table(prefixes, explored.tokenizer))
     numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
     hits = [(numbers[prefix], *row[[0, 2]].tolist()) for prefix, rows in result.hits.items() for row in rows]
     names = [redacted(prefix.uri) for prefix in prefixes]

@@ -162,10 +162,8 @@ class PackedDocuments:
                 begin = stream_end(index, document - 1, origin.add_separator) if document else 0
                 end = stream_end(index, document, origin.add_separator) - origin.add_separator
                 for number in range(begin // chunk, -(-end // chunk)):
-                    first, last = (
-                        max(begin - number * chunk, 0),
-                        min(end - number * chunk, self.files.num_blocks * size),
-                    )
+                    first = max(begin - number * chunk, 0)
+                    last = min(end - number * chunk, self.files.num_blocks * size)
                     blocks = range(first // size, -(-last // size)) if first < last else range(0)
                     rows += [(numbers[number], block) for block in blocks if number in numbers]
         return np.array(rows, np.int64).reshape(-1, 2)

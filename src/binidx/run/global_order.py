@@ -168,13 +168,10 @@ class GlobalOrder:
         batch, place = np.divmod(offset, self.schedule.block)
         rank, slot = np.divmod(place, micro)
         drawn = batch * micro + slot
-        samples: Numbers
         if self.data_sharding:
             share = self._active // ranks
-            samples = permutation(share, epoch)[drawn] + rank * share
-        else:
-            samples = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * drawn]
-        return samples
+            return permutation(share, epoch)[drawn] + rank * share
+        return permutation(self.num_samples // micro * micro, epoch)[rank + ranks * drawn]
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":

@@ -29,6 +29,7 @@ from binidx.jobs.runner import check_stop
 from binidx.native.token_search import TokenSearch, TokenTable
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.storage.location import Location, Where
 from binidx.storage.open import stream
 from binidx.storage.threads import OPENS
@@ -146,6 +147,21 @@ class SearchPart:
 
     def __str__(self) -> str:
         return f"documents {self.start} to {self.stop} of {self.dataset.prefix}"
+
+
+def find_token_table(prefixes: Sequence[Location], uri: str | None) -> TokenTable:
+    """Return the bytes of each token of a tokenizer: that of a URI, or that which the manifests name.
+
+    Args:
+        prefixes: the datasets.
+        uri: of a tokenizer, read with the options of the first dataset; None for the manifests'.
+
+    Raises:
+        ConfigError: as `find_tokenizer`, or tokens have no bytes of their own.
+    """
+    options = prefixes[0].options
+    spec = describe_tokenizer(uri, storage_options=options) if uri else find_tokenizer(prefixes)
+    return token_table(spec, options)
 
 
 def find_tokenizer(prefixes: Sequence[Location]) -> TokenizerSpec:

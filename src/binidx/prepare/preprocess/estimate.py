@@ -330,13 +330,10 @@ def first_documents(job: Job, count: int) -> list[TokenizedText]:
     """
     inputs = find_inputs(job.inputs, format=job.format, storage_options=job.source_options)
     engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
-    options: dict[str, Any] = {
-        "filters": job.filters,
-        "batch_bytes": BATCH_BYTES,
-        "storage_options": job.source_options,
-    }
     for unit in plan_units(inputs)[:1]:
-        for batch, *_ in read_slice(unit, job.keys, **options):
+        for batch, *_ in read_slice(
+            unit, job.keys, filters=job.filters, batch_bytes=BATCH_BYTES, storage_options=job.source_options
+        ):
             if batch.problems and job.on_error == "raise":
                 raise FormatError(f"{batch.problems[0]}; {find_remedy(batch.problems[0])}")
             stop = min(count, batch.num_documents)

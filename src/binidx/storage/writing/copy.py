@@ -324,8 +324,7 @@ class ObjectCopy:
             def is_right(part: int) -> bool:
                 return matches_digest(copy.read([ranges[part]])[0], state.sent[part][0])
 
-            in_copy = map_in_flight(is_right, ranges, state.num_in_flight)
-            with contextlib.closing(in_copy) as answers:
+            with contextlib.closing(map_in_flight(is_right, ranges, state.num_in_flight)) as answers:
                 for (start, stop), right in zip(ranges.values(), answers, strict=True):
                     if not right:
                         raise CorruptCopyError(
@@ -351,8 +350,7 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
         here, there = (np.frombuffer(reader.read([where])[0], np.uint8) for reader in (left, right))
         return np.array_equal(here, there)
 
-    compared = map_in_flight(is_equal, ranges, MAX_IN_FLIGHT)
-    with contextlib.closing(compared) as equals:
+    with contextlib.closing(map_in_flight(is_equal, ranges, MAX_IN_FLIGHT)) as equals:
         for (start, stop), equal in zip(ranges, equals, strict=True):
             if not equal:
                 return False
