@@ -340,9 +340,9 @@ def cache_whole(location: Location, data: memoryview, identity: Mapping[str, Any
         return None
     cached = reader.cached
     if cached.writable and cached.check_chunks(range(reader.content.num_chunks)):
-        with cached.quota.reserved(len(data)) as has_room:
-            if has_room and not cached.store(0, data):
-                cached.quota.release_reserved(len(data))
+        with cached.quota.reserved(len(data)) as reservation:
+            if reservation:
+                cached.store(0, data, reservation)
     return cached.views([(0, len(data))])[0][0]
 
 

@@ -42,7 +42,7 @@ from binidx.storage.cache.block_files import (
     write_chunks,
     write_meta,
 )
-from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.eviction import CacheQuota, Reservation, warn_once
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.cache.seals import Seal, make_seal
 from binidx.storage.interfaces import Range
@@ -201,7 +201,7 @@ class CachedObject:
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent may have held; its filling has no thread in this process."""
-        self._lock, self._writing = threading.RLock(), threading.Lock()
+        self._lock = threading.RLock()
         self.flights: SingleFlight[int, None] = SingleFlight()
         self.filling = None
 
@@ -306,12 +306,13 @@ class CachedObject:
 
     # Keeping
 
-    def store(self, first: int, data: memoryview) -> bool:
+    def store(self, first: int, data: memoryview, reservation: Reservation | None = None) -> bool:
         """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now.
 
         Args:
             first: number of a chunk in the object.
             data: whole chunks; the last of the object may be shorter.
+            reservation: of these bytes; None: they replace a damaged copy, which is counted already.
         """
         size = self.content.chunk_bytes
         numbers = range(first, first - (-len(data) // size))
@@ -319,21 +320,20 @@ class CachedObject:
             chunks = [*group]
             part = data[(chunks[0] - first) * size : (chunks[-1] + 1 - first) * size]
             try:
-                self._write(number, chunks[0], part)
+                self._write(number, chunks[0], part, reservation)
             except OSError as error:
                 self.quota.pause(f"cannot be written to: {error.strerror}")
                 return False
         return not self.check_chunks(numbers)
 
-    def _write(self, number: int, first: int, data: memoryview) -> None:
+    def _write(self, number: int, first: int, data: memoryview, reservation: Reservation | None) -> None:
         path = block_path(self.path, number)
         for attempt in (1, 2):
             maps = self.maps
             block = self._block(maps, first, create=True)
             try:
                 if block is not None:
-                    # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
-                    with self._writing:
+                    with reservation.writing(len(data)) if reservation else self.quota.writing(0):
                         return write_chunks(path, self.content, block, first, data)
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.

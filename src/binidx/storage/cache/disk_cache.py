@@ -259,18 +259,13 @@ class DiskCache:
         # In pieces of one request: longer ones would be put together, and so copied.
         whole = max(1, MAX_REQUEST // content.chunk_bytes)
         runs = [part for run in runs_of(chunks) for part in cut(run, whole)]
-        with self.cached.quota.reserved(count) as has_room:
-            if not has_room:
+        with self.cached.quota.reserved(count) as reservation:
+            if reservation is None:
                 return False
-            try:
-                answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
-                check_content(self.reader)
-            except BaseException:
-                self.cached.quota.release_reserved(count)
-                raise
+            answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
+            check_content(self.reader)
             for (first, _), answer in zip(runs, answers, strict=True):
-                if not self.cached.store(first, answer):
-                    self.cached.quota.release_reserved(min(count, len(answer)))
+                self.cached.store(first, answer, reservation)
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,8 +5,9 @@
                   float64    when an eviction last failed to free enough
 
 Every process adds the bytes that it is about to write, under a lock on that file, so the quota holds over all processes
-although none of them counts 10,000 files for each chunk. An eviction counts the files anew, and what its process is
-writing, which corrects the sum after a killed process.
+although none of them counts 10,000 files for each chunk. An eviction counts the files anew, and what its process has
+reserved and not written yet, which corrects the sum after a killed process. No write of this process runs meanwhile, so
+each byte counts once. What other processes have reserved and not written is left out until they evict.
 
 An eviction frees a sixteenth of the quota more than it must, so that evictions are rare. Blocks that any process has
 mapped stay, and those that a filling of this process needs later (`filling`). If all do, or the disk is full of other
@@ -128,48 +129,52 @@ class CacheQuota:
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held."""
-        self._lock, self._evicting = threading.Lock(), threading.Lock()
-        self._coming = 0  # bytes that threads of this process have reserved, and may not have written yet
+        self._lock, self._evicting, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._coming = 0  # bytes that threads of this process have reserved and not written yet
 
     @contextlib.contextmanager
-    def reserved(self, count: int) -> Iterator[bool]:
+    def reserved(self, count: int) -> Iterator[Reservation | None]:
         """Reserve bytes to be written in the block, evicting the least recently used blocks if need be.
 
+        Bytes that are not written then are returned to the quota.
+
         Yields:
-            True if they may be written.
+            The reservation; None if there is no room.
         """
-        has_room = self._reserve(count)
+        reservation = Reservation(self, count) if self._reserve(count) else None
         try:
-            yield has_room
+            yield reservation
         finally:
-            if has_room:
-                self._end_coming(count)
+            self._give_back(reservation.left if reservation else 0)
+
+    @contextlib.contextmanager
+    def writing(self, count: int) -> Iterator[None]:
+        """Write reserved bytes in the block; if that succeeds, they count as a file from then on, and are not coming.
+
+        Writes to a directory exclude each other, and counts of it. The kernel lets one thread at a time write to a
+        file, and waiting ones would spin on their cores.
+        """
+        with self._writing:
+            yield
+            with self._lock:
+                self._coming -= count
 
     def _reserve(self, count: int) -> bool:
         if self.is_paused:
             return False
-        has_added = False
         try:
             self._add(count, count)
-            has_added = True
-            if self.excess() <= 0 or (not self._failed_lately() and self.free_space() <= 0):
+            if self.excess() <= 0 or (not self._failed_lately() and self.free_space()):
                 return True
-            self._add(-count)
         except OSError as error:
             logger.warning("%s: usage unknown, reads go on without being cached: %s", self.directory, error)
-        if has_added:
-            self._end_coming(count)
+        self._give_back(count)
         self.pause("everything in it is in use" if self.limit is not None else "its file system is full of other files")
         return False
 
-    def _end_coming(self, count: int) -> None:
-        with self._lock:
-            self._coming -= count
-
-    def release_reserved(self, count: int) -> None:
-        """Return unused reserved bytes to the quota."""
+    def _give_back(self, count: int) -> None:
         with contextlib.suppress(OSError):
-            self._add(-count)
+            self._add(-count, -count)
 
     def pause(self, why: str) -> None:
         """Stop caching for ten seconds; log a warning, once for a directory in a process."""
@@ -182,22 +187,27 @@ class CacheQuota:
         """True while nothing is cached, after a failure."""
         return time.monotonic() < self._paused_until
 
-    def free_space(self) -> int:
-        """Evict blocks, or wait until another process has done so; return `excess` afterwards."""
+    def free_space(self) -> bool:
+        """Evict blocks, or wait until another process has done so; return whether what was reserved has room now.
+
+        What others reserve meanwhile is their excess.
+        """
         with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
             if ours and self.excess() > 0 and not self._failed_lately():
                 self.release()
                 blocks = self.recount()
                 total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
-                excess = self.excess()
+                excess, freed = self.excess(), 0
                 unneeded = [block for block in blocks if not any(keeper.needs(block.path) for keeper in self.keepers)]
                 for block, removed in evict(unneeded, excess + total // FREED_PART if excess > 0 else 0):
                     if removed:
                         self._add(-block.num_bytes)
-                if self.excess() > 0:
+                        freed += block.num_bytes
+                if freed < excess:
                     with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
                         self._write(*self._usage()[:2], time.time())
-        return self.excess()
+                return freed >= excess
+        return self.excess() <= 0
 
     def _failed_lately(self) -> bool:
         """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
@@ -205,9 +215,9 @@ class CacheQuota:
 
     def recount(self) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
-        with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-            coming, blocks = self._coming, block_files(self.directory)  # in this order: what ends meanwhile is a file
-            self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
+        with self._writing, self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
+            blocks = block_files(self.directory)
+            self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
         return blocks
 
     def excess(self) -> int:
@@ -227,13 +237,13 @@ class CacheQuota:
 
     def _add(self, count: int, coming: int = 0) -> None:
         """Add bytes to the sum, which is counted anew once an hour, and to those that are coming."""
+        used, counted_at, _ = self._usage()
+        if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
+            self.recount()
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-            used, counted_at, failed_at = self._usage()
-            if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
-                used = self._coming + sum(block.num_bytes for block in block_files(self.directory))
-                counted_at = time.time()
-            self._write(max(0, used + count), counted_at, failed_at)
             self._coming += coming
+            used, counted_at, failed_at = self._usage()
+            self._write(max(0, used + count), counted_at, failed_at)
 
     def _usage(self) -> tuple[int, float, float]:
         data = os.pread(self._descriptor, USAGE.size, 0)
@@ -263,6 +273,25 @@ class CacheQuota:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         return True
+
+
+@dataclass
+class Reservation:
+    """Bytes that a thread may write.
+
+    Attributes:
+        left: those that it has not written yet.
+    """
+
+    quota: CacheQuota
+    left: int
+
+    @contextlib.contextmanager
+    def writing(self, count: int) -> Iterator[None]:
+        """Write so many of them in the block; see `CacheQuota.writing`."""
+        with self.quota.writing(count):
+            yield
+            self.left -= count
 
 
 def warn_once(subject: str, message: str) -> None:

@@ -347,8 +347,9 @@ class CacheFilling:
         quota.keepers.append(self)
         try:
             while True:
+                step = self.step  # before unmapping: what it needs no more can then be evicted for what is chosen
                 self._unmap_unneeded()
-                room, step = quota.capacity() * (1 - 1 / ROOM_PART), self.step
+                room = quota.capacity() * (1 - 1 / ROOM_PART)
                 chosen = choose(room, step)
                 missing = chosen[~filled[chosen]]
                 self._bytes_left = int(uses.sizes[missing].sum())
