@@ -96,6 +96,24 @@ def test_an_eviction_does_not_fail_for_what_others_reserve_meanwhile(tmp_path: P
         assert others[0].result()
 
 
+def test_a_forked_child_evicts_what_fillings_of_its_parent_needed(tmp_path: Path) -> None:
+    class Keeper:
+        """A filling that needs every block."""
+
+        def needs(self, path: str) -> bool:
+            return True
+
+    def reserve() -> None:
+        with quota.reserved(BLOCK) as reservation:
+            assert reservation is not None
+
+    read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
+    gc.collect()
+    quota = cached_object.get_quota(str(tmp_path), disk_bytes(tmp_path))
+    quota.keepers.append(Keeper())  # type: ignore[arg-type]
+    assert ended_well(forked(reserve))
+
+
 def test_the_least_recently_used_leave_first_and_a_few_more_than_must(tmp_path: Path) -> None:
     read_blocks(small(MarkedObject(DATA), tmp_path), *range(8))
     gc.collect()

@@ -124,11 +124,11 @@ class CacheQuota:
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._paused_until, self.pause_reason = 0.0, ""
         self.release: Callable[[], object] = lambda: None
-        self.keepers: list[CacheFilling] = []
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Renew the locks, which a thread of the parent process may have held."""
+        """Renew the locks, which a thread of the parent process may have held; its fillings have none in this one."""
+        self.keepers: list[CacheFilling] = []
         self._lock, self._evicting, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._coming = 0  # bytes that threads of this process have reserved and not written yet
 
