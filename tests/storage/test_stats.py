@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import signal
+from collections.abc import ItemsView
 from pathlib import Path
 
 import fsspec
@@ -12,6 +14,7 @@ from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
+from binidx.testing import ended_well, forked
 
 
 def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
@@ -49,3 +52,19 @@ def test_chunks_found_and_missed_are_summed_over_caches() -> None:
             cache.read([(0, 10)])
     found = stats.usage_since(before)
     assert (found["memory hits"], found["memory misses"]) == (4, 2)
+
+
+def test_garbage_that_logs_a_report_may_be_collected_while_counts_are_added() -> None:
+    """As an iterator of a loader does that is part of a cycle."""
+
+    class Collecting(dict[str, float]):
+        def items(self) -> ItemsView[str, float]:  # type: ignore[override]
+            stats.log_report(stats.usage_since(stats.usage()))
+            return super().items()
+
+    def child() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        stats.add_usage(Collecting(tokens=0.0))
+
+    assert ended_well(forked(child))

@@ -155,7 +155,7 @@ read ahead and not served, tokens served, seconds since the first batch, seconds
 allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
-_lock = threading.Lock()
+_lock = threading.RLock()  # a collection of garbage within may log the report of a loader's iteration
 _usage = dict.fromkeys(NAMES, 0.0)
 _total = ReadStats()
 
@@ -163,7 +163,7 @@ _total = ReadStats()
 def _after_fork() -> None:
     # Another thread may have held the lock when the parent forked; it does not exist in the child.
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
