@@ -347,7 +347,7 @@ def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
     read_blocks(reader, 0)
     monkeypatch.setattr(eviction, "COUNT_AGAIN_SECONDS", -1.0)
-    CacheQuota(str(tmp_path), 10**9)._add(5)
+    CacheQuota(str(tmp_path), 10**9)._add(5, 5)
     assert reader.cached.quota.used() == disk_bytes(tmp_path) + 5
 
 

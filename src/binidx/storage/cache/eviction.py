@@ -237,13 +237,12 @@ class CacheQuota:
 
     def _add(self, count: int, coming: int = 0) -> None:
         """Add bytes to the sum, which is counted anew once an hour, and to those that are coming."""
-        used, counted_at, _ = self._usage()
-        if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
-            self.recount()
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-            self._coming += coming
+            self._coming += coming  # first, whatever fails
             used, counted_at, failed_at = self._usage()
             self._write(max(0, used + count), counted_at, failed_at)
+        if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
+            self.recount()
 
     def _usage(self) -> tuple[int, float, float]:
         data = os.pread(self._descriptor, USAGE.size, 0)
