@@ -333,7 +333,7 @@ class CachedObject:
             block = self._block(maps, first, create=True)
             try:
                 if block is not None:
-                    with reservation.writing(len(data)) if reservation else self.quota.writing(0):
+                    with reservation.writing(len(data), self.path) if reservation else self.quota.writing(0, self.path):
                         return write_chunks(path, self.content, block, first, data)
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.

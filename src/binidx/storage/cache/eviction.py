@@ -48,6 +48,9 @@ COUNT_WAIT_SECONDS = 2.0
 """Longest wait for another update of the sum. An update takes 10 us; a process stopped in it (SIGSTOP, a frozen node)
 must not stop the others."""
 
+MAX_WRITES = 16
+"""Objects of a directory that a process writes at once."""
+
 COUNTER, EVICTOR = 0, 1
 """Bytes of `usage` that are locked to update the sum, and to evict."""
 
@@ -129,7 +132,8 @@ class CacheQuota:
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held; its fillings have none in this one."""
         self.keepers: list[CacheFilling] = []
-        self._lock, self._evicting, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock, self._evicting = threading.Lock(), threading.Lock()
+        self._writing = [threading.Lock() for _ in range(MAX_WRITES)]
         self._coming = 0  # bytes that threads of this process have reserved and not written yet
 
     @contextlib.contextmanager
@@ -148,13 +152,17 @@ class CacheQuota:
             self._give_back(reservation.left if reservation else 0)
 
     @contextlib.contextmanager
-    def writing(self, count: int) -> Iterator[None]:
+    def writing(self, count: int, path: str) -> Iterator[None]:
         """Write reserved bytes in the block; if that succeeds, they count as a file from then on, and are not coming.
 
-        Writes to a directory exclude each other, and counts of it. The kernel lets one thread at a time write to a
-        file, and waiting ones would spin on their cores.
+        Writes exclude counts of the directory, and those of one object each other: the kernel lets one thread at a time
+        write to a file, and waiting ones would spin on their cores.
+
+        Args:
+            count: of the bytes.
+            path: of the object's directory.
         """
-        with self._writing:
+        with self._writing[hash(path) % MAX_WRITES]:
             yield
             with self._lock:
                 self._coming -= count
@@ -215,7 +223,10 @@ class CacheQuota:
 
     def recount(self) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
-        with self._writing, self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
+        with contextlib.ExitStack() as writes:
+            for lock in self._writing:
+                writes.enter_context(lock)
+            writes.enter_context(self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS))
             blocks = block_files(self.directory)
             self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
         return blocks
@@ -286,9 +297,9 @@ class Reservation:
     left: int
 
     @contextlib.contextmanager
-    def writing(self, count: int) -> Iterator[None]:
+    def writing(self, count: int, path: str) -> Iterator[None]:
         """Write so many of them in the block; see `CacheQuota.writing`."""
-        with self.quota.writing(count):
+        with self.quota.writing(count, path):
             yield
             self.left -= count
 
