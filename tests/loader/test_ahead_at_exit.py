@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, threading, time
 from helpers.readahead_loaders import Numbers, loader
@@ -107,3 +109,35 @@ def test_workers_end_with_their_loader() -> None:
     process = start(CANCELLABLE, "", workers=2)
     finish(process, 300)
     assert process.returncode == 0
+
+
+INTERRUPTED = """
+import os, signal, binidx
+def interrupt(*_):
+    signal.raise_signal(signal.SIGINT)
+{before}
+loader = binidx.load_dataset({path!r}, 4).loader(1, num_workers=2, {options})
+num_batches = 0
+for batch in loader:
+    num_batches += 1
+assert num_batches == len(loader)
+"""
+
+
+@pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+def test_ctrl_c_while_workers_start_ends_at_the_users_line(hook: str) -> None:
+    done = run_interrupted(before=f"os.register_at_fork({hook}=interrupt)")
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert len(done.stderr.splitlines()) <= 4, done.stderr
+    assert done.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("look_ahead", [0, 2])
+def test_workers_leave_ctrl_c_to_the_trainer(look_ahead: int) -> None:
+    done = run_interrupted(options=f"look_ahead={look_ahead}, worker_init_fn=interrupt")
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def run_interrupted(before: str = "", options: str = "") -> subprocess.CompletedProcess[str]:
+    script = INTERRUPTED.format(before=before, path=str(ROOT / "tests/golden/int32"), options=options)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -5,11 +5,14 @@ Besides this module only `device_batches` imports torch here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import logging
 import os
+import signal
+import threading
 import time
 import weakref
 from collections import defaultdict
@@ -204,7 +207,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
 
     A "single" loader begins every iteration at the position with which it was made or loaded; a "cyclic" one continues
     after the last batch served. Without workers, each iteration reads ahead anew; with workers, each worker reads ahead
-    for itself, across iterations if workers are persistent.
+    for itself, across iterations if workers are persistent. Forked workers ignore Ctrl-C: only this process handles it.
 
     Under torch.distributed, with several data-parallel ranks, `load_state_dict` and the first iteration after it raise
     PeerError if this rank's order, data, position or batch size is not that of the other ranks.
@@ -246,6 +249,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
     def __len__(self) -> int:
         return self._sampler.num_batches
 
+    @trims_traceback
     def __iter__(self) -> Any:
         self._compare_with_ranks()
         if isinstance(self._sampler, MegatronPretrainingRandomSampler):
@@ -394,7 +398,8 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         if isinstance(self.collate_fn, CollateForTrainer) and starts:
             about = self._sampler.micro_batch_size, get_sequence_length(self.dataset)
             self.collate_fn = CollateForTrainer.for_workers(self.num_workers, self.prefetch_factor or 0, *about)
-        batches: Iterator[Any] = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
+        with _deferred_interrupt() if starts and self.num_workers else contextlib.nullcontext():
+            batches: Iterator[Any] = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
         return batches
 
     def _read_if_taken(self) -> Iterator[Any]:
@@ -451,6 +456,27 @@ class Batches(Iterator[Any]):
         self._close = self._close or weakref.finalize(self, _log_usage, self._before, os.getpid())
         self._on_batch()
         return batch
+
+
+@contextlib.contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Handle a Ctrl-C that comes in this block at its end; processes that are forked in it ignore Ctrl-C.
+
+    An interrupt within `os.fork` is lost, since Python ignores what its hooks of a fork raise, and one between the fork
+    and the end of `Process.start` leaves a worker that nobody ends.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield  # ignored, the system's own, or not ours to set
+        return
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _log_usage(before: dict[str, float], pid: int) -> None:
