@@ -1,12 +1,17 @@
 """python -m binidx.compat.megatron [OPTIONS] SCRIPT ARGS...
 
-Run a training script of Megatron-LM with binidx's datasets instead of Megatron's. Under torchrun:
+Run a training script of Megatron-LM with binidx's datasets instead of
+Megatron's. Under torchrun:
 
-    torchrun --nproc-per-node 8 -m binidx.compat.megatron pretrain_gpt.py --data-path s3://corpus/en ...
+    torchrun --nproc-per-node 8 -m binidx.compat.megatron \\
+        pretrain_gpt.py --data-path s3://corpus/en ...
 
---trust-cache                accept index caches that Megatron left: trust_cache="megatron" of the config
---cache-small-indices        also cache indices of less than 2^15 documents and samples, for Megatron to find
---megatron-samples=0.16.1    serve the samples of Megatron Core 0.16.1, where they differ from main's
+--trust-cache                accept index caches that Megatron left:
+                             trust_cache="megatron" of the config
+--cache-small-indices        also cache indices of less than 2^15 documents and
+                             samples, for Megatron to find
+--megatron-samples=0.16.1    serve the samples of Megatron Core 0.16.1, where
+                             they differ from main's
 """
 
 from __future__ import annotations
@@ -25,9 +30,13 @@ def main(arguments: list[str]) -> int:
     given: list[str] = []
     while arguments and arguments[0] in OPTIONS:
         given.append(arguments.pop(0))
-    if not arguments or arguments[0].startswith("-"):
-        print(__doc__, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    asked = arguments[:1] in (["-h"], ["--help"])
+    if asked or not arguments:
+        print(__doc__, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    if arguments[0].startswith("-"):
+        print(f"{arguments[0]}: unknown option; needs one of {', '.join(OPTIONS)}", file=sys.stderr)
+        return 2
     if not os.path.isfile(arguments[0]):
         print(f"{arguments[0]}: no such script; give the path of a training script", file=sys.stderr)
         return 2
