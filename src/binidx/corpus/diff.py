@@ -124,7 +124,7 @@ def diff_datasets(
         dataset.check_index(watch)
     is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
     if records is None and not is_here:
-        raise ConfigError("records: workers of other machines need a folder that all of them reach; give records")
+        raise ConfigError("records: workers of other machines need a folder that all of them reach; name one")
     with contextlib.ExitStack() as stack:
         place = records or stack.enter_context(tempfile.TemporaryDirectory(prefix="binidx-diff-", dir=scratch))
         folder = Location.of(place, left_options if records is not None else None)

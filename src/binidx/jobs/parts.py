@@ -407,7 +407,7 @@ def make_recorded_parts(
     """
     shard, folder = workers.shard, None
     if records is None and shard is not None:
-        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; give records")
+        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
     if records is not None:
         folder = JobFolder(Location(records.absolute, records.options), identity)
         folder.claim()

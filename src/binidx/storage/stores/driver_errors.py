@@ -125,7 +125,9 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
     wrong = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
     way = f"; correct storage_options, which are those of {_driver(uri).package}" if wrong else ""
-    return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}{way}")
+    if names & UNREACHABLE:
+        return UnreachableError(f"{uri}: {driver_text(error)}; check the endpoint and the network")
+    return StorageError(f"{uri}: {driver_text(error)}{way}")
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
