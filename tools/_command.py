@@ -159,15 +159,16 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     known = [flag for action in chosen._actions for flag in action.option_strings]
     rest = {flag for action in chosen._actions if action.nargs == argparse.REMAINDER for flag in action.option_strings}
     typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
+    command = "" if rest & {*argv} else "".join(f"; give the whole command after {flag}" for flag in rest)
     for flag in typed:
         if flag.startswith("--") and flag not in known:
-            near = "".join(f"; did you mean {match}?" for match in find_flags(flag, known)[:1])
+            near = command or "".join(f"; did you mean {match}?" for match in find_flags(flag, known)[:1])
             chosen.error(f"unrecognized arguments: {flag}{near}")
     positional = [action for action in chosen._actions if not action.option_strings]
     words = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)][chosen is not options :]
     if "--to" in known and "--to" not in typed and all(action.nargs is None for action in positional):
         for word in words[len(positional) :]:
-            chosen.error(f"unrecognized arguments: {word}; did you mean --to {word}?")
+            chosen.error(f"unrecognized arguments: {word}{command or f'; did you mean --to {word}?'}")
 
 
 def find_flags(flag: str, known: Sequence[str]) -> list[str]:

@@ -286,6 +286,11 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(["account", "run.json", flag, "5"])
         assert f"unrecognized arguments: {flag}{hint} binidx account" in capsys.readouterr().err
+    for typed in ("pretrain_gpt.py", "--data-path"):
+        with pytest.raises(SystemExit):
+            main(["run", typed, "x"])
+        way = "give the whole command after --from-megatron"
+        assert f"binidx run: unrecognized arguments: {typed}; {way}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["verify", "a", "--vocab-size", "1k"])
     assert "binidx verify: --vocab-size: found 1k, needs a number; " in capsys.readouterr().err
