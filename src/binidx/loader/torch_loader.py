@@ -463,7 +463,7 @@ def _deferred_interrupt() -> Iterator[None]:
     """Handle a Ctrl-C that comes in this block at its end; processes that are forked in it ignore Ctrl-C.
 
     An interrupt within `os.fork` is lost, since Python ignores what its hooks of a fork raise, and one between the fork
-    and the end of `Process.start` leaves a worker that nobody ends.
+    and the end of `Process.start` leaves a worker that ends seconds after the trainer.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
