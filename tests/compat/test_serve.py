@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from compat.running import DROP_IN, HERE, start
 from helpers.gpt_data import write_with_megatron
+from helpers.oracle import megatron
 
 import binidx.compat.megatron
 from binidx.errors import ConfigError
@@ -52,6 +53,7 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
 
 
 def test_what_megatron_has_imported_already_is_an_error_that_says_what_to_do() -> None:
+    assert megatron.gpt.__name__ in sys.modules
     with pytest.raises(ConfigError, match="or run: python -m"):
         binidx.compat.megatron.install()  # the oracle of this very process
 

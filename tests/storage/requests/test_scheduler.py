@@ -240,7 +240,8 @@ def test_a_cancelled_scope_ends_the_read_and_frees_its_places(patient: Scheduler
 def test_opening_gives_up_soon_on_a_store_that_never_answered(patient: Scheduler) -> None:
     store = Store()
     store.script = [ConnectionRefusedError("nobody there")] * 9
-    with pytest.raises(StorageError, match=r"nobody there; opening failed 4 times in [\d.]+ s: [\d.]+ s Conn"):
+    said = r"nobody there; check the endpoint and the network; opening failed 4 times in [\d.]+ s: [\d.]+ s Conn"
+    with pytest.raises(StorageError, match=said):
         patient.run(store.read(1, opening=True))
     assert len(store.asked) == 4
 
