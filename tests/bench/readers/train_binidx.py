@@ -1,8 +1,10 @@
 """A trainer that takes micro-batches from binidx, at its own pace or as fast as they come: how long it waits for them.
 
-Told: look_ahead, num_steps, step_seconds (0: as fast as they come), rest_seconds (at the end, with all read ahead).
+Told: look_ahead, num_steps, step_seconds (0: as fast as they come), rest_seconds (at the end, with all read ahead);
+collect_steps: garbage is collected after so many steps, as by Megatron's --manual-gc and torchtitan (0: by Python).
 """
 
+import gc
 import json
 import resource
 import time
@@ -36,7 +38,9 @@ train = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], la
 opened = time.perf_counter()
 batches = iter(binidx.build_pretraining_data_loader(train, 0, given["batch"], look_ahead=given["look_ahead"]))
 waits = []
-for _ in range(given["num_steps"]):
+if given["collect_steps"]:
+    gc.disable()
+for number in range(given["num_steps"]):
     asked = time.perf_counter()
     next(batches)
     waits.append(time.perf_counter() - asked)
@@ -44,7 +48,10 @@ for _ in range(given["num_steps"]):
         first, before = time.perf_counter(), resident_bytes()
         most = before
     most = max(most, resident_bytes())
-    step(time.perf_counter(), given["step_seconds"])
+    stepped = time.perf_counter()
+    if given["collect_steps"] and number % given["collect_steps"] == 0:
+        gc.collect(1)
+    step(stepped, given["step_seconds"])
 last = time.perf_counter()
 time.sleep(given["rest_seconds"])
 found = {
