@@ -172,7 +172,7 @@ def test_sums_that_cannot_be_written_leave_the_old_dataset(tmp_path: Path) -> No
     [
         ("bin", {"compression_level": 3}, r"en.bin: compression_level 3, needed a name that ends in .bin.zst"),
         ("bin.zst", {"checksums": True}, r"en.bin.zst: checksums=True, needed a plain .bin"),
-        ("bin.zst", {"compression_level": 77}, "compression level 77, needed 1 to 22"),
+        ("bin.zst", {"compression_level": 77}, r"compression_level \(--compress\): found 77, needs 1 to 22"),
     ],
 )
 def test_options_that_contradict_the_name_make_no_file(end, options, message, tmp_path: Path) -> None:

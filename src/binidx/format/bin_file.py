@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from binidx.format.idx import RESTORE
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
 from binidx.format.virtual import SUFFIX as PARTS
@@ -86,7 +87,7 @@ def count_surplus_bytes(bin_uri: str, size: int, index: DatasetCounts) -> int:
     """
     surplus = size - _num_bytes(index)
     if surplus < 0:
-        raise FormatError(f"{bin_uri}: {size} bytes, {describe_need(index)}")
+        raise FormatError(f"{bin_uri}: {size} bytes, {describe_need(index)}; {RESTORE}")
     return surplus
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+RESTORE = "restore the pair from where it was written"
 
 
 class DType(Enum):
@@ -263,7 +264,7 @@ def parse_idx_counts(
         FormatError: the header breaks a rule, or the size does not fit it.
     """
     if len(header) < HEADER.size:
-        raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}")
+        raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}; {RESTORE}")
     magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
     if magic != MAGIC:
         way = "; binidx import neox brings it over" if magic.startswith(b"TNTIDX") else ""
@@ -280,9 +281,10 @@ def parse_idx_counts(
     if multimodal and size == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
     if multimodal and size != text + num_sequences:
-        raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}")
+        raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}; {RESTORE}")
     if size not in (text, text + num_sequences):
-        raise FormatError(f"{uri}: {size} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
+        needed = f"{text}, or {text + num_sequences} with modes"
+        raise FormatError(f"{uri}: {size} bytes, {counts} needs {needed}; {RESTORE}")
     return DType.dtype_from_code(code), num_sequences, num_bounds, size > text
 
 

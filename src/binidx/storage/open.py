@@ -98,8 +98,8 @@ class Codec:
     def check_level(self, level: int | None) -> None:
         """Raise ConfigError if objects cannot be written with a compression level."""
         if level is not None and level not in self.levels:
-            needed = f"needed {self.levels[0]} to {self.levels[-1]}" if self.levels else "this codec has none"
-            raise ConfigError(f"compression level {level}, {needed}")
+            needed = f"needs {self.levels[0]} to {self.levels[-1]}" if self.levels else "this codec has none"
+            raise ConfigError(f"compression_level (--compress): found {level}, {needed}")
 
 
 RAW = Codec(lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer))

@@ -300,7 +300,7 @@ def test_compressing_takes_a_bounded_memory() -> None:
 
 def test_levels_that_make_no_sense_are_refused() -> None:
     for level in (0, 23, -1):
-        with pytest.raises(ConfigError, match=f"compression level {level}, needed 1 to 22"):
+        with pytest.raises(ConfigError, match=rf"compression_level \(--compress\): found {level}, needs 1 to 22"):
             codec_named("zstd").check_level(level)
 
 

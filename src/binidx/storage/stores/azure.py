@@ -44,7 +44,8 @@ class AzureStore(FsspecWrites, DirectStore):
     driver = Driver(
         "adlfs",
         "'binidx[azure]'",
-        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True}",
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True} "
+        """(--storage-options '{"anon": true}') if it is public""",
     )
     hides_uploads = True
 

@@ -47,7 +47,8 @@ class GcsStore(FsspecWrites, DirectStore):
     driver = Driver(
         "gcsfs",
         "'binidx[gcs]'",
-        "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
+        "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} "
+        """(--storage-options '{"token": "anon"}') for a public bucket""",
     )
     hides_uploads = True
     max_composed = 32

@@ -62,7 +62,8 @@ class S3Store(FsspecWrites, DirectStore):
     driver = Driver(
         "s3fs",
         "'binidx[s3]'",
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} "
+        """(--storage-options '{"anon": true}') if it is public""",
     )
     hides_uploads = True
     min_part, max_part, max_parts = 5 << 20, 5 << 30, 10_000
