@@ -170,8 +170,10 @@ class GlobalOrder:
         drawn = batch * micro + slot
         if self.data_sharding:
             share = self._active // ranks
-            return permutation(share, epoch)[drawn] + rank * share
-        return permutation(self.num_samples // micro * micro, epoch)[rank + ranks * drawn]
+            samples: Numbers = permutation(share, epoch)[drawn] + rank * share
+        else:
+            samples = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * drawn]
+        return samples
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":
