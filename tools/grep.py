@@ -95,7 +95,7 @@ def grep(arguments: argparse.Namespace) -> None:
     table = None if arguments.tokens else find_token_table(locations, arguments.tokenizer)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
     place = {"workers": chosen_workers(arguments), "records": arguments.records}
-    result = search_documents(locations, patterns, table, storage_options=options, watch=arguments.watch, **place)
+    result = search_documents(locations, patterns, table, watch=arguments.watch, **place)
     arguments.watch.end_stage()
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
     if arguments.to:

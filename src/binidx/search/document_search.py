@@ -160,7 +160,7 @@ def find_token_table(prefixes: Sequence[Location], uri: str | None) -> TokenTabl
         ConfigError: as `find_tokenizer`, or tokens have no bytes of their own.
     """
     options = prefixes[0].options
-    spec = describe_tokenizer(uri, storage_options=options) if uri else find_tokenizer(prefixes)
+    spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
     return token_table(spec, options)
 
 

@@ -306,8 +306,8 @@ class CachedObject:
 
     # Keeping
 
-    def store(self, first: int, data: memoryview, reservation: Reservation | None = None) -> bool:
-        """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now.
+    def store(self, first: int, data: memoryview, reservation: Reservation | None = None) -> None:
+        """Write neighbouring chunks from `first` on, and check them once for all threads that wait for them.
 
         Args:
             first: number of a chunk in the object.
@@ -323,8 +323,8 @@ class CachedObject:
                 self._write(number, chunks[0], part, reservation)
             except OSError as error:
                 self.quota.pause(f"cannot be written to: {error.strerror}")
-                return False
-        return not self.check_chunks(numbers)
+                return
+        self.check_chunks(numbers)
 
     def _write(self, number: int, first: int, data: memoryview, reservation: Reservation | None) -> None:
         path = block_path(self.path, number)
@@ -333,7 +333,7 @@ class CachedObject:
             block = self._block(maps, first, create=True)
             try:
                 if block is not None:
-                    with reservation.writing(len(data), self.path) if reservation else self.quota.writing(0, self.path):
+                    with self.quota.writing(self.path, len(data), reservation):
                         return write_chunks(path, self.content, block, first, data)
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.

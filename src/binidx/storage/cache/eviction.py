@@ -145,27 +145,30 @@ class CacheQuota:
         Yields:
             The reservation; None if there is no room.
         """
-        reservation = Reservation(self, count) if self._reserve(count) else None
+        reservation = Reservation(count) if self._reserve(count) else None
         try:
             yield reservation
         finally:
             self._give_back(reservation.left if reservation else 0)
 
     @contextlib.contextmanager
-    def writing(self, count: int, path: str) -> Iterator[None]:
-        """Write reserved bytes in the block; if that succeeds, they count as a file from then on, and are not coming.
+    def writing(self, path: str, count: int, reservation: Reservation | None) -> Iterator[None]:
+        """Write bytes in the block; if that succeeds, reserved ones count as a file from then on, and are not coming.
 
         Writes exclude counts of the directory, and those of one object each other: the kernel lets one thread at a time
         write to a file, and waiting ones would spin on their cores.
 
         Args:
-            count: of the bytes.
             path: of the object's directory.
+            count: of the bytes.
+            reservation: that they are a part of; None: they replace bytes that are counted already.
         """
         with self._writing[hash(path) % MAX_WRITES]:
             yield
-            with self._lock:
-                self._coming -= count
+            if reservation is not None:
+                reservation.left -= count
+                with self._lock:
+                    self._coming -= count
 
     def _reserve(self, count: int) -> bool:
         if self.is_paused:
@@ -293,15 +296,7 @@ class Reservation:
         left: those that it has not written yet.
     """
 
-    quota: CacheQuota
     left: int
-
-    @contextlib.contextmanager
-    def writing(self, count: int, path: str) -> Iterator[None]:
-        """Write so many of them in the block; see `CacheQuota.writing`."""
-        with self.quota.writing(count, path):
-            yield
-            self.left -= count
 
 
 def warn_once(subject: str, message: str) -> None:

@@ -123,10 +123,10 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_driver(uri).credentials}")
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
-    wrong = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
-    way = f"; correct storage_options, which are those of {_driver(uri).package}" if wrong else ""
     if names & UNREACHABLE:
         return UnreachableError(f"{uri}: {driver_text(error)}; check the endpoint and the network")
+    wrong = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+    way = f"; correct storage_options, which are those of {_driver(uri).package}" if wrong else ""
     return StorageError(f"{uri}: {driver_text(error)}{way}")
 
 
