@@ -48,7 +48,6 @@ from ._command import command, print_result
 from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table
 from ._runs import add_run, add_sizes, load_sized
 
-ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
 UNWRITTEN = "not written"
 
 
@@ -136,7 +135,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
         split: name of its split.
         outcome: how the index was made; None if it is not kept.
     """
-    arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
+    arrays = dataset.index_arrays
     how = outcome.how if outcome else NOT_KEPT
     is_blend = isinstance(dataset, BlendedDataset)
     files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
@@ -145,7 +144,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
         "source": f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
         "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
+        "documents": None if is_blend else len(dataset.order.sources[0].sequences),
         "samples": len(dataset),
         "epochs": None if is_blend else dataset.num_epochs,
         "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),

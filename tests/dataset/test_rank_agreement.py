@@ -20,6 +20,7 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.dataset.rank_comparison import identify_arrays
 from binidx.index.cache.index_files import IndexFiles, hash_npy
 from binidx.index.cache.manifest import format_manifest
 from binidx.storage.location import Location
@@ -593,3 +594,15 @@ def test_many_alterations_of_ranks_are_refused_or_harmless(
     seed: int, forked: ForkedRanks, corpora: dict[str, Path], caches: dict[str, Path]
 ) -> None:
     check_alterations(25, seed, forked, corpora, caches)
+
+
+@pytest.mark.parametrize("order", ["best_fit", "first_fit"])
+def test_ranks_compare_the_index_of_a_packed_order_that_is_only_in_memory(order: str, tmp_path: Path) -> None:
+    with binidx.IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        for number in range(40):
+            builder.add_document(np.arange(number % 9 + 1), [number % 9 + 1])
+        builder.finalize(f"{tmp_path}/en.idx")
+    dataset = binidx.load_dataset(f"{tmp_path}/en", 16, num_samples=30, order=order).wrapped
+    assert not dataset.index_digests
+    arrays = {name: hash_npy(getattr(dataset.order, name)) for name in ("pieces", "bounds", "shuffle_index")}
+    assert identify_arrays(dataset) == arrays

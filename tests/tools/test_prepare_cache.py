@@ -183,3 +183,22 @@ def test_a_call_that_cannot_be_is_an_error(
     path = save(prefixes, tmp_path, tmp_path / "cache")
     assert main(["prepare-cache", str(path), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["best_fit", "first_fit", "view", "rebuild"])
+def test_the_index_of_every_order_is_built_and_described(
+    order: str, prefixes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drop.txt").write_text("3\n7\n")
+    views = {"view": binidx.View(f"{tmp_path}/drop.txt"), "rebuild": binidx.View(f"{tmp_path}/drop.txt", "rebuild")}
+    path = save(
+        prefixes[:1],
+        tmp_path,
+        tmp_path / "cache",
+        blend=(prefixes[:1], None),
+        order=views.get(order, order),
+        cache_small_indices=True,
+    )
+    row = prepared(capsys, path)["indices"][0]
+    assert (row["how"], row["documents"]) == ("built", 10_800 - 2 * (order == "rebuild"))
+    assert row["num_bytes"] == sum((tmp_path / "cache" / name).stat().st_size for name in row["files"]) > 100_000

@@ -322,9 +322,9 @@ def identify_arrays(dataset: Any) -> Any:
     """
     digests: dict[str, Any] = {}
     if isinstance(dataset, OrderedDataset):
-        for name in dataset.index_names:
+        for name, array in dataset.index_arrays.items():
             if name not in dataset.index_digests:
-                dataset.index_digests[name] = hash_npy(getattr(dataset, name))
+                dataset.index_digests[name] = hash_npy(array)
             digests[name] = dataset.index_digests.get(name)
     if isinstance(dataset, BlendedDataset):
         digests["datasets"] = [*map(identify_arrays, dataset.datasets)]

@@ -88,10 +88,9 @@ class OrderedDataset(ABC):
         return self._served.identity
 
     @property
-    def index_names(self) -> Sequence[str]:
-        """Attributes that are arrays of the index."""
-        names: Sequence[str] = self._order.array_names
-        return names
+    def index_arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays of the index, by name; a small index is built at the first use."""
+        return {name: getattr(self._order, name) for name in self._order.array_names}
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
         """Yield where the tokens of samples are stored.
