@@ -398,6 +398,22 @@ int64_t binidx_index_patterns(const binidx_patterns *patterns);
 int64_t binidx_next_window(const binidx_patterns *patterns, const uint8_t *text, int64_t size, int64_t at,
                            int64_t *pattern);
 
+/* fold_text.c --------------------------------------------------------------------------------------------------- */
+
+/* How characters are folded, and the end of the text so far; a new text begins with num_part = blank = 0. */
+typedef struct {
+    const int32_t *pages; /* (0x1100,) row in folds of 256 code points */
+    const int32_t *folds; /* (rows, 256) where in bytes the fold of a code point stands, its length before it; -1: it stays */
+    const uint8_t *bytes;
+    uint8_t part[4];         /* the bytes of a character that has not ended */
+    int64_t num_part, blank; /* blank: 1 after a blank, which the next ones join */
+} binidx_folding;
+
+/* Fold the text that follows. Returns the number of bytes: for each byte of text, and of `part`, at most the longest fold,
+ * or one. They are written to `folded`, and the byte of `text` at which the character of each begins to `origins`, unless
+ * these are NULL. */
+int64_t binidx_fold_text(binidx_folding *folding, const uint8_t *text, int64_t size, uint8_t *folded, int64_t *origins);
+
 /* scan_tokens.c ------------------------------------------------------------------------------------------------- */
 
 /* A search through documents, one call after the other. */
@@ -406,10 +422,15 @@ typedef struct {
     const uint8_t *bytes;   /* of all tokens by their ids, and 16 more; NULL: the stored tokens are searched */
     const int32_t *offsets; /* (vocab_size + 1,) into bytes, rising */
     int64_t vocab_size, longest_token, item_bytes;
+    binidx_folding *folding;       /* NULL: the text is searched as it is */
+    const uint8_t *folded;         /* of all tokens, folded each by itself, and 16 more */
+    const int32_t *folded_offsets; /* (vocab_size + 1,) into folded, rising */
+    const uint8_t *kinds; /* (vocab_size,) of a folded token: 1 it begins with a blank, 2 it ends with one, 4 it is empty, 8
+                             the token ends within a character */
     uint8_t *text; /* (room,) scratch: for the longest pattern, the longest token and 16 bytes at least */
     int64_t room;
-    int64_t held, before; /* of the document that goes on: bytes of its text at the start of `text`, and before these */
-    int64_t *hits;        /* (room_hits, 4) out: (document, pattern, matches, first byte in its text) */
+    int64_t held, before; /* of the document that goes on: bytes of its (folded) text at the start of `text`, and before */
+    int64_t *hits;        /* (room_hits, 4) out: (document, pattern, matches, first byte in its (folded) text) */
     int64_t num_hits, room_hits; /* the caller empties hits by num_hits = 0; room for as many as patterns at least */
     int64_t *rows;      /* (num_patterns,) scratch */
     int64_t bad_token;  /* out: of BINIDX_BAD_ID, which token */

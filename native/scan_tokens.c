@@ -3,6 +3,7 @@
  *     tokens     .. 464 2330 | 22746 13 50256 ..      read in pieces; documents go on from one into the next
  *     table      id ─► bytes                          none: the bytes of the tokens are what is searched
  *     text       [held][ piece decoded ..........]    held: the end of the piece before, shorter than the longest pattern
+ *     folded     the same, of folded tokens           the few that end within a character go through fold_text.c
  *     hits       (document, pattern, matches, first byte in its text)
  *
  * The text of a document is searched by itself, so that nothing is found over its ends.
@@ -35,7 +36,35 @@ static inline int64_t decode(const binidx_scan *s, const void *tokens, int64_t *
     return *first = i, at;
 }
 
+/* As decode, but folded: a token by itself unless it ends, or the one before it ended, within a character. */
+static inline int64_t decode_folded(const binidx_scan *s, const void *tokens, int64_t *first, int64_t stop, int64_t at,
+                                    int64_t item_bytes) {
+    int64_t most = s->room - s->longest_token - AT_ONCE, i = *first, blank = s->folding->blank;
+    for (; i < stop && at <= most; i++) {
+        uint64_t id = token_at(tokens, i, item_bytes);
+        if (id >= (uint64_t)s->vocab_size) return *first = i, BINIDX_BAD_ID;
+        int64_t kind = s->kinds[id];
+        if ((kind & 8) | s->folding->num_part) {
+            s->folding->blank = blank;
+            at += binidx_fold_text(s->folding, s->bytes + s->offsets[id], s->offsets[id + 1] - s->offsets[id], s->text + at, NULL);
+            blank = s->folding->blank;
+            continue;
+        }
+        int64_t from = s->folded_offsets[id] + (blank & kind), length = s->folded_offsets[id + 1] - from;
+        memcpy(s->text + at, s->folded + from, AT_ONCE);
+        if (length > AT_ONCE) memcpy(s->text + at + AT_ONCE, s->folded + from + AT_ONCE, (size_t)(length - AT_ONCE));
+        at += length, blank = (kind >> 1 | (blank & kind >> 2)) & 1;
+    }
+    s->folding->blank = blank;
+    return *first = i, at;
+}
+
 static int64_t fill(const binidx_scan *s, const void *tokens, int64_t *first, int64_t stop, int64_t at) {
+    if (s->folding) {
+        if (s->item_bytes == 2) return decode_folded(s, tokens, first, stop, at, 2);
+        if (s->item_bytes == 4) return decode_folded(s, tokens, first, stop, at, 4);
+        return decode_folded(s, tokens, first, stop, at, s->item_bytes);
+    }
     if (s->bytes) {
         if (s->item_bytes == 2) return decode(s, tokens, first, stop, at, 2);
         if (s->item_bytes == 4) return decode(s, tokens, first, stop, at, 4);
@@ -74,7 +103,10 @@ static void search(binidx_scan *s, int64_t size, int64_t document) {
 static int64_t scan_piece(binidx_scan *s, const void *tokens, int64_t first, int64_t stop, int64_t document, int open) {
     while (first < stop) {
         int64_t size = fill(s, tokens, &first, stop, s->held);
-        if (size < 0) return s->bad_token = first, size;
+        if (size < 0) {
+            if (s->folding) s->folding->num_part = s->folding->blank = 0;
+            return s->bad_token = first, size;
+        }
         search(s, size, document);
         if (first == stop && !open) break;
         int64_t tail = s->patterns->longest - s->patterns->unit, held = size < tail ? size : tail;
@@ -82,6 +114,7 @@ static int64_t scan_piece(binidx_scan *s, const void *tokens, int64_t first, int
         s->before += size - held, s->held = held;
     }
     if (!open) s->held = s->before = 0;
+    if (!open && s->folding) s->folding->num_part = s->folding->blank = 0; /* what is left of a character would be a blank */
     return 0;
 }
 

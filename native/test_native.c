@@ -439,7 +439,23 @@ static void test_patterns_in_documents_by_hand(void) {
     free(offsets), free(tokens), free(documents), free(rest);
 }
 
+/* "Aa", a blank, and U+00E9 in two pieces, then a part of one that ",b" ends: a a blank, U+00E9, blank, b. */
+static void test_a_text_is_folded_by_hand(void) {
+    int32_t *pages = heap(NULL, 4 * 0x1100), *folds = heap(NULL, 4 * 2 * 256);
+    int64_t *origins = heap(NULL, 8 * 8);
+    uint8_t *bytes = heap("\1a\1 ", 4), *folded = heap(NULL, 8);
+    memset(folds, 255, 4 * 2 * 256), folds['A'] = 0, folds[','] = 2;
+    for (int page = 0; page < 0x1100; page++) pages[page] = page > 0;
+    binidx_folding f = {.pages = pages, .folds = folds, .bytes = bytes};
+    CHECK(binidx_fold_text(&f, (const uint8_t *)"Aa, \xc3", 5, folded, origins) == 3 && f.num_part == 1 && f.blank == 1);
+    CHECK(!memcmp(folded, "aa ", 3) && origins[0] == 0 && origins[1] == 1 && origins[2] == 2);
+    CHECK(binidx_fold_text(&f, (const uint8_t *)"\xa9\xe2\x82,b", 5, folded, origins) == 4 && f.num_part == 0 && f.blank == 0);
+    CHECK(!memcmp(folded, "\xc3\xa9 b", 4) && origins[0] == -1 && origins[1] == -1 && origins[2] == 1 && origins[3] == 4);
+    free(pages), free(folds), free(origins), free(bytes), free(folded);
+}
+
 int main(void) {
+    test_a_text_is_folded_by_hand();
     test_patterns_in_documents_by_hand();
     test_mt19937_64_is_the_standard_one();
     test_masked_samples_by_hand();

@@ -45,6 +45,19 @@ def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> N
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
 
+def add_normalize(options: argparse.ArgumentParser) -> None:
+    """Add the option to compare normal forms of texts."""
+    told = "compare texts by their Unicode NFKC, without case; a run of blanks and punctuation is one blank"
+    options.add_argument("--normalize", action="store_true", help=told)
+
+
+def print_comparison(normalized: bool) -> None:
+    """Print how texts were compared, to stderr."""
+    rules = "in normal form (NFKC, case folded, a run of blanks and punctuation is one blank)"
+    plain = "byte for byte; --normalize folds Unicode forms, case, blanks and punctuation"
+    print(f"compared {rules if normalized else plain}", file=sys.stderr)
+
+
 def add_topology(options: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that replace the ranks and batch sizes of a saved run, or describe one epoch of a prefix."""
     group = options.add_argument_group("another run than RUN says")

@@ -1,10 +1,10 @@
 """Count how often a model has read documents, when first and last, and how many of their tokens.
 
 The documents are those of a list (a number, or prefix, tab and number on each line, as `binidx grep` prints them), or
-those in which the text of a file stands. `times` counts reads of a document's first token, `samples` the samples with
-a token of it as an input, `trained` those that no iteration to skip has read, `tokens` its tokens that were inputs. A
-run that names the one before it is counted over its whole history. Only indices are read: a million documents take
-seconds for each hundred million samples.
+those in which the text of a file stands, byte for byte, or with --normalize in normal form (binidx grep --help).
+`times` counts reads of a document's first token, `samples` the samples with a token of it as an input, `trained` those
+that no iteration to skip has read, `tokens` its tokens that were inputs. A run that names the one before it is counted
+over its whole history. Only indices are read: a million documents take seconds for each hundred million samples.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -31,10 +31,12 @@ from ._display import counts
 from ._display import table as columns
 from ._runs import (
     MANY_DOCUMENTS,
+    add_normalize,
     add_run,
     exposure_rows,
     listed_documents,
     open_order,
+    print_comparison,
     read_list,
     stop_step,
 )
@@ -49,10 +51,13 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N (default: all)")
     options.add_argument("--no-earlier", action="store_true", help="leave out samples before consumed_samples")
     options.add_argument("--tokenizer", metavar="URI", help="with --text; by default that of the manifests")
+    add_normalize(options)
 
 
 def print_exposures(arguments: argparse.Namespace) -> None:
     """Count the exposures, and print a row for each document."""
+    if arguments.normalize and arguments.text is None:
+        raise ConfigError("normalize: needs --text, whose text it compares")
     options = arguments.storage_options
     listed = read_list(arguments.documents, options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
@@ -64,14 +69,15 @@ def print_exposures(arguments: argparse.Namespace) -> None:
         names = {Location(source.prefix).uri: name for name, source in history.select_sources().items()}
         prefixes = [Location(prefix, options) for prefix in names]
         table = find_token_table(prefixes, arguments.tokenizer)
-        hits = search_documents(prefixes, [text], table, watch=arguments.watch).documents()
-        documents = {names[prefix]: numbers for prefix, numbers in hits.items()}
+        result = search_documents(prefixes, [text], table, normalize=arguments.normalize, watch=arguments.watch)
+        documents = {names[prefix]: numbers for prefix, numbers in result.documents().items()}
+        print_comparison(arguments.normalize)
     arguments.watch.begin("count", 0, 0, unit="")
     try:
         rows = exposure_rows(count_exposures(history, documents, stop, earlier=not arguments.no_earlier))
     except IndexError as error:
         raise ConfigError(f"documents: {error}") from error
-    print_result({"steps": stop, "documents": rows}, _table(rows, stop), arguments)
+    print_result({"steps": stop, "normalized": arguments.normalize, "documents": rows}, _table(rows, stop), arguments)
 
 
 def _table(rows: list[dict[str, Any]], stop: int) -> str:

@@ -4,6 +4,10 @@ TEXT is compared byte for byte with the text of each document, across the bounds
 wherever the tokens lie. The tokenizer is that of the manifest beside the dataset, or --tokenizer: byte-level BPE, or
 SentencePiece. -e gives several texts, and then all arguments are prefixes. With --tokens, TEXT is ids: 464,2330,22746.
 
+--normalize compares normal forms, of TEXT or the items and of each document. Characters are compared by their Unicode
+NFKC and without case. Blanks, controls, punctuation ($+<=>^`|~ too) and bytes that are no UTF-8 become one blank a run.
+Format characters, as soft hyphens, are left out; accents and other symbols stay. A line on stderr says which was done.
+
 Each line of the output names a document: prefix, tab, number. So it is a list as binidx.View takes it, to train without
 these documents, and as `binidx where RUN --documents -` and `binidx exposures` do. --show adds origins and the text
 around the first match, for people.
@@ -19,6 +23,7 @@ exit status: 0 done, 1 the data is bad, 2 the call is wrong
 example:
   binidx grep "white rabbit" s3://corpus/en > drop.txt
   binidx grep -e "white rabbit" -e "pink eyes" s3://corpus/en --show
+  binidx grep --normalize "the white rabbit's watch" s3://corpus/en
   binidx grep --tokens 464,2330,22746 s3://corpus/en --workers 8
   binidx grep --queries evals.jsonl --ngram 13 --run run.json --to drop.txt
 """
@@ -40,13 +45,14 @@ from binidx.native.token_search import TokenTable
 from binidx.run.provenance.exposures import count_exposures, total_exposures
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import SearchResult, find_token_table, search_documents
+from binidx.search.normalize import normalize_bytes, normalize_text
 from binidx.search.queries import count_ngrams, match_items, read_queries
 from binidx.storage.location import Location
 
 from ._command import add_json, add_workers, chosen_workers, command, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._runs import open_history, stop_step
+from ._runs import add_normalize, open_history, print_comparison, stop_step
 
 AROUND = 60
 """Bytes of text before and after a match that --show prints."""
@@ -57,6 +63,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("names", nargs="*", metavar="TEXT PREFIX", help="the text, then prefixes of datasets")
     options.add_argument("-e", dest="texts", action="append", metavar="TEXT", help="a text; may be repeated")
     options.add_argument("--tokens", action="store_true", help="texts are token ids: 464,2330")
+    add_normalize(options)
     options.add_argument("--queries", metavar="FILE", help="items of an evaluation, a JSON object a line")
     options.add_argument("--key", metavar="KEY", help="of the text of an item (all strings but id)")
     options.add_argument("--ngram", type=int, default=13, metavar="N", help="words of an n-gram (13)")
@@ -89,12 +96,14 @@ def grep(arguments: argparse.Namespace) -> None:
     options = arguments.storage_options
     items = read_queries(Location.of(arguments.queries, options), arguments.key) if arguments.queries else []
     ngrams: list[list[int]] = []
+    if arguments.normalize:  # n-grams of the words that normal forms have
+        items = [replace(item, texts=[*map(normalize_text, item.texts)]) for item in items]
     if items:
         texts, ngrams = count_ngrams(items, arguments.ngram)
     locations = [Location.of(name, options) for name in prefixes]
     table = None if arguments.tokens else find_token_table(locations, arguments.tokenizer)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
-    place = {"workers": chosen_workers(arguments), "records": arguments.records}
+    place = {"workers": chosen_workers(arguments), "records": arguments.records, "normalize": arguments.normalize}
     result = search_documents(locations, patterns, table, watch=arguments.watch, **place)
     arguments.watch.end_stage()
     result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
@@ -115,6 +124,8 @@ def grep(arguments: argparse.Namespace) -> None:
         if text or arguments.json:
             print_result({"documents": documents, **_searched(result)}, text, arguments)
     _print_summary(result)
+    if table is not None:
+        print_comparison(result.normalized)
 
 
 def parse_ids(text: str) -> list[int]:
@@ -129,7 +140,7 @@ def parse_ids(text: str) -> list[int]:
 
 def _searched(result: SearchResult) -> dict[str, Any]:
     """Return what was searched, in JSON values."""
-    names = ("num_documents", "num_tokens", "num_bytes", "seconds", "parts_missing")
+    names = ("num_documents", "num_tokens", "num_bytes", "seconds", "parts_missing", "normalized")
     return {"searched": {name.removeprefix("num_"): getattr(result, name) for name in names}}
 
 
@@ -138,7 +149,8 @@ def _documents(result: SearchResult, table: TokenTable | None, arguments: argpar
     for name, numbers in result.documents().items():
         location, hits = Location.of(name, arguments.storage_options), result.hits[name]
         origins = known_origins(location, numbers.tolist()) if arguments.show else {}
-        dataset = IndexedDataset(name, storage_options=arguments.storage_options) if arguments.show else None
+        with_text = arguments.show or result.normalized
+        dataset = IndexedDataset(name, storage_options=arguments.storage_options) if with_text else None
         for number in numbers.tolist():
             rows = hits[slice(*hits[:, 0].searchsorted([number, number + 1]))]
             document = {"prefix": name, "document": number, "matches": int(rows[:, 2].sum())}
@@ -148,8 +160,11 @@ def _documents(result: SearchResult, table: TokenTable | None, arguments: argpar
             if dataset is not None and table is not None:
                 bounds = dataset.document_indices[number : number + 2].tolist()
                 text = table.decode([int(id) for tokens in dataset[slice(*bounds)] for id in tokens])
+                if result.normalized:
+                    document["byte"] = int(normalize_bytes(text)[1][document["byte"]])
                 around = text[max(document["byte"] - AROUND, 0) : document["byte"] + 2 * AROUND]
-                document["text"] = " ".join(around.decode(errors="ignore").split())
+                if arguments.show:
+                    document["text"] = " ".join(around.decode(errors="ignore").split())
             yield document
 
 

@@ -35,6 +35,8 @@ FAULTS = [
     ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
     ("find_patterns.c", "i < p->stride", "i < p->stride - 1", "not the plain rule"),
     ("scan_tokens.c", "start + length > s->held", "start + length >= s->held", "not the plain rule"),
+    ("scan_tokens.c", "blank & kind >> 2", "blank & kind >> 3", "not the plain rule"),
+    ("fold_text.c", "code < 0xe000", "code < 0xd900", "not the plain rule"),
     ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
     ("first_fit.c", "group[way] < length", "group[way] <= length", "checks failed"),
     ("first_fit.c", "node = node * WAYS + way", "node = node * WAYS + way % 8", "not the plain rule"),

@@ -66,6 +66,44 @@ def test_the_list_names_the_documents_with_a_text(binidx_out: Any) -> None:
     assert binidx_out("grep", "never there", EN) == ""
 
 
+TYPED = "“A white\u00a0rabbit, with \uff30INK eyes”\n ran close-by her…"
+"""The rabbit as a person types it."""
+
+
+def test_a_typed_text_is_found_in_normal_form_alone(binidx_out: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grep", TYPED, EN]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "compared byte for byte; --normalize folds" in err) == ("", True)
+    assert main(["grep", "--normalize", TYPED, EN]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "compared in normal form (NFKC, case folded, " in err) == (f"{EN}\t7\n{EN}\t21\n", True)
+    shown = json.loads(binidx_out("grep", "--normalize", TYPED, EN, "--show", "--json"))
+    assert shown["searched"]["normalized"]
+    for document in shown["documents"]:
+        assert document["byte"] == texts_of("en")[document["document"]].encode().index(RABBIT.encode())
+        assert RABBIT in document["text"]
+    bare = json.loads(binidx_out("grep", "--normalize", TYPED, EN, "--json"))["documents"]
+    assert [row["byte"] for row in bare] == [row["byte"] for row in shown["documents"]]
+    assert main(["grep", "--tokens", "17", EN]) == 0
+    assert "compared" not in capsys.readouterr().err
+
+
+def test_typed_items_and_passages_are_found_in_normal_form(binidx_out: Any) -> None:
+    words = ITEM.split()
+    Path("typed.jsonl").write_text(json.dumps({"id": "typed", "text": f"- {',  '.join(words).title()}!"}))
+    call = ["grep", "--queries", "typed.jsonl", "--ngram", "8", "--run", "run.json", "--json"]
+    assert json.loads(binidx_out(*call))["items"][0]["found"] == 0
+    item = json.loads(binidx_out(*call, "--normalize"))["items"][0]
+    assert (item["found"], item["ngrams"], item["documents"]) == (len(words) - 7, len(words) - 7, {CODE: [30]})
+    Path("typed.txt").write_text(f"{'  '.join(words).upper()}?\n")
+    call = ["exposures", "run.json", "--text", "typed.txt", "--json"]
+    assert json.loads(binidx_out(*call)) == {"steps": 50, "normalized": False, "documents": []}
+    found = json.loads(binidx_out(*call, "--normalize"))
+    exact = json.loads(binidx_out("exposures", "run.json", "--text", "item.txt", "--json"))
+    assert found == {**exact, "normalized": True}
+    assert len(found["documents"]) == 1
+
+
 def test_ids_are_found_without_a_tokenizer(binidx_out: Any) -> None:
     dataset = binidx.IndexedDataset(EN)
     ids = ",".join(map(str, dataset[21][5:30].tolist()))
@@ -140,6 +178,9 @@ def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypat
         (["grep", "sea", EN, "--shard", "0/2"], "--shard, --records: a shard needs a folder"),
         (["grep", "sea", EN, "--tokenizer", "wordpiece/tokenizer.json"], "tokens have no bytes of their own"),
         (["grep", "sea", EN, "--tokenizer", "small/tokenizer.json"], "outside the tokenizer's vocabulary"),
+        (["grep", "--tokens", "17", EN, "--normalize"], "--normalize, --tokens: found both, need one; token ids are"),
+        (["grep", "...", EN, "--normalize"], "--normalize: nothing is left of the text '...'"),
+        (["exposures", "run.json", "--documents", "-", "--normalize"], "--normalize: needs --text"),
         (["exposures", "run.json", "--documents", "none.txt"], "none.txt: line 1: found 'none'"),
         (["exposures", "run.json", "--documents", "-"], "stdin: found a number alone, needs the prefix of one of 2"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.native.arguments import items
+from binidx.native.text_folding import FoldTable
 
 PADDING = 16
 """Bytes after the last token of a table, which C copies with it."""
@@ -49,6 +51,35 @@ class TokenTable:
         return b"".join(data[self.offsets[number] : self.offsets[number + 1]] for number in ids)
 
 
+@dataclass(frozen=True)
+class FoldedTokens:
+    """Tokens of a table, each folded by itself.
+
+    Args:
+        table: with which they are folded.
+        tokens: their folded bytes.
+        kinds: bits of each: 1 begins with a blank, 2 ends with one, 4 empty, 8 ends within a character, shape (n,).
+    """
+
+    table: FoldTable
+    tokens: TokenTable
+    kinds: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, table: FoldTable, tokens: TokenTable) -> FoldedTokens:
+        """Return the tokens of a table, folded."""
+        folding, data = table.begin(), items(tokens.data, np.uint8)
+        buffer = bytearray(table.longest * int(np.diff(tokens.offsets).max(initial=0)))
+        out, folded, kinds = ffi.from_buffer("uint8_t[]", buffer), list[bytes](), bytearray()
+        for start, stop in itertools.pairwise(tokens.offsets.tolist()):
+            length = lib.binidx_fold_text(folding, data + start, stop - start, out, ffi.NULL)
+            folded.append(token := bytes(buffer[:length]))
+            ends = token.startswith(b" "), token.endswith(b" "), not token, folding.num_part > 0
+            kinds.append(sum(bit << place for place, bit in enumerate(ends)))
+            folding.num_part = folding.blank = 0
+        return cls(table, TokenTable.of(folded), np.frombuffer(bytes(kinds), np.uint8))
+
+
 class TokenSearch:
     """Search through the documents of one dataset after another, in one thread.
 
@@ -56,12 +87,15 @@ class TokenSearch:
         patterns: bytes to find, none of them empty; of stored tokens as they are stored if there is no table.
         dtype: of the stored tokens.
         table: text of the tokens; None: the tokens themselves are searched.
+        folded: the same tokens folded: folded texts are searched, for folded patterns.
 
     Raises:
         ValueError: an empty pattern, none, or one that is not whole tokens.
     """
 
-    def __init__(self, patterns: Sequence[bytes], dtype: Any, table: TokenTable | None = None) -> None:
+    def __init__(
+        self, patterns: Sequence[bytes], dtype: Any, table: TokenTable | None = None, folded: FoldedTokens | None = None
+    ) -> None:
         item_bytes, count = np.dtype(dtype).itemsize, len(patterns)
         unit = 1 if table is not None else item_bytes
         lengths = [len(pattern) for pattern in patterns]
@@ -80,6 +114,8 @@ class TokenSearch:
         assert lib.binidx_index_patterns(self._patterns) == count
         self._hits, rows = np.empty((count + 4096, 4), np.int64), np.zeros(count, np.int64)
         longest = 0 if table is None else int(np.diff(table.offsets).max(initial=0))
+        if folded is not None:
+            longest = (longest + 3) * folded.table.longest
         room = max(TEXT_BYTES, 2 * (max(lengths) + longest + PADDING))
         buffer = np.empty(room, np.uint8)
         self._scan = ffi.new("binidx_scan *", {
@@ -91,7 +127,11 @@ class TokenSearch:
             self._scan.bytes, self._scan.offsets = items(table.data, np.uint8), items(table.offsets, np.int32)
             is_signed = np.dtype(dtype).kind == "i"
             self._scan.vocab_size = min(len(table.offsets) - 1, 1 << (8 * item_bytes - is_signed))
-        self._keep = table, bounds, text, scratch, rows, buffer
+        if folded is not None:
+            self._scan.folding = self._folding = folded.table.begin()
+            self._scan.kinds, self._scan.folded = items(folded.kinds, np.uint8), items(folded.tokens.data, np.uint8)
+            self._scan.folded_offsets = items(folded.tokens.offsets, np.int32)
+        self._keep = table, folded, bounds, text, scratch, rows, buffer
 
     def scan(self, tokens: memoryview, bounds: NDArray[np.int64], *, is_open: bool) -> NDArray[np.int64]:
         """Return the patterns in documents: rows (document, pattern, matches, first byte in the text), shape (n, 4).

@@ -1,6 +1,7 @@
 """Find the documents of datasets in which exact texts, or sequences of token ids, stand.
 
     text           table of tokens ─► bytes of each document ─► C searches for all patterns at once
+                   or folded bytes of each document
     tokens         bytes of the stored tokens                 ─► the same, in whole tokens
 
 A match crosses the bounds of tokens and of sequences, never those of documents. Datasets are read from end to end, in
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import itertools
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,17 +28,19 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import Values, Workers, json_digest, make_recorded_parts
 from binidx.jobs.runner import check_stop
-from binidx.native.token_search import TokenSearch, TokenTable
+from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.search.normalize import fold_table, normalize_query
 from binidx.storage.location import Location, Where
 from binidx.storage.open import stream
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 Hits = NDArray[np.int64]
-"""Rows (document, pattern, matches, first byte of the first match in the document's text), shape (n, 4), ascending."""
+"""Rows (document, pattern, matches, first byte of the first match in the document's text, or in the normal form of that
+text), shape (n, 4), ascending."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class SearchResult:
         num_documents, num_tokens, num_bytes: what was searched: bytes of stored tokens.
         seconds: duration.
         parts_missing: parts that are left to other shards.
+        normalized: whether normal forms were compared.
     """
 
     hits: dict[str, Hits]
@@ -56,6 +61,7 @@ class SearchResult:
     num_bytes: int
     seconds: float
     parts_missing: int = 0
+    normalized: bool = False
 
     def documents(self) -> dict[str, NDArray[np.int64]]:
         """Return the numbers of the documents that were found, ascending, of each prefix that has some."""
@@ -72,6 +78,7 @@ def search_documents(
     patterns: Sequence[str] | Sequence[Sequence[int]],
     table: TokenTable | None = None,
     *,
+    normalize: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
     workers: Workers | None = None,
@@ -83,6 +90,7 @@ def search_documents(
         prefixes: of the datasets, or of virtual merges.
         patterns: texts, compared byte for byte in UTF-8; without a table, sequences of token ids.
         table: bytes of each token, from `token_table`.
+        normalize: compare the normal forms of texts (`search/normalize.py`).
         storage_options: fsspec's options of the datasets.
         workers: they read parts; by default threads of this process.
         records: folder of the findings of the parts, for a restart and for shards.
@@ -91,7 +99,7 @@ def search_documents(
         The documents with matches, by prefix.
 
     Raises:
-        ConfigError: an empty pattern, or a shard without `records`.
+        ConfigError: an empty pattern, `normalize` without a table, or a shard without `records`.
         FormatError: an index breaks a rule, or a token is not in the table.
         ObjectNotFoundError, ObjectChangedError: as `WholeDataset`.
 
@@ -104,11 +112,16 @@ def search_documents(
     began, watch = time.monotonic(), watch or SilentWatcher()
     locations = {(location := Location.of(prefix, storage_options)).uri: location for prefix in prefixes}
     datasets = OPENS.map(WholeDataset, locations.values())
-    encoded = tuple(pattern.encode() if isinstance(pattern, str) else tuple(pattern) for pattern in patterns)
+    if normalize and table is None:
+        raise ConfigError("normalize, tokens: found both, need one; token ids are compared as they are stored")
+    texts = [normalize_query(pattern) if normalize and isinstance(pattern, str) else pattern for pattern in patterns]
+    folded = FoldedTokens.of(fold_table(), table) if normalize and table is not None else None
+    encoded = tuple(text.encode() if isinstance(text, str) else tuple(text) for text in texts)
     if not encoded or not all(encoded):
         raise ConfigError("patterns: found an empty one, or none; give a text, or token ids")
     hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
-    query = json_digest([hashed, table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]])
+    hashed_table = table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]
+    query = json_digest([hashed, hashed_table, *([unicodedata.unidata_version] if normalize else [])])
     parts: dict[str, list[SearchPart]] = {}
     for prefix, dataset in zip(locations, datasets, strict=True):
         dataset.check_index(watch)
@@ -117,7 +130,7 @@ def search_documents(
     is_remote = any(location.local_path is None for location in locations.values())
     folder = None if records is None else Location.of(records, storage_options)
     identity = {"job": "grep", "query": query, "parts": json_digest([part.name for part in every])}
-    search = _Search(encoded, table)
+    search = _Search(encoded, table, folded)
     results = make_recorded_parts(search, every, workers or Workers(), folder, identity, watch, remote_data=is_remote)
     for dataset in datasets:
         dataset.source.check_unchanged()
@@ -127,7 +140,7 @@ def search_documents(
     counts = [(each.index.num_documents, each.index.num_tokens, each.num_bytes) for each in datasets]
     num_documents, num_tokens, num_bytes = map(sum, zip(*counts, strict=True))
     missing = sum(part.name not in results for part in every)
-    return SearchResult(hits, num_documents, num_tokens, num_bytes, time.monotonic() - began, missing)
+    return SearchResult(hits, num_documents, num_tokens, num_bytes, time.monotonic() - began, missing, normalize)
 
 
 @dataclass(frozen=True)
@@ -212,11 +225,12 @@ class _Search:
 
     patterns: tuple[bytes | tuple[int, ...], ...]
     table: TokenTable | None
+    folded: FoldedTokens | None
 
     def __call__(self, part: SearchPart) -> Values:
         dataset, plain = part.dataset.open(), part.dataset.reader()
         item_bytes, found = dataset.index.item_bytes, list[Hits]()
-        search = TokenSearch(self._stored(dataset), dataset.index.dtype, self.table)
+        search = TokenSearch(self._stored(dataset), dataset.index.dtype, self.table, self.folded)
         for block in dataset.index.documents(part.stop - part.start, part.start):
             bounds = block.token_bounds()
             at = int(bounds[0])
