@@ -144,6 +144,12 @@ def test_a_rank_that_never_comes_is_not_waited_for(outcome: Outcome) -> None:
         assert "1 of 3 ranks have not entered build()" in each["log"]
 
 
+def test_ranks_at_work_are_waited_for_where_another_one_never_comes(outcome: Outcome) -> None:
+    how = {"0": {"after": 1}, "1": {"sleep": 3, "fail": "too late"}, "2": {"absent": True}}
+    found = outcome(3, {"ABSENT_SECONDS": 0.1, **how})
+    assert [each["error"] for each in found] == ["PeerError", "ValueError", None]
+
+
 def test_without_a_process_group_it_is_a_plain_block() -> None:
     with pytest.raises(ValueError, match="mine"), agree_on_outcome():
         raise ValueError("mine")

@@ -55,6 +55,10 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
     assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
     assert zst.stored_bytes < zst.plain_bytes
     assert (virtual.num_parts, virtual.index.num_tokens) == (3, 3 * zst.index.num_tokens)
+    assert (virtual.compressed, virtual.codec, virtual.checked) == (True, "mixed", False)
+    assert virtual.stored_bytes == zst.stored_bytes + checked.stored_bytes + zst.plain_bytes
+    assert virtual.block_bytes == 1 << 16, "the largest usual one"
+    assert virtual.identities["bin"]["size"] == virtual.stored_bytes
 
 
 def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ machine. `how` is what each rank does in the block, by its number, or "else":
 
     {"else": {"sleep": 1}, "3": {"fail": "no tokens"}}
 
+    after    a rank: nothing is done in the block before that rank is in its own
     late     it comes when the processes of all others have ended
     sleep    seconds
     wait     seconds in which the block asks whether another rank failed, as those do that wait for an index
@@ -37,6 +38,10 @@ MOMENTS: dict[str, list[float]] = {"slept": [], "agreed": []}
 
 def act(how: dict[str, Any]) -> None:
     with rank_agreement.agree_on_outcome() as (checks, _):
+        store = torch.distributed.distributed_c10d._get_default_store()
+        store.set(f"entered/{os.environ['RANK']}", "")
+        if "after" in how:
+            store.wait([f"entered/{how['after']}"])
         time.sleep(how.get("sleep", 0))
         MOMENTS["slept"].append(time.monotonic())
         if "kill" in how:
