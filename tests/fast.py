@@ -3,9 +3,9 @@
 Changed are the files that differ from BASE, committed or not. BASE is the commit at which this branch left `main`; on
 `main` itself it is HEAD.
 
-    src/binidx/prepare/text/read.py     tests/prepare/text/test_read*.py, and the tests in that folder that import the
-                                        module; if there is neither, the whole folder
-    tools/convert.py                    tests in tests/tools of that name, or which call the command
+    src/binidx/prepare/text/read.py     tests/prepare/text/test_read*.py, and the tests that import the module,
+                                        themselves or by helpers; if none does, those that import its users, and so on
+    tools/convert.py                    the same, and tests/tools/test_commands.py
     tests/**/test_*.py                  the file itself
     docs/**/*.md                        tests/docs/test_site.py, and tests in tests/docs that name the page
 
@@ -15,16 +15,28 @@ last line says so. `make check` runs all tests, and checks types, layers of impo
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+
+from binidx import HOMES
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 SECONDS = 40.0
 """Time for tests: with lint and `tests/structure.py` a minute on two cores."""
+MOST_TESTS = 12
+"""Test modules of one changed file: those begin within `SECONDS`."""
+IMPORT = re.compile(
+    r"""^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.\w+)|"((?:binidx|helpers|servers)\.[\w.]+)""",
+    re.MULTILINE,
+)
+"""Imports, public names of binidx, and modules that a string names, as those of processes and of registries."""
 
 
 def git(*arguments: str) -> list[str]:
@@ -53,20 +65,65 @@ def mentions(folder: Path, words: Sequence[str]) -> list[Path]:
     )
 
 
+def module_name(path: Path) -> str:
+    """Return the name by which tests import a file."""
+    inside = path.relative_to(TESTS if path.is_relative_to(TESTS) else ROOT).with_suffix("")
+    return ("binidx." if inside.parts[0] == "tools" else "") + ".".join(inside.parts).removeprefix("src.")
+
+
+def references(path: Path) -> Iterator[str]:
+    """Yield names of modules that a file may import, and of commands that a test may call."""
+    text = path.read_text()
+    for module, names, *others in IMPORT.findall(text):
+        base = module_name(path).rpartition(".")[0] + module if module.startswith(".") else module
+        for name in (base, *(f"{base}.{each}" for each in re.findall(r"\w+", names)), *others):
+            yield HOMES.get(name.removeprefix("binidx."), name)
+    if '"-m", "binidx"' in text:
+        yield "binidx.__main__"
+    if "from binidx.tools import main" in text:
+        yield from (f"binidx.tools.{word.replace('-', '_')}" for word in re.findall(r'"([a-z-]+)"', text))
+
+
+@cache
+def users() -> dict[str, set[Path]]:
+    """Return the name of each module -> the files that refer to it."""
+    found = defaultdict[str, set[Path]](set)
+    for path in (file for top in ("src", "tools", "tests") for file in (ROOT / top).rglob("*.py")):
+        for name in references(path) if path.name not in ("conftest.py", "__init__.py") else ():
+            found[name].add(path)
+    return found
+
+
+def importing(files: set[Path]) -> set[Path]:
+    """Return the files that refer to one of these."""
+    return {user for file in files for user in users()[module_name(file)]}
+
+
+def importing_tests(path: Path) -> set[Path]:
+    """Return the test modules that import a file by the fewest modules of binidx, and any number of helpers."""
+    new, seen, tests = {path}, {path}, set[Path]()
+    while new and not tests:
+        new = helped = importing(new) - seen
+        while helped := importing({file for file in helped if file.is_relative_to(TESTS)}) - new:
+            new |= helped
+        seen |= new
+        tests = {file for file in new if file.name.startswith("test_")}
+    return tests
+
+
 def nearest_tests(path: Path) -> Iterator[Path]:
     """Yield the test modules, or the folder of tests, that are nearest to a file."""
     inside = path.relative_to(ROOT)
     if path.name.startswith("test_") and path.suffix == ".py":
         yield path
-    elif inside.parts[:2] == ("src", "binidx") and path.suffix == ".py":
-        module, mirrored = ".".join(inside.with_suffix("").parts[1:]), TESTS / inside.relative_to("src/binidx")
+    elif inside.parts[0] in ("src", "tools") and path.suffix == ".py":
+        mirrored = TESTS / (inside.relative_to("src/binidx") if inside.parts[0] == "src" else inside)
         folder = next(each for each in (mirrored.with_suffix(""), *mirrored.parents) if each.is_dir())
-        named = [*sorted(folder.glob(f"test_{path.stem}*.py")), *mentions(folder, (f"{module} ", f"{module}\n"))]
-        yield from named or [folder]
-    elif inside.parts[0] == "tools" and path.suffix == ".py":
-        yield from sorted((TESTS / "tools").glob(f"test_{path.stem}*.py"))
-        yield from mentions(TESTS / "tools", (f'main(["{path.stem.partition("_")[0]}"', f"tools.{path.stem} "))
-        yield TESTS / "tools/test_commands.py"
+        named = sorted(folder.glob(f"test_{path.stem}*.py"))
+        others = sorted(importing_tests(path), key=lambda test: (test.parent != folder, test.stat().st_size))
+        yield from [*dict.fromkeys([*named, *others])][:MOST_TESTS] or [folder]
+        if inside.parts[0] == "tools":
+            yield TESTS / "tools/test_commands.py"
     elif inside.parts[0] == "native":
         yield TESTS / "native"
     elif path.suffix == ".md":
