@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import itertools
 import json
+import math
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from binidx.storage.requests import node_rates
-from binidx.storage.requests.node_rates import NodeRates
+from binidx.storage.requests import node_rates, request_rate
+from binidx.storage.requests.node_rates import LAYOUT, RECORD, SLOTS, NodeRates, file_name
+from binidx.storage.requests.rate_limiter import CHUNK_SECONDS
 from binidx.storage.requests.request_rate import RequestRate
 
 CHILD = """
@@ -133,9 +139,84 @@ def test_more_partitions_than_slots_replace_the_oldest(path: str) -> None:
         assert issued(rates, str(number)) == 1
 
 
-def test_garbage_in_the_file_is_a_new_rate_or_an_odd_one_and_no_error(path: str) -> None:
+def test_garbage_in_the_file_is_a_new_rate_and_no_error(path: str) -> None:
     rates = NodeRates(path)
     take(rates)
     with open(path, "r+b") as file:
         file.write(os.urandom(os.path.getsize(path)))
     assert json.dumps(issued(rates, "y"))
+
+
+ODD = [math.nan, math.inf, -math.inf, -1.0, -1e300, 0.0, 5e-324, 1e-9, 0.5, 2.0, 1e6, 1e12, 1e20, 1e300]
+FIELDS = [field.name for field in dataclasses.fields(RequestRate)]
+CASES = [(name, value) for name in FIELDS for value in ODD]
+
+
+def odd_records() -> Iterator[dict[str, float]]:
+    """Yield one odd value in each field of a limited, an unlimited and a tested rate, then pairs of odd values."""
+    states = [{"limit": 50.0}, {}, {"limit": 50.0, "test_from": 0.0, "tested_share": 0.1, "tested_limit": 70.0}]
+    for state, (name, value) in itertools.product(states, CASES):
+        yield {**state, name: value}
+    chosen = random.Random(0)
+    for _ in range(2_000):
+        yield dict([*states[0].items(), *chosen.sample(CASES, 2)])
+
+
+def put(rates: NodeRates, record: Mapping[str, float]) -> None:
+    def change(rate: RequestRate, now: float) -> None:
+        for name, value in record.items():
+            setattr(rate, name, value)
+
+    rates.change("x", RequestRate, change)
+
+
+@pytest.mark.parametrize(("served", "refused"), [(0, 0), (20, 0), (10, 10)])
+def test_an_odd_record_raises_nothing_and_lets_no_request_wait_for_ever(path: str, served: int, refused: int) -> None:
+    def use(rate: RequestRate, now: float) -> float:
+        rate.note(now, served, refused)
+        return rate.seconds_until(rate.take(now, 1)) if rate.is_limited else 0.0
+
+    rates = NodeRates(path)
+    for record in odd_records():
+        rates.forget()
+        put(rates, record)
+        seconds = rates.change("x", RequestRate, use)
+        assert seconds is not None, record
+        assert seconds <= request_rate.LONGEST_WAIT_SECONDS + 1, record
+        assert rates.change("x", RequestRate, lambda rate, now: rate.is_possible()), record
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_that_clients_bring_about_are_possible(seed: int) -> None:
+    chosen = random.Random(seed)
+    rate = RequestRate(ceiling=chosen.choice([math.inf, 5_000.0]), doubling_seconds=chosen.choice([math.inf, 1_200.0]))
+    rate.updated = now = chosen.choice([0.0, 1e6])
+    for _ in range(5_000):
+        now += chosen.choice([0.0, 0.001, 0.1, 5.0])
+        rate.note(now, chosen.randrange(129), chosen.choice([0, 0, 1, chosen.randrange(129)]))
+        if rate.is_limited and rate.issued - rate.clock < 128 * max(1.0, rate.limit * CHUNK_SECONDS):
+            rate.take(now, max(1, int(rate.limit * CHUNK_SECONDS)))
+        assert rate.is_possible(), rate
+
+
+def test_a_layout_has_a_file_of_its_own() -> None:
+    """Other fields, or another meaning of one, need another LAYOUT: an older release on the node has its own file."""
+    assert (LAYOUT, RECORD.size) == (2, 16 + 8 * 17)
+    assert [
+        *("limit", "ceiling", "doubling_seconds", "clock", "issued", "updated", "served", "refused", "counted"),
+        *("answered_at", "refused_at", "waited_at", "test_from", "tested_share", "tested_limit"),
+        *("indifferent_until", "indifferent_share"),
+    ] == FIELDS
+    assert file_name("node-1") == "request-rates-v2-node-1"
+
+
+def test_an_older_release_on_the_node_keeps_its_records(path: str) -> None:
+    """The file of version 1 had no version in its name, and records of the same size."""
+    older = Path(path).with_name(f"request-rates-{os.uname().nodename}")
+    older.parent.mkdir(mode=0o700)
+    older.write_bytes(b"\xff" * SLOTS * RECORD.size)
+    older.chmod(0o600)
+    rates = NodeRates(str(older.with_name(file_name(os.uname().nodename))))
+    take(rates)
+    assert (issued(rates), rates.is_shared) == (1.0, True)
+    assert older.read_bytes() == b"\xff" * SLOTS * RECORD.size

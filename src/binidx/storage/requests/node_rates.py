@@ -1,10 +1,10 @@
 """Request rates that the processes of a node share: a small file in memory that only this user can open.
 
-    /dev/shm/binidx-UID/request-rates-HOST      SLOTS records: key of the partition, fields of `RequestRate`
+    /dev/shm/binidx-UID/request-rates-v2-HOST   SLOTS records: key of the partition, fields of `RequestRate`
 
-A change locks the file, for some 10 us; the kernel unlocks it when a process dies. A record of an earlier boot, or one
-without a change for `FORGET_SECONDS`, is a new rate. Without the file, or if its lock is not free for `STUCK_SECONDS`
-(its holder was stopped), each process has its own rates.
+A change locks the file, for some 10 us; the kernel unlocks it when a process dies. A record of an earlier boot, one
+without a change for `FORGET_SECONDS`, or one with a value that no rate has, is a new rate. Without the file, or if its
+lock is not free for `STUCK_SECONDS` (its holder was stopped), each process has its own rates.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ SLOTS, WAYS = 256, 8
 
 FORGET_SECONDS = 600.0
 STUCK_SECONDS = 2.0
+LAYOUT = 2
+"""Version of RECORD, and of the meaning of its fields: part of the file's name, as releases that run side by side on a
+node would misread the records of one another. The name of version 1 had none."""
+
 RECORD = struct.Struct(f"=16s{len(fields(RequestRate))}d")
 
 
@@ -136,7 +140,7 @@ class _RatesFile:
             stored, *values = RECORD.unpack_from(self.map, slot * RECORD.size)
             rate = RequestRate(*values)
             age = now - rate.updated
-            ages[slot] = age if rate.limit > 0 and -1 <= age < FORGET_SECONDS else FORGET_SECONDS
+            ages[slot] = age if -1 <= age < FORGET_SECONDS and rate.is_possible() else FORGET_SECONDS
             if stored == key and ages[slot] < FORGET_SECONDS:
                 return slot, rate
         return max(ages, key=lambda slot: ages[slot]), None
@@ -168,7 +172,12 @@ def _node_rates(pid: int) -> NodeRates:
 
 def default_path() -> str | None:
     directory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    return os.path.join(directory, f"binidx-{os.getuid()}", f"request-rates-{os.uname().nodename}")
+    return os.path.join(directory, f"binidx-{os.getuid()}", file_name(os.uname().nodename))
+
+
+def file_name(host: str) -> str:
+    """Return the name of the file of this layout on a host."""
+    return f"request-rates-v{LAYOUT}-{host}"
 
 
 def _check_private(status: os.stat_result, is_right_type: Callable[[int], bool]) -> None:

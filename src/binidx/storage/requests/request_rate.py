@@ -64,6 +64,10 @@ MAX_INDIFFERENT, INDIFFERENT_SECONDS, SAME_MARGIN = 0.6, 60.0, 0.05
 """Largest share of refusals that can be found not to depend on the rate, the time for which this is assumed, and the
 excess of the share that ends it before: if they do depend on it, the share grows with the rate."""
 
+MAX_VALUE, LONGEST_WAIT_SECONDS = 1e15, 256.0
+"""Values of a rate beyond which no client can have brought it: a count that loses units when one is added, and the wait
+of a ticket if 256 processes hold one each at the least limit."""
+
 
 @dataclass
 class RequestRate:
@@ -99,6 +103,21 @@ class RequestRate:
     tested_limit: float = 0.0
     indifferent_until: float = -math.inf
     indifferent_share: float = 0.0
+
+    def is_possible(self) -> bool:
+        """Return whether clients can have brought a rate to these values; others raise errors, or let requests wait."""
+        counts = (self.clock, self.issued, self.served, self.refused, self.counted, self.tested_limit)
+        past = (self.answered_at, self.refused_at, self.waited_at, self.indifferent_until - INDIFFERENT_SECONDS)
+        is_testing = self.test_from <= self.updated + 1 + SETTLE_SECONDS and self.tested_share > 0
+        return (
+            (LEAST <= self.limit <= MAX_VALUE or self.limit == math.inf)
+            and (self.test_from == math.inf or is_testing)
+            and all(figure >= 1 for figure in (self.ceiling, self.doubling_seconds))
+            and all(0 <= count <= MAX_VALUE for count in counts)
+            and all(time <= self.updated + 1 for time in past)
+            and all(0 <= share <= 1 for share in (self.tested_share, self.indifferent_share))
+            and self.issued - self.clock <= self.limit * LONGEST_WAIT_SECONDS
+        )
 
     @property
     def is_limited(self) -> bool:
