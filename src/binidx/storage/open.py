@@ -31,6 +31,7 @@ from binidx.json_models import JsonFile
 from binidx.registries import Registry
 from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index, place_of_cache
 from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
+from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import (
@@ -54,7 +55,7 @@ from binidx.storage.requests.remote_object import (
     recorded_object,
 )
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.local import LocalFile, MapRefusedError
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def open_object(
     Args:
         uri: path, file://, or any URI that fsspec opens; or a `Location`, which has options of its own.
         storage_options: options of fsspec for remote objects, and `ReadSettings` under the key "binidx".
-        mmap: map local files; else they are read through fsspec.
+        mmap: map local files, where that is not refused; else they are read through fsspec.
         cache: of remote objects. None: on disk if there is a cache_dir, else in memory if the object is small enough
             (samples of a larger one evict each other's chunks: 64 KiB chunks moved 37 times their bytes). True: the
             same, but in memory whatever the size. "disk": on disk in cache_dir or index_dir, for objects that are read
@@ -246,13 +247,18 @@ def open_if_exists(location: Location, *, cache: Keep = None) -> RangeReader | N
 
 
 def open_stored(location: Location, *, mmap: bool = True, found: Found | None = None) -> RangeReader:
-    """Open the stored bytes of an object, without layers.
+    """Open the stored bytes of an object, without layers; read a file by ranges if it cannot be mapped.
 
     Args:
         found: result of an earlier HEAD of a remote object, which saves another one.
     """
     if (path := location.local_path) is not None:
-        return LocalFile(path) if mmap else RemoteObject(Location(f"file://{os.path.abspath(path)}"))
+        try:
+            if mmap:
+                return LocalFile(path)
+        except MapRefusedError as error:
+            warn_once("mmap", f"{error}; until then such files are read by ranges, which costs more CPU")
+        return RemoteObject(Location(f"file://{os.path.abspath(path)}"))
     reader = RemoteObject(location, info=found.info if found else None)
     if found and found.end:
         reader.stats.add(requests=1, bytes_moved=len(found.end))

@@ -301,9 +301,9 @@ class Reservation:
 
 def warn_once(subject: str, message: str) -> None:
     """Log a warning, unless this process has already logged one for the subject."""
-    if subject not in _warned:
-        _warned.add(subject)
+    mark = object()
+    if _warned.setdefault(subject, mark) is mark:  # one step, as files are opened by many threads
         logger.warning("%s: %s", subject, message)
 
 
-_warned: set[str] = set()
+_warned: dict[str, object] = {}

@@ -60,7 +60,8 @@ class LocalFile:
 
     Raises:
         ObjectNotFoundError: there is no such file.
-        StorageError: it cannot be read or mapped, or it changed while it was opened.
+        StorageError: it cannot be read, or it changed while it was opened.
+        MapRefusedError: the kernel or the file system maps no more of it; it can be read by ranges.
         ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. The ctime
             shows it where size and mtime were restored. A view taken before that is lost: touching cut pages kills
             the process with SIGBUS, as with every mmap.
@@ -94,12 +95,14 @@ class LocalFile:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_size > (READ_AT_ONCE if file.fileno() < descriptors // 2 else SMALL_FILE):
-                    mapped = mapping.mmap(file.fileno(), status.st_size, access=mapping.ACCESS_READ)
+                    mapped = map_file(file.fileno(), status.st_size, self.uri)
                     # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
                     mapped.madvise(mapping.MADV_RANDOM)
                 view = memoryview(mapped or file.read(status.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
+        except MapRefusedError:
+            raise
         except PermissionError as error:
             raise access_denied(self.uri) from error
         except OSError as error:
@@ -181,6 +184,27 @@ class LocalFile:
         return f"LocalFile({self.uri}, {self.size:,} bytes)"
 
 
+class MapRefusedError(StorageError):
+    """A file that can be opened and not be mapped: there are too many maps, or the file system limits them."""
+
+
+def map_file(descriptor: int, size: int, uri: str) -> mapping.mmap:
+    """Map an open file for reading; `uri` names it in the error.
+
+    Raises:
+        MapRefusedError: the kernel or the file system refuses, such as EPERM or ENOMEM by a quota of WekaFS or Lustre.
+    """
+    try:
+        return mapping.mmap(descriptor, size, access=mapping.ACCESS_READ)
+    except OSError as error:
+        if error.errno in WAYS_OUT:  # a map has a descriptor of its own
+            raise
+        raise MapRefusedError(
+            f"{uri}: cannot be mapped (found {error.strerror}, need {size:,} bytes of address space); raise the limit "
+            "of maps (sysctl vm.max_map_count), of address space (ulimit -v), or of the file system, or set mmap=False"
+        ) from error
+
+
 def file_version(status: os.stat_result) -> FileVersion:
     """Return the version of a local file from its stat."""
     owner = status.st_mode, status.st_uid, status.st_gid, status.st_nlink
@@ -247,9 +271,8 @@ def sync_directory(path: str) -> None:
 WAYS_OUT = {
     errno.EMFILE: "raise the limit of open files, ulimit -n (binidx raises it to at most 65,536 by itself)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
-    errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
-"""errno -> the remedy, when opening fails for lack of descriptors or maps"""
+"""errno -> the remedy, when opening fails for lack of descriptors"""
 
 MOST_DESCRIPTORS = 65_536
 """Highest limit that is set: by default a process has no more maps, and other libraries loop over all descriptors."""
