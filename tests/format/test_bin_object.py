@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import uuid
@@ -16,9 +17,9 @@ import numpy as np
 import pytest
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours, write
-from servers.http_objects import Server, http_objects
+from servers.http_objects import Gate, Server, http_objects
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.cache.memory import STORE, ChunkCache
@@ -27,7 +28,9 @@ from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.location import Location
 from binidx.storage.open import SEGMENTS, open_object, read_whole
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
+from binidx.storage.requests.scheduler import scheduler
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import delete_object
 from binidx.testing import ended_well, forked
 
@@ -301,21 +304,52 @@ def test_the_sums_of_a_read_come_with_it_and_stay(server: Server) -> None:
     assert asked(server).count(("GET", "bin.xxh3")) == 1
 
 
-def test_a_store_that_refuses_to_tell_is_taken_to_have_none(server: Server, tmp_path: Path) -> None:
+def test_a_store_that_refuses_to_tell_is_taken_to_have_none(server: Server) -> None:
     """S3 says 403 of what is not there to whoever may not list."""
-    real = server.RequestHandlerClass.do_HEAD
-
-    class Refusing(server.RequestHandlerClass):  # type: ignore[misc, name-defined]
-        def do_HEAD(self) -> None:  # noqa: N802
-            if self.path[1:] in ("en.bin.zst", "en.bin.xxh3", "zst.bin"):
-                self.send(403, b"")
-            else:
-                real(self)
-
-    server.RequestHandlerClass = Refusing
+    server.statuses = {f"/{name}": 403 for name in ("en.bin.zst", "en.bin.xxh3", "zst.bin")}
     server.objects.pop("/zst.bin", None)
     assert CheckedObject not in layers(IndexedDataset(f"{server.endpoint}/en").bin_reader)
     assert (IndexedDataset(f"{server.endpoint}/en")[2] == DOCUMENTS[2].tokens).all()
+    assert (IndexedDataset(f"{server.endpoint}/zst")[2] == DOCUMENTS[2].tokens).all()
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_start_goes_on_without_checksums_that_cannot_be_looked_up_and_says_so(
+    server: Server, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.statuses["/en.bin.xxh3"] = status
+    dataset = IndexedDataset(f"{server.endpoint}/en", storage_options={"binidx": {"outage_seconds": 0}})
+    assert (dataset[2] == DOCUMENTS[2].tokens).all()
+    assert CheckedObject not in layers(dataset.bin_reader)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    uri = re.escape(f"{server.endpoint}/en.bin.xxh3")
+    assert re.match(f"{uri}: tokens are read without checksums, as it could not be looked up: .*{status}", warning)
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_required_checksums_that_cannot_be_looked_up_end_the_start(server: Server, status: int) -> None:
+    server.statuses["/en.bin.xxh3"] = status
+    with pytest.raises(StorageError, match=r"en\.bin\.xxh3: "):
+        IndexedDataset(f"{server.endpoint}/en", storage_options={"binidx": {"outage_seconds": 0, "verify": True}})
+
+
+def test_checksums_that_are_absent_are_not_warned_of(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    del server.objects["/en.bin.xxh3"]
+    assert (IndexedDataset(f"{server.endpoint}/en")[2] == DOCUMENTS[2].tokens).all()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("end", ["bin.xxh3", "bin.zst", "bin"])
+def test_a_lookup_has_the_deadline_of_the_settings(server: Server, end: str) -> None:
+    """While the server holds its answer: no timer but this one can end the lookup."""
+    gate = server.gates[f"/en.{end}"] = Gate()
+    location = Location(f"{server.endpoint}/en.{end}", {"binidx": {"deadline_seconds": 3_600, "concurrency": 77}})
+    found = OPENS.submit(lambda: find_object(location))
+    gate.came.wait()
+    deadlines = {read.seconds for read, _, _ in scheduler(77)._running.values()}
+    gate.opened.set()
+    assert deadlines == {3_600}
+    assert (found.result() is not None) == (end != "bin.zst")
 
 
 def test_what_is_looked_up_is_what_opening_would_see(prefix: str, server: Server) -> None:

@@ -6,6 +6,8 @@
         server.etag = None               no ETag is sent from now on
         server.modified = None           nor a Last-Modified
         server.targets["/a"] = url       requests for /a are redirected
+    server.statuses["/a"] = 500      requests for /a get this status
+    server.gates["/a"] = Gate()      requests for /a are answered once the gate is opened
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
 everything, "no suffix" does so where the last N bytes are asked, "endless" a 200 that does not say how long it is and
@@ -26,6 +28,7 @@ import subprocess
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +39,14 @@ from urllib.parse import urlsplit
 def bomb() -> bytes:
     """A small gzip of much."""
     return gzip.compress(bytes(256 << 20), 1)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What holds the answers of one path: `came` is set when a request is there, and `opened` lets all answers pass."""
+
+    came: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
 
 
 class Server(ThreadingHTTPServer):
@@ -60,6 +71,8 @@ class Server(ThreadingHTTPServer):
         self.authorizations: list[str | None] = []
         self.headers: list[Mapping[str, str]] = []
         self.targets: dict[str, str] = {}
+        self.statuses: dict[str, int] = {}
+        self.gates: dict[str, Gate] = {}
         self.left = threading.Semaphore(0)
 
     @property
@@ -91,6 +104,12 @@ class Handler(BaseHTTPRequestHandler):
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         if path in self.server.targets:
             self.send(302, b"", {"Location": self.server.targets[path]})
+            return
+        if gate := self.server.gates.get(path):
+            gate.came.set()
+            gate.opened.wait()
+        if path in self.server.statuses:
+            self.send(self.server.statuses[path], b"")
             return
         data = self.server.objects.get(path)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.range_of(data))

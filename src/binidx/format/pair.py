@@ -39,7 +39,15 @@ from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import find_object, head, is_absent, object_exists, object_identity
+from binidx.storage.requests.remote_object import (
+    Found,
+    find_object,
+    find_optional,
+    head,
+    is_absent,
+    object_exists,
+    object_identity,
+)
 from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
@@ -313,7 +321,7 @@ def open_bin(
         if listed.sums and verify is not False:
             stored = replace(stored, sums=open_stored(tokens + SUFFIX, found=listed.sums))
     elif prefix.local_path is None:
-        stored = _find_remote(tokens, verify is not False)
+        stored = _find_remote(tokens, verify)
     else:
         stored = _find_local(prefix, mmap, bool(verify))
     if verify and stored.codec == "raw" and stored.sums is None:
@@ -341,14 +349,17 @@ def _find_local(prefix: Location, mmap: bool, verify: bool) -> _StoredBin:
     return _StoredBin(open_stored(stored, mmap=mmap), codec, sums)
 
 
-def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
+def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
     """Look up the `.bin`, its forms in all known codecs and the checksums at the same time: one round trip.
 
     An encoded object is used only if there is no plain one. If there is neither, the codecs of installed packages are
     looked up; only then do they become known.
+
+    Args:
+        verify: True: a failure to look up the checksums is an error; None: a warning; False: they are not looked up.
     """
 
-    def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
+    def find(suffix: str, codec: str, end_bytes: int) -> _StoredBin | None:
         found = find_object(tokens + suffix, end_bytes=end_bytes)
         if found is None:
             return None
@@ -359,9 +370,14 @@ def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
         is_ready = suffix in CODECS or suffix in CODECS.builtin
         return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
 
+    def find_sums() -> Found | None:
+        if verify:
+            return find_object(tokens + SUFFIX)
+        return find_optional(tokens + SUFFIX, "tokens are read without checksums") if verify is None else None
+
     known = CODECS.known
     encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
-    sums = REQUESTS.submit(lambda: find(SUFFIX) if verify else None)
+    sums = REQUESTS.submit(find_sums)
     try:
         plain = open_stored(tokens)
     except StorageError as error:
@@ -374,6 +390,7 @@ def _find_remote(tokens: Location, verify: bool) -> _StoredBin:
             raise
         return stored
     finally:
-        wait([*encoded, sums])
+        wait(encoded)
+        wait([sums])
     found_sums = sums.result()
-    return _StoredBin(plain, sums=found_sums.reader if found_sums else None)
+    return _StoredBin(plain, sums=open_stored(tokens + SUFFIX, found=found_sums) if found_sums else None)

@@ -87,8 +87,9 @@ class ReadSettings:
             is full, small ones; larger ones are an error.)
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
         verify: compare a plain `.bin` with its checksums, which must exist; None: only a remote one, and only if there
-            are checksums.
-        deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
+            are checksums; if the store does not tell whether there are, a warning is logged.
+        deadline_seconds: time after which a read, or the lookup of an object, fails that gets no response, or only
+            broken ones, retries included.
         outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
             5xx, or 429 or 503 to all processes of the node; None: two minutes less than the timeout of the process
             group of torch.distributed, 8 minutes without one.

@@ -34,7 +34,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
+from binidx.errors import (
+    CancelledReadError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    ShortReadError,
+    StorageError,
+    redacted,
+)
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
 from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
@@ -59,8 +66,6 @@ NAMES_AT_ONCE = 900
 """Names for which one listing is made: fewer than the keys of a page, so one page suffices if nothing else is there."""
 
 REFUSALS = {401, 403, 404, 405, 410}
-LONGEST_SECONDS = 10.0
-"""Longest deadline of `find_object`: short, as it looks for objects that need not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,6 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
         StorageError: the store cannot be reached.
     """
     settings, uri, store = location.settings, location.uri, location.store
-    brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
 
     async def request() -> Found | None:
         try:
@@ -110,13 +114,30 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
             raise
 
     if not isinstance(store, BlockingStore):
-        return request_with_retries(location, request, brief)
+        return request_with_retries(location, request, settings)
     try:
-        return Found(head(location, brief))
+        return Found(head(location, settings))
     except StorageError as error:
         if is_absent(error):
             return None
         raise
+
+
+def find_optional(location: Location, without: str) -> Found | None:
+    """Return the object at a location; None if there is none, or if the store does not tell, with a warning.
+
+    Args:
+        without: consequence of going on without the object, for the warning.
+    """
+    try:
+        return Found(head(location, location.settings, folders=False))
+    except CancelledReadError:
+        raise
+    except ObjectNotFoundError:
+        pass
+    except StorageError as error:
+        logger.warning("%s: %s, as it could not be looked up: %s", redacted(location.uri), without, error)
+    return None
 
 
 def is_absent(error: StorageError) -> bool:
