@@ -322,8 +322,8 @@ def test_a_start_goes_on_without_checksums_that_cannot_be_looked_up_and_says_so(
     assert (dataset[2] == DOCUMENTS[2].tokens).all()
     assert CheckedObject not in layers(dataset.bin_reader)
     (warning,) = [record.getMessage() for record in caplog.records]
-    uri = re.escape(f"{server.endpoint}/en.bin.xxh3")
-    assert re.match(f"{uri}: tokens are read without checksums, as it could not be looked up: .*{status}", warning)
+    uri = re.escape(f"{server.endpoint}/en.bin")
+    assert re.match(f"{uri}: read without checksums, as these could not be looked up: {uri}.xxh3: .*{status}", warning)
 
 
 @pytest.mark.parametrize("status", [403, 500])

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.errors import CancelledReadError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
 from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
@@ -39,15 +39,7 @@ from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import (
-    Found,
-    find_object,
-    find_optional,
-    head,
-    is_absent,
-    object_exists,
-    object_identity,
-)
+from binidx.storage.requests.remote_object import Found, find_object, head, is_absent, object_exists, object_identity
 from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
@@ -370,14 +362,21 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
         is_ready = suffix in CODECS or suffix in CODECS.builtin
         return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
 
-    def find_sums() -> Found | None:
-        if verify:
-            return find_object(tokens + SUFFIX)
-        return find_optional(tokens + SUFFIX, "tokens are read without checksums") if verify is None else None
+    def find_sums() -> _StoredBin | None:
+        try:
+            found = Found(head(tokens + SUFFIX, tokens.settings, folders=False))
+            return _StoredBin(open_stored(tokens + SUFFIX, found=found))
+        except ObjectNotFoundError:
+            return None
+        except StorageError as error:
+            if verify or isinstance(error, CancelledReadError):
+                raise
+            logger.warning("%s: read without checksums, as these could not be looked up: %s", tokens, error)
+            return None
 
     known = CODECS.known
     encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
-    sums = REQUESTS.submit(find_sums)
+    sums = REQUESTS.submit(find_sums if verify is not False else lambda: None)
     try:
         plain = open_stored(tokens)
     except StorageError as error:
@@ -390,7 +389,6 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
             raise
         return stored
     finally:
-        wait(encoded)
-        wait([sums])
+        wait([*encoded, sums])
     found_sums = sums.result()
-    return _StoredBin(plain, sums=open_stored(tokens + SUFFIX, found=found_sums) if found_sums else None)
+    return _StoredBin(plain, sums=found_sums.reader if found_sums else None)

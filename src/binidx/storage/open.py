@@ -207,7 +207,7 @@ def open_object(
     """Open an object for reading by ranges.
 
     Args:
-        uri: path, file://, or any URI that fsspec opens; or a `Location`, which has options of its own.
+        uri: path, file://, or a URI of a store, or of any driver of fsspec; or a `Location` with options of its own.
         storage_options: options of fsspec for remote objects, and `ReadSettings` under the key "binidx".
         mmap: map local files, where that is not refused; else they are read through fsspec.
         cache: of remote objects. None: on disk if there is a cache_dir, else in memory if the object is small enough
@@ -257,7 +257,7 @@ def open_stored(location: Location, *, mmap: bool = True, found: Found | None = 
             if mmap:
                 return LocalFile(path)
         except MapRefusedError as error:
-            warn_once("mmap", f"{error}; until then such files are read by ranges, which costs more CPU")
+            warn_once("mmap", f"{error}; such files are read by ranges, as by mmap=False, which costs CPU")
         return RemoteObject(Location(f"file://{os.path.abspath(path)}"))
     reader = RemoteObject(location, info=found.info if found else None)
     if found and found.end:

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from binidx.storage.requests import node_rates, request_rate
-from binidx.storage.requests.node_rates import LAYOUT, RECORD, SLOTS, NodeRates, file_name
+from binidx.storage.requests.node_rates import LAYOUT, RECORD, SLOTS, NodeRates, default_path
 from binidx.storage.requests.rate_limiter import CHUNK_SECONDS
 from binidx.storage.requests.request_rate import RequestRate
+
+NAME = f"request-rates-v2-{os.uname().nodename}"
 
 CHILD = """
 import json, os, sys
@@ -207,7 +209,7 @@ def test_a_layout_has_a_file_of_its_own() -> None:
         *("answered_at", "refused_at", "waited_at", "test_from", "tested_share", "tested_limit"),
         *("indifferent_until", "indifferent_share"),
     ] == FIELDS
-    assert file_name("node-1") == "request-rates-v2-node-1"
+    assert Path(default_path() or "").name == NAME
 
 
 def test_an_older_release_on_the_node_keeps_its_records(path: str) -> None:
@@ -216,7 +218,7 @@ def test_an_older_release_on_the_node_keeps_its_records(path: str) -> None:
     older.parent.mkdir(mode=0o700)
     older.write_bytes(b"\xff" * SLOTS * RECORD.size)
     older.chmod(0o600)
-    rates = NodeRates(str(older.with_name(file_name(os.uname().nodename))))
+    rates = NodeRates(str(older.with_name(NAME)))
     take(rates)
     assert (issued(rates), rates.is_shared) == (1.0, True)
     assert older.read_bytes() == b"\xff" * SLOTS * RECORD.size

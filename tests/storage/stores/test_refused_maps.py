@@ -74,4 +74,4 @@ def test_a_file_beyond_the_limit_of_address_space_is_read_by_ranges(tmp_path: Pa
         file.write(b"last")
     lines, warnings = run(READ_SPARSE_FILE, path)
     assert lines == ["b'last'"]
-    assert f"mmap: {path}: cannot be mapped (found Cannot allocate memory, need 4,294,967,296 bytes" in warnings[0]
+    assert warnings[0].startswith(f"mmap: {path}: Cannot allocate memory; not mapped: raise sysctl ")

@@ -172,12 +172,7 @@ def _node_rates(pid: int) -> NodeRates:
 
 def default_path() -> str | None:
     directory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    return os.path.join(directory, f"binidx-{os.getuid()}", file_name(os.uname().nodename))
-
-
-def file_name(host: str) -> str:
-    """Return the name of the file of this layout on a host."""
-    return f"request-rates-v{LAYOUT}-{host}"
+    return os.path.join(directory, f"binidx-{os.getuid()}", f"request-rates-v{LAYOUT}-{os.uname().nodename}")
 
 
 def _check_private(status: os.stat_result, is_right_type: Callable[[int], bool]) -> None:

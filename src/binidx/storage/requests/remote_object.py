@@ -34,14 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from binidx.errors import (
-    CancelledReadError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    ShortReadError,
-    StorageError,
-    redacted,
-)
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
 from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
@@ -121,23 +114,6 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
         if is_absent(error):
             return None
         raise
-
-
-def find_optional(location: Location, without: str) -> Found | None:
-    """Return the object at a location; None if there is none, or if the store does not tell, with a warning.
-
-    Args:
-        without: consequence of going on without the object, for the warning.
-    """
-    try:
-        return Found(head(location, location.settings, folders=False))
-    except CancelledReadError:
-        raise
-    except ObjectNotFoundError:
-        pass
-    except StorageError as error:
-        logger.warning("%s: %s, as it could not be looked up: %s", redacted(location.uri), without, error)
-    return None
 
 
 def is_absent(error: StorageError) -> bool:

@@ -108,10 +108,10 @@ class RequestRate:
         """Return whether clients can have brought a rate to these values; others raise errors, or let requests wait."""
         counts = (self.clock, self.issued, self.served, self.refused, self.counted, self.tested_limit)
         past = (self.answered_at, self.refused_at, self.waited_at, self.indifferent_until - INDIFFERENT_SECONDS)
-        is_testing = self.test_from <= self.updated + 1 + SETTLE_SECONDS and self.tested_share > 0
         return (
             (LEAST <= self.limit <= MAX_VALUE or self.limit == math.inf)
-            and (self.test_from == math.inf or is_testing)
+            and (self.test_from <= self.updated + 1 + SETTLE_SECONDS or self.test_from == math.inf)
+            and (self.tested_share > 0 or self.test_from == math.inf)
             and all(figure >= 1 for figure in (self.ceiling, self.doubling_seconds))
             and all(0 <= count <= MAX_VALUE for count in counts)
             and all(time <= self.updated + 1 for time in past)

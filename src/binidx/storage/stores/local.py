@@ -95,19 +95,18 @@ class LocalFile:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_size > (READ_AT_ONCE if file.fileno() < descriptors // 2 else SMALL_FILE):
-                    mapped = map_file(file.fileno(), status.st_size, self.uri)
+                    mapped = mapping.mmap(file.fileno(), status.st_size, access=mapping.ACCESS_READ)
                     # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
                     mapped.madvise(mapping.MADV_RANDOM)
                 view = memoryview(mapped or file.read(status.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
-        except MapRefusedError:
-            raise
-        except PermissionError as error:
-            raise access_denied(self.uri) from error
         except OSError as error:
+            if error.errno == errno.EACCES:
+                raise access_denied(self.uri) from error
+            kind = MapRefusedError if error.errno in (errno.EPERM, errno.ENOMEM) else StorageError
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
-            raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
+            raise kind(f"{self.uri}: {error.strerror}; {way_out}") from error
         now = {"size": status.st_size, "mtime": status.st_mtime}
         version, pickled = file_version(status), self.mark
         if len(view) != status.st_size or self.identity not in ({}, now) or is_rewritten(pickled, version):
@@ -188,23 +187,6 @@ class MapRefusedError(StorageError):
     """A file that can be opened and not be mapped: there are too many maps, or the file system limits them."""
 
 
-def map_file(descriptor: int, size: int, uri: str) -> mapping.mmap:
-    """Map an open file for reading; `uri` names it in the error.
-
-    Raises:
-        MapRefusedError: the kernel or the file system refuses, such as EPERM or ENOMEM by a quota of WekaFS or Lustre.
-    """
-    try:
-        return mapping.mmap(descriptor, size, access=mapping.ACCESS_READ)
-    except OSError as error:
-        if error.errno in WAYS_OUT:  # a map has a descriptor of its own
-            raise
-        raise MapRefusedError(
-            f"{uri}: cannot be mapped (found {error.strerror}, need {size:,} bytes of address space); raise the limit "
-            "of maps (sysctl vm.max_map_count), of address space (ulimit -v), or of the file system, or set mmap=False"
-        ) from error
-
-
 def file_version(status: os.stat_result) -> FileVersion:
     """Return the version of a local file from its stat."""
     owner = status.st_mode, status.st_uid, status.st_gid, status.st_nlink
@@ -271,8 +253,9 @@ def sync_directory(path: str) -> None:
 WAYS_OUT = {
     errno.EMFILE: "raise the limit of open files, ulimit -n (binidx raises it to at most 65,536 by itself)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
+    **dict.fromkeys((errno.EPERM, errno.ENOMEM), "not mapped: raise sysctl vm.max_map_count, ulimit -v, or a quota"),
 }
-"""errno -> the remedy, when opening fails for lack of descriptors"""
+"""errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
 MOST_DESCRIPTORS = 65_536
 """Highest limit that is set: by default a process has no more maps, and other libraries loop over all descriptors."""
