@@ -36,6 +36,7 @@ PACKAGES = {
     "s3fs": ("s3", "s3://"),
     "gcsfs": ("gcs", "gs://"),
     "adlfs": ("azure", "abfs://"),
+    "ossfs": ("oss", "oss://"),
     "huggingface_hub": ("hub", "hf://"),
     "gigatoken": ("gigatoken", "the fastest tokenizer engine"),
     "tokenizers": ("tokenizers", "tokenizer.json"),

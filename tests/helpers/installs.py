@@ -61,6 +61,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("inspect s3://bucket/en", "s3"),
     ("inspect gs://bucket/en", "gcs"),
     ("inspect abfs://bucket/en", "azure"),
+    ("inspect oss://bucket/en", "oss"),
     ("inspect hf://datasets/org/corpus/en", "hub"),
     ("demo --steps 1", "demo torch s3 tokenizers"),
 ]
@@ -68,7 +69,7 @@ COMMANDS: list[tuple[str, str]] = [
 
 NAMED = re.compile(r"'binidx\[(\w+)\]'")
 
-UNTRIED = {"s3", "gcs", "azure", "hub", "ray", "demo"}
+UNTRIED = {"s3", "gcs", "azure", "oss", "hub", "ray", "demo"}
 """Extras whose commands need a server or much time: that these name them is all that is tried."""
 
 

@@ -5,6 +5,7 @@
     throttling: 429, 503                                the same, counted from the last good response of the store to
                                                         any process of this node: if it answers others, it is not out
     a wrong response: `stores.identity`                  four tries: a proxy in a bad moment, or a broken one
+    one byte too many or too few of an fsspec driver     one try: it always does that
     no response from a store that never sent one        four tries: it may not exist
     404, 403, 412, 416, certificates, the rest          one try
 
@@ -30,6 +31,7 @@ from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
+    DriverFaultError,
     cause_of,
     class_names,
     driver_text,
@@ -74,7 +76,7 @@ def allowed_tries(error: Exception, *, opening: bool = False) -> int:
         opening: whether it is the first request to a store, which may not exist.
     """
     if isinstance(error, ShortReadError):
-        return FEW_TRIES
+        return 1 if isinstance(error, DriverFaultError) else FEW_TRIES
     if not is_transient(error):
         return 1
     return FEW_TRIES if opening and http_status(error) is None else 0

@@ -20,6 +20,7 @@ from binidx.errors import (
     ConfigError,
     MissingDriverError,
     ObjectNotFoundError,
+    ShortReadError,
     StorageError,
     UnreachableError,
     redacted_text,
@@ -54,6 +55,10 @@ class HTTPStatusError(OSError):
 
 class FalseAbsenceError(OSError):
     """A 404 for a range of an object that exists."""
+
+
+class DriverFaultError(ShortReadError):
+    """A driver returns another number of bytes than its range has, always: no retry helps."""
 
 
 class PartsLostError(StorageError):

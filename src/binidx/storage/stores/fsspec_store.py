@@ -12,13 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import distributions
 from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError, redacted
 from binidx.storage.interfaces import Bytes, FileVersion, Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
-from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
+from binidx.storage.stores.driver_errors import DriverFaultError, cause_of, http_status, storage_errors
 from binidx.storage.stores.identity import (
     TIMES,
     changed,
@@ -70,6 +71,7 @@ class FsspecStore:
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri
         self.storage_options: Mapping[str, Any] = dict(storage_options or {})
+        self._given = uri, self.storage_options
         self.settings = ReadSettings.of(storage_options)
         self.direct = self.has_session and self.settings.fast is not False
         concurrency, gap = (DIRECT_CONCURRENCY, DIRECT_MAX_GAP) if self.direct else (CONCURRENCY, MAX_GAP)
@@ -117,7 +119,7 @@ class FsspecStore:
 
     def find(self, uri: str, *, pattern: bool) -> list[str]:
         """Return the URIs of all objects that match a glob pattern, or that are below a folder; one listing."""
-        fs, path = open_filesystem(uri, self.storage_options)
+        fs, path = open_filesystem(uri, self._given[1])
         with storage_errors(uri):
             paths = fs.glob(path) if pattern else fs.find(path)
         return [name if "://" in name else f"{scheme_of(uri)}://{name}" for name in paths]
@@ -139,7 +141,7 @@ class FsspecStore:
         return bytes(fs.cat_file(self.path(uri), start=0, end=num_bytes))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.uri, self.storage_options)
+        return type(self), self._given
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
@@ -232,7 +234,7 @@ class BlockingFsspecStore(FsspecWrites):
             if is_rewritten(self._marks.get(info.uri, info.mark), version):
                 raise changed(info, {"inode": report.get("ino"), "ctime": report.get("created")})
             self._marks[info.uri] = version
-        return [check_length(info.uri, *answer) for answer in zip(ranges, answers, strict=True)]
+        return [check_answer(fs, info.uri, *answer) for answer in zip(ranges, answers, strict=True)]
 
 
 class FileStore(BlockingFsspecStore):
@@ -264,11 +266,30 @@ class AsyncFsspecStore(FsspecStore):
     async def fetch(self, info: ObjectInfo, where: Range) -> Bytes:
         start, stop = where
         body: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
-        return check_length(info.uri, where, body)
+        return check_answer(self.fs, info.uri, where, body)
 
 
 class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):
     """Store of an asynchronous filesystem without a class of its own."""
+
+
+def check_answer(fs: Any, uri: str, where: Range, body: bytes) -> bytes:
+    """Return the bytes that a driver of fsspec returned for a range if they are as many as the range has.
+
+    Args:
+        fs: filesystem of the driver.
+        where: (start, stop) in bytes.
+
+    Raises:
+        DriverFaultError: there is one byte too many or too few: the driver takes the end of a range for another byte.
+        ShortReadError: there are more or fewer.
+    """
+    if abs(len(body) - (need := where[1] - where[0])) == 1:
+        release = next((each.version for each in distributions(name=type(fs).__module__.partition(".")[0])), "unknown")
+        found = f"found {len(body):,} bytes for range {where[0]}-{where[1]}, need {need:,}"
+        driver = f"its driver, {type(fs).__module__}.{type(fs).__name__} {release}, takes another end for a range"
+        raise DriverFaultError(f"{uri}: {driver} ({found}); install another release of the driver")
+    return check_length(uri, where, body)
 
 
 def file_version_from_info(info: Mapping[str, Any]) -> FileVersion | None:
