@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from servers.oss import KEY, REGION, OssServer, oss_server
 
+import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import AccessError, ConfigError, ObjectChangedError, ObjectNotFoundError, UnreachableError
 from binidx.format.indexed_dataset import IndexedDataset
@@ -26,6 +27,7 @@ from binidx.storage.stores.oss import OssStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object, put_if_absent
 from binidx.testing import check_object_store, check_range_reader
+from binidx.tools import main
 
 with warnings.catch_warnings(action="ignore"):  # invalid escapes in oss2, where it was not compiled before
     pytest.importorskip("ossfs", reason="needs ossfs; pip install 'binidx[oss]'")
@@ -111,6 +113,23 @@ def test_a_dataset_is_written_copied_and_read(server: OssServer) -> None:
     assert bytes(read_whole(open_object("oss://corpus/copy/en.bin"))) == bytes(
         read_whole(open_object("oss://corpus/en.bin"))
     )
+
+
+def test_datasets_are_merged_by_the_store_and_trained_on(server: OssServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("en", "de"):
+        with IndexedDatasetBuilder(f"oss://corpus/{name}.bin", np.uint16) as builder:
+            for number in range(3_000):
+                builder.add_document([number] * 50, [50])
+            builder.finalize(f"oss://corpus/{name}.idx")
+    assert main(["merge", "oss://corpus/en", "oss://corpus/de", "--to", "oss://corpus/both"]) == 0
+    assert "moved by the store, 0 bytes through this process" in capsys.readouterr().out
+    both = IndexedDataset("oss://corpus/both")
+    assert both[2_999].tolist() + both[3_000].tolist() == [2_999] * 50 + [0] * 50
+    blend = {"oss://corpus/en": 0.7, "oss://corpus/de": 0.3}
+    train = binidx.load_dataset(blend, sequence_length=64, path_to_cache="oss://corpus/cache")
+    again = binidx.load_dataset(blend, sequence_length=64, path_to_cache="oss://corpus/cache")
+    assert (train[7]["tokens"] == again[7]["tokens"]).all()
+    assert any(name.startswith("corpus/cache/") for name in server.objects)
 
 
 def test_a_large_object_is_sent_in_parts_and_invisible_until_its_end(server: OssServer) -> None:

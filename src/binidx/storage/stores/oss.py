@@ -132,14 +132,14 @@ class OssUpload:
         return str(self._call(lambda bucket, key: bucket.upload_part(key, self.token, part, body, headers=proof)).etag)
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
-        name, _, source_key = source.uri.partition("://")[2].partition("/")
-        copied, pinned = (name, source_key, (where[0], where[1] - 1)), {"x-oss-copy-source-if-match": source.version}
+        copied = *source.uri.partition("://")[2].partition("/")[::2], (where[0], where[1] - 1)
+        pinned = {"x-oss-copy-source-if-match": source.version} if source.version else {}
         return str(self._call(lambda bucket, key: bucket.upload_part_copy(*copied, key, self.token, part, pinned)).etag)
 
     def complete(self, tags: Mapping[int, str]) -> str:
         parts = [self._oss2.models.PartInfo(part, tag) for part, tag in sorted(tags.items())]
-        made = self._call(lambda bucket, key: bucket.complete_multipart_upload(key, self.token, parts)).headers
-        return str(made["ETag"])
+        made = self._call(lambda bucket, key: bucket.complete_multipart_upload(key, self.token, parts))
+        return str(made.headers["ETag"])
 
     def abort(self) -> None:
         self._call(lambda bucket, key: bucket.abort_multipart_upload(key, self.token))
