@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.gpt_data import TOKENIZER, write_with_megatron
+from helpers.third_party import ThirdParty
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import default_collate
 
 import binidx
 from binidx.loader.collate import WorkerBatch, pack_batch
@@ -86,6 +89,34 @@ def test_workers_serve_the_batches_of_this_process(flags: list[str], tmp_path: P
     for found, needed in batches:
         assert_same_batch(found, needed)
     assert_same_batch(there[3], here[3])
+
+
+KINDS = ["string", "list", "dict", "bfloat16", "number", "tensor", "large", "rows", "labels", "empty"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_workers", "start"), [(0, None), (1, "fork"), (2, "fork")])
+def test_a_dataset_of_any_values_beside_gpts_is_served_as_by_torch(
+    kind: str, num_workers: int, start: str | None
+) -> None:
+    check_third_party(kind, num_workers, start)
+
+
+@pytest.mark.parametrize(("num_workers", "kind"), [(1, "string"), (2, "dict"), (1, "bfloat16"), (2, "list")])
+def test_spawned_workers_serve_any_values_beside_gpts(num_workers: int, kind: str) -> None:
+    check_third_party(kind, num_workers, "spawn")
+
+
+def check_third_party(kind: str, num_workers: int, start: str | None) -> None:
+    dataset = ThirdParty(kind)
+    options = {"num_workers": num_workers, "persistent_workers": False, "multiprocessing_context": start}
+    loader: Any = binidx.build_pretraining_data_loader(dataset, 0, 4, **options)
+    needed = [default_collate([dataset[idx] for idx in range(first, first + 4)]) for first in range(0, 24, 4)]
+    (found, found_tree), (leaves, tree) = tree_flatten([*loader]), tree_flatten(needed)
+    assert found_tree == tree
+    for one, other in zip(found, leaves, strict=True):
+        assert (type(one), getattr(one, "dtype", "")) == (type(other), getattr(other, "dtype", ""))
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def build_dataset(tmp_path: Path, *flags: str) -> Any:

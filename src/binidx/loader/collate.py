@@ -14,8 +14,8 @@ five to seven, of 28 bytes a token. It crosses as one tensor of 4.1 bytes a toke
                                           S + 1                             S                   S / 32, unless all are 1
 
 The block lies in memory that the loader shares with its workers (`shared_blocks`), and only its place is sent. A batch
-that the block would not give back bit for bit, such as one of 64-bit ids or of weighted losses, crosses as it is. Small
-tensors, such as `dataset_id`, are pickled with the block.
+that the block would not give back bit for bit, such as one of 64-bit ids, of weighted losses, or with other values than
+tensors that NumPy can show, crosses as it is. Small tensors, such as `dataset_id`, are pickled with the block.
 """
 
 from __future__ import annotations
@@ -181,13 +181,13 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
         batch: the batch.
         blocks: memory for the block, which is then that of a `SentBatch`; None, or no free slot: new memory.
     """
-    is_gpt = isinstance(batch, Mapping) and batch.keys() >= ROWS.keys()
-    if not is_gpt or any(batch[name].ndim != 2 for name in ROWS):
+    arrays = {name: _as_array(value) for name, value in batch.items()} if type(batch) is dict else {}
+    rows = [array for name in ROWS if (array := arrays.get(name)) is not None]
+    if [array.dtype for array in rows] != [*ROWS.values()] or any(array is None for array in arrays.values()):
         return batch
-    rows = {name: batch[name].numpy() for name in ROWS}
-    if any(array.dtype != kind for array, kind in zip(rows.values(), ROWS.values(), strict=True)):
+    if rows[0].ndim != 2 or not rows[0].size or any(array.shape != rows[0].shape for array in rows):
         return batch
-    tokens, labels, loss_mask, positions = rows.values()
+    tokens, labels, loss_mask, positions = rows
     length, ones = tokens.shape[1], loss_mask.view(np.uint32) == ONE
     has_positions, has_mask = bool((positions != np.arange(length)).any()), not ones.all()
     is_exact = (
@@ -207,9 +207,18 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
         block[:, -1] = 0
         block[:, block.shape[1] - words :].view(np.uint8)[:, : bits.shape[1]] = bits
     others = {name: value for name, value in batch.items() if name not in ROWS}
-    small = {name: value.numpy() for name, value in others.items() if value.nbytes <= INLINE_BYTES}
+    small = {name: array for name in others if (array := arrays[name]) is not None and array.nbytes <= INLINE_BYTES}
     packed = WorkerBatch(as_tensor(block), length, has_positions, has_mask, tuple(batch), {**others, **small})
     return packed if blocks is None or slot is None else SentBatch((blocks.number, slot, shape), packed)
+
+
+def _as_array(value: Any) -> NDArray[Any] | None:
+    """Return a tensor as an array; None for another value, or a tensor of a type that NumPy lacks."""
+    try:
+        array: NDArray[Any] = value.numpy()
+        return array
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def _fits(array: NDArray[Any]) -> bool:
