@@ -12,6 +12,7 @@ import logging
 import random
 import re
 import shutil
+import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,7 +89,13 @@ def test_load_data(sources: dict[str, str]) -> None:
 
 
 def test_resume(names: dict[str, Any]) -> None:
-    run_blocks("how-to/resume", names)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        run_blocks("how-to/resume", names)
+        signal.raise_signal(signal.SIGTERM)
+        assert names["signals"] == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert names["state"]["consumed_samples"] == 8
     assert (names["second"]["tokens"] == names["again"]["tokens"]).all()
     assert not (names["first"]["tokens"] == names["again"]["tokens"]).all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -41,6 +41,16 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
     except ModuleNotFoundError as error:
         raise missing_torch() from error
     return torch.from_numpy(array)
+
+
+def copy_to_host(values: Any) -> tuple[Any, Callable[[], object]]:
+    """Begin to copy numbers or a tensor to the host as float32; return the copy, and a function that awaits its end."""
+    if type(values).__module__ != "torch":
+        return np.array(values, np.float32), bool
+    import torch
+
+    copy = values.detach().to("cpu", torch.float32, non_blocking=values.is_cuda, copy=True)
+    return copy, torch.cuda.current_stream(values.device).record_event().synchronize if values.is_cuda else bool
 
 
 def is_distributed() -> bool:

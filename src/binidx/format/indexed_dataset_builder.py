@@ -12,8 +12,8 @@ failure between these steps leaves no dataset; a mixed one is impossible.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ from binidx.format.idx_blocks import IndexColumns
 from binidx.format.pair import open_pair
 from binidx.storage.location import Location
 from binidx.storage.open import stream
+from binidx.storage.threads import background
 from binidx.storage.writing.publish import write_object
 
 
@@ -135,7 +136,8 @@ class IndexedDatasetBuilder:
         self._failure: str | None = None
         self._bin = BinWriter(location, level=compression_level, checksums=checksums)
         # Also removes the unfinished object and the spooled columns of a builder that is never closed.
-        self._release = weakref.finalize(self, _abandon, self._bin, self._columns)
+        self._release = background().add(self, functools.partial(_abandon, self._bin, self._columns))
+        self._is_closed = False
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the open document, which `end_document` closes.
@@ -218,6 +220,7 @@ class IndexedDatasetBuilder:
 
     def close(self) -> None:
         """Free all resources; a dataset that was not finalized is discarded."""
+        self._is_closed = True
         self._release()
 
     def __enter__(self) -> IndexedDatasetBuilder:
@@ -255,7 +258,7 @@ class IndexedDatasetBuilder:
         if self._failure is not None:
             problem = f"the builder is closed since it failed ({self._failure})"
             raise ValueError(f"{self.bin_path}: {problem}; build the dataset again")
-        if not self._release.alive:
+        if self._is_closed:
             raise ValueError(f"{self.bin_path}: the builder is closed")
         if os.getpid() != self._pid:
             problem = f"the builder belongs to process {self._pid}, a fork cannot add to it"

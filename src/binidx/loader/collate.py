@@ -183,9 +183,8 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
     """
     arrays = {name: _as_array(value) for name, value in batch.items()} if type(batch) is dict else {}
     rows = [array for name in ROWS if (array := arrays.get(name)) is not None]
-    if [array.dtype for array in rows] != [*ROWS.values()] or any(array is None for array in arrays.values()):
-        return batch
-    if rows[0].ndim != 2 or not rows[0].size or any(array.shape != rows[0].shape for array in rows):
+    has_rows = [array.dtype for array in rows] == [*ROWS.values()] and rows[0].ndim == 2 and rows[0].size
+    if not has_rows or len({array.shape for array in rows}) > 1 or any(array is None for array in arrays.values()):
         return batch
     tokens, labels, loss_mask, positions = rows
     length, ones = tokens.shape[1], loss_mask.view(np.uint32) == ONE
@@ -215,8 +214,7 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
 def _as_array(value: Any) -> NDArray[Any] | None:
     """Return a tensor as an array; None for another value, or a tensor of a type that NumPy lacks."""
     try:
-        array: NDArray[Any] = value.numpy()
-        return array
+        return np.asarray(value.numpy())
     except (AttributeError, TypeError, RuntimeError):
         return None
 

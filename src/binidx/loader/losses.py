@@ -4,47 +4,50 @@
         position int64     samples consumed before it, over all ranks: the same at any topology
         loss float32
 
-A file appears whole, or not at all. A killed process loses the rows since its last file. The loader's `state_dict`
-writes one, so a run that resumes from that state records the lost ones again. Of several losses of a position the one
+A file appears whole, or not at all. A thread, which exists from the first recorded row on, writes one for each 65,536
+samples of a rank, and a minute after the last one. It also writes the rows of a recorder that is garbage: a finalizer,
+which may run in the thread that would send the request, only leaves a token. The end of the process waits at most ten
+seconds for it. A process that a signal kills loses the rows of the last minute; `close` and the loader's `state_dict`
+write them, so a run that resumes from that state records the lost ones again. Of several losses of a position the one
 in the newest file counts, so a replayed step replaces.
 
-Cost: 4 to 6 bytes a sample, 3 to 30 us a micro-batch; a write of 2 to 35 ms on a disk for each 65,536 samples of a
-rank, or ten minutes.
+Cost: 4 to 6 bytes a sample, 3 to 30 us a micro-batch; 2 to 35 ms of the thread for a file on a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import threading
 import time
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.torch_bridge import copy_to_host
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
 from binidx.storage.stores.fsspec_store import list_stored_files
-from binidx.storage.threads import READS
+from binidx.storage.threads import READS, background
 from binidx.storage.writing.publish import create_object
-
-Rows = list[tuple[int, Any]]
-"""First position and losses of each call."""
 
 
 @dataclass
 class LossRecorder:
-    """Writer of the losses of one rank; `close`, or the end of the process, writes the last ones.
+    """Recorder of the losses of one rank. A thread writes them; `close`, or the end of the process, the last ones.
 
     Args:
         folder: path or URI, the same for all ranks of a run and all its resumes; None: to record is an error.
         rank: number of this writer, different for all that write at the same time.
-        most_rows, most_seconds: a file is written when it has so many samples, or when so much time has passed.
+        most_rows, most_seconds: a file is written when it has so many samples, and so often. A file that cannot be
+            written is logged, and its rows go to the next one.
 
     Example:
         >>> recorder = LossRecorder("s3://runs/a/losses", rank=7)  # doctest: +SKIP
@@ -56,30 +59,28 @@ class LossRecorder:
     folder: Where | None
     rank: int = 0
     most_rows: int = 1 << 16
-    most_seconds: float = 600.0
-    _rows: Rows = field(default_factory=list, init=False, repr=False)
+    most_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        self._count, self._began = 0, time.monotonic()
-        if self.folder is not None:
-            self._place = Location.of(self.folder)
-            weakref.finalize(self, _write_at_end, os.getpid(), self._place, self.rank, self._rows)
+        self._place: Any = self.folder is not None and Location.of(self.folder)
+        self._pid = 0  # of the process whose rows these are
 
     def record(self, position: int, losses: Sequence[float] | Any) -> None:
         """Record the losses of samples at consecutive positions.
 
         Args:
             position: number of samples that were consumed before the first of them, over all ranks.
-            losses: one of each sample, shape (n,): numbers, an array, or a tensor without a gradient, which is copied
-                to the host when it is written.
-
-        Raises:
-            StorageError: a full file cannot be written.
+            losses: one of each sample, shape (n,): numbers, an array, or a tensor, which is copied to the host.
         """
-        self._rows.append((position, losses))
-        self._count += len(losses)
-        if self._count >= self.most_rows or time.monotonic() - self._began >= self.most_seconds:
-            self.close()
+        writer = background("binidx-losses", self.most_seconds)
+        if self._pid != os.getpid():  # a forked child has a copy of the rows
+            self._pid, self._num_samples, self._rows = os.getpid(), 0, list[Any]()
+            self._write = functools.partial(_write, self._place, self.rank, self._rows, threading.RLock())
+            writer.add(self, self._write)
+        self._rows.append((position, *copy_to_host(losses)))
+        self._num_samples += len(losses)
+        if self._num_samples % self.most_rows < len(losses):
+            writer.tokens.put(self._write)
 
     def record_batch(self, sampler: PretrainingSampler, consumed_samples: int, step: int | None, losses: Any) -> None:
         """Record the losses of a sampler's micro-batch.
@@ -88,7 +89,7 @@ class LossRecorder:
             sampler: sampler of the rank.
             consumed_samples: number of samples that were served so far, over all ranks.
             step: number of the micro-batch, from sample 0 on; None: the last one that was served.
-            losses: as in `record`; a tensor is copied at once, without its gradient.
+            losses: as in `record`.
 
         Raises:
             ConfigError: there is no folder, or there are more or fewer losses than samples.
@@ -97,38 +98,46 @@ class LossRecorder:
             raise ConfigError("losses_to: found none, record_losses needs a folder; give it to the loader")
         if (count := len(losses)) != sampler.micro_batch_size:
             raise ConfigError(f"losses: found {count}, needs {sampler.micro_batch_size}, one of each sample")
-        losses = losses.detach().float().clone() if _is_tensor(losses) else losses
         size = sampler.samples_per_step
         first = consumed_samples - size if step is None else step * size
         self.record(first + sampler.data_parallel_rank * sampler.micro_batch_size, losses)
 
     def close(self) -> None:
-        """Write the rows that are not written yet."""
-        if self._rows:
-            _write(self._place, self.rank, self._rows)
-        self._count, self._began = 0, time.monotonic()
+        """Write the rows that are not written yet; more may be recorded afterwards.
+
+        Raises:
+            StorageError: they cannot be written; the next file has them.
+        """
+        if self._pid == os.getpid():
+            self._write()
 
 
-def _is_tensor(losses: Any) -> bool:
-    return type(losses).__module__ == "torch"
+def _write(folder: Location, rank: int, rows: list[Any], writing: contextlib.AbstractContextManager[object]) -> None:
+    """Write rows as one file, if there are any, and remove them from the list.
 
-
-def _write_at_end(pid: int, *arguments: Any) -> None:
-    if os.getpid() == pid and arguments[-1]:  # a forked worker has a copy of the rows
-        _write(*arguments)
-
-
-def _write(folder: Location, rank: int, rows: Rows) -> None:
-    """Write rows as one file, and remove them from the list."""
+    Args:
+        rows: position, losses and the function that awaits them, of each call.
+        writing: lock of the list, since `close` waits for a file that the thread writes. The handler of a signal may
+            call `close` within it, so it is reentrant.
+    """
     from binidx.format.arrow import pa, parquet
 
-    losses = [np.asarray(values.cpu() if _is_tensor(values) else values, np.float32).reshape(-1) for _, values in rows]
-    positions = [first + np.arange(len(own)) for (first, _), own in zip(rows, losses, strict=True)]
-    table = pa.table({"position": np.concatenate(positions), "loss": np.concatenate(losses)})
-    layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
-    with create_object(folder / f"losses-{time.time_ns():020d}-{rank:05d}.parquet") as out:
-        parquet.write_table(table, WritableFile(out), use_dictionary=False, **layout)
-    rows.clear()
+    with writing:
+        if not (taken := [*rows]):
+            return
+        try:
+            del rows[: len(taken)]
+            for *_, wait in taken:
+                wait()
+            losses = [np.asarray(own).reshape(-1) for _, own, _ in taken]
+            positions = [first + np.arange(len(own)) for (first, *_), own in zip(taken, losses, strict=True)]
+            table = pa.table({"position": np.concatenate(positions), "loss": np.concatenate(losses)})
+            layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
+            with create_object(folder / f"losses-{time.time_ns():020d}-{rank:05d}.parquet") as out:
+                parquet.write_table(table, WritableFile(out), use_dictionary=False, **layout)
+        except BaseException:
+            rows[:0] = taken  # the next file has them
+            raise
 
 
 def read_losses(folder: Where) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

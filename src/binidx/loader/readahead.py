@@ -51,6 +51,7 @@ from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
 from binidx.storage.requests.rate_limiter import is_throttled
 from binidx.storage.stats import NAMES, add_usage, count_fetches, usage, usage_since
+from binidx.storage.threads import background
 
 BUDGET_BYTES, FORWARD_BYTES = 128 << 20, 32 << 20  # the second where extents in memory are read
 GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP = 4, 64
@@ -125,7 +126,7 @@ class ReadAheadDataset:
             in_groups=is_pure(self._dataset),
             filling=None if forward else open_filling(self._dataset, self._sampler),
         )
-        weakref.finalize(self, ahead.stop).atexit = False  # `_stop_all` does it then
+        background().add(self, ahead.stop)
         return ahead
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,7 +163,6 @@ class ReadAheadQueue:
         self._lock = threading.Lock()
         self._submitted: queue.SimpleQueue[BatchGroup | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        _queues.add(self)
 
     def serve(self, batch: Batch) -> Any:
         """Return the samples of a batch: the ones read ahead, if it is the predicted batch."""
@@ -178,14 +178,13 @@ class ReadAheadQueue:
             self._lock.release()
 
     def stop(self) -> None:
-        """Cancel the reads in flight and end the threads. A forked child has neither."""
-        if os.getpid() == self.pid:
-            self._drop()
-            self._scope.cancel()
-            for _ in self._threads:
-                self._submitted.put(None)
-            if self._filling is not None:
-                self._filling.stop()
+        """Cancel the reads in flight and end the threads."""
+        self._drop()
+        self._scope.cancel()
+        for _ in self._threads:
+            self._submitted.put(None)
+        if self._filling is not None:
+            self._filling.stop()
 
     def _count_local(self) -> None:
         before, self._fetches = self._fetches, count_fetches()
@@ -427,15 +426,14 @@ def _work(groups: queue.SimpleQueue[BatchGroup | None], read: ReadBatch) -> None
         del group  # an idle thread must not keep its samples in memory
 
 
-_queues: weakref.WeakSet[ReadAheadQueue] = weakref.WeakSet()
 _running_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
     """Stop all queues and join their threads: a thread that runs during interpreter shutdown finds no modules."""
-    for pending in [*_queues]:
-        pending.stop()
+    if _running_threads:
+        background().finish()
     deadline = time.monotonic() + JOIN_SECONDS
     for thread in [*_running_threads]:
         thread.join(max(0.0, deadline - time.monotonic()))

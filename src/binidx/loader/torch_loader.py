@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsIndex
@@ -48,6 +47,7 @@ from binidx.loader.samplers import (
     check_consumed_samples,
 )
 from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, usage, usage_since
+from binidx.storage.threads import background
 
 try:
     import torch
@@ -292,6 +292,14 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         """
         self._losses.record_batch(self._sampler, self._consumed_samples, step, losses)
 
+    def close(self) -> None:
+        """Write the recorded losses that are not written yet, as before a preemption; the loader goes on.
+
+        Raises:
+            StorageError: they cannot be written; the next file has them.
+        """
+        self._losses.close()
+
     def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return what this process has served, read and paid since the loader was made, for dashboards.
 
@@ -423,7 +431,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
 class Batches(Iterator[Any]):
     """Iterator over the batches of one iteration of a loader, which counts them in the process's `report`.
 
-    The report of the iteration is logged when the batches end or this iterator is dropped.
+    The report of the iteration is logged when the batches end, or soon after this iterator is dropped.
 
     Args:
         batches: the DataLoader's own iterator.
@@ -453,7 +461,7 @@ class Batches(Iterator[Any]):
             batch = batch.unpack(pin=self._pin)
         last, self._last = self._last, time.perf_counter()
         add_usage({**self._counts, "seconds": self._last - last, "wait_seconds": self._last - began})
-        self._close = self._close or weakref.finalize(self, _log_usage, self._before, os.getpid())
+        self._close = self._close or background().add(self, functools.partial(_log_usage, self._before))
         self._on_batch()
         return batch
 
@@ -479,7 +487,6 @@ def _deferred_interrupt() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def _log_usage(before: dict[str, float], pid: int) -> None:
-    """Log the usage since `before`, in the process that counted."""
-    if os.getpid() == pid:
-        log_report(usage_since(before))
+def _log_usage(before: dict[str, float]) -> None:
+    """Log the usage since `before`."""
+    log_report(usage_since(before))

@@ -155,7 +155,7 @@ read ahead and not served, tokens served, seconds since the first batch, seconds
 allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
-_lock = threading.RLock()  # a collection of garbage within may log the report of a loader's iteration
+_lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
 _usage = dict.fromkeys(NAMES, 0.0)
 _total = ReadStats()
 

@@ -12,18 +12,24 @@ first task of a process, and again after a fork. `executor` gives threads of one
 
 Besides there are daemon threads of one extent each (`storage.cache.memory`), and four long-lived kinds: groups of
 batches that are read ahead (`loader.readahead`), extents that fill a disk cache (`storage.cache.filling`), the
-heartbeat of a lease (`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`).
+heartbeat of a lease (`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`). Two threads of
+`Background` work for objects that are gone: "binidx-cleanup", and "binidx-losses" (`loader.losses`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import functools
 import gc
+import logging
 import os
+import queue
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -36,6 +42,8 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 First = TypeVar("First")
 Second = TypeVar("Second")
+
+logger = logging.getLogger("binidx")
 
 WAITING_THREADS = 32
 OPENING_THREADS = 128
@@ -148,6 +156,84 @@ def run_both(
     finally:
         wait([pending])
     return result, pending.result()
+
+
+Task = Callable[[], object]
+EXIT_SECONDS, NEVER = 10.0, 1e9
+"""Longest time that the end of a process waits for a `Background`, and seconds that never pass."""
+
+
+class Background:
+    """Thread that runs a task for each of some objects: when the object is gone, at exit, and every `seconds`.
+
+    A finalizer runs inside any allocation of any thread, under any lock: it only puts a token into the queue.
+
+    Attributes:
+        tokens: keys of the tasks whose objects are gone, and further tasks.
+    """
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._seconds, self._deadline, self._tasks = seconds, NEVER * 2, dict[Task, Task]()
+        self.tokens: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter ends: tasks only run when they are called
+            self._thread.start()
+            atexit.register(self.finish)
+            if seconds < NEVER:  # before that, too: afterwards no thread can be started, as to look up a host
+                threading._register_atexit(self.finish)  # type: ignore[attr-defined]
+
+    def add(self, owner: object, task: Task) -> Task:
+        """Run a task when its owner is gone; return a function that runs it at once, unless it has run."""
+        key = functools.partial(bool)  # a new object, which does nothing once its task has run
+        self._tasks[key] = task
+        weakref.finalize(owner, self.tokens.put, key).atexit = False  # `finish` does it then
+        return lambda: self._tasks.pop(key, bool)()
+
+    def _work(self) -> None:
+        due = time.monotonic() + self._seconds
+        while True:
+            token: Task = self._run_all
+            with contextlib.suppress(queue.Empty):
+                token = self.tokens.get(timeout=max(0.0, due - time.monotonic()))
+            due = time.monotonic() + self._seconds if token == self._run_all else due
+            self._run(self._tasks.pop(token, token))
+
+    def _run(self, task: Task) -> None:
+        try:
+            task()
+        except Exception as error:
+            logger.warning("%s: %s: %s", self._thread.name, type(error).__name__, error)
+
+    def _run_all(self) -> None:
+        for key, task in [*self._tasks.items()]:
+            self._run(task if self._seconds < NEVER else self._tasks.pop(key, bool))
+
+    def finish(self) -> None:
+        """Run all tasks, and wait for them at most until `EXIT_SECONDS` after the first call; called at exit."""
+        if not self._thread.is_alive():  # of the parent process
+            return
+        done = queue.SimpleQueue[None]()
+        self._deadline = min(self._deadline, time.monotonic() + EXIT_SECONDS)
+        self.tokens.put(self._run_all)
+        self.tokens.put(lambda: done.put(None))
+        try:
+            done.get(timeout=max(0.0, self._deadline - time.monotonic()))
+        except queue.Empty:
+            logger.warning("%s: not done within %d s at exit; the rest is lost", self._thread.name, EXIT_SECONDS)
+
+
+@functools.cache
+def _background(pid: int, name: str, seconds: float) -> Background:
+    return Background(name, seconds)
+
+
+def background(name: str = "binidx-cleanup", seconds: float = NEVER) -> Background:
+    """Return the thread of this name of this process, which is made at the first call.
+
+    Args:
+        seconds: time between two runs of each task; NEVER: a task runs once.
+    """
+    return _background(os.getpid(), name, seconds)
 
 
 @contextlib.contextmanager

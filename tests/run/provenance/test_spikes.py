@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -11,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Bucket
+from helpers.readahead_loaders import wait_for
 from helpers.research_run import build_research_run
 from helpers.traceable_runs import random_run
 
 import binidx
-from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.loader.losses import LossRecorder, read_losses
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
@@ -41,30 +42,119 @@ def test_a_replayed_step_replaces_at_any_topology(tmp_path: Path) -> None:
 
 def test_a_file_is_written_when_it_is_full_and_takes_few_bytes_a_sample(tmp_path: Path) -> None:
     recorder = LossRecorder(tmp_path, 3, most_rows=40_000)
-    for step in range(5001):
+    for step in range(5000):
         recorder.record(step * 512 + 24, np.random.default_rng(step).random(8))
-    (file,) = tmp_path.iterdir()
+    wait_for(lambda: any(tmp_path.glob("*.parquet")))
+    (file,) = tmp_path.glob("*.parquet")
     assert file.name.endswith("-00003.parquet")
     assert file.stat().st_size <= 6 * 40_000
     assert len(read_losses(tmp_path)[0]) == 40_000
 
 
-KILLED = """
-import os, signal, sys
+def test_rows_are_written_in_time_without_a_further_call(tmp_path: Path) -> None:
+    recorder = LossRecorder(tmp_path, most_seconds=0.01)
+    recorder.record(5, [0.5, 0.25])
+    wait_for(lambda: any(tmp_path.glob("*.parquet")))
+    assert [column.tolist() for column in read_losses(tmp_path)] == [[5, 6], [0.5, 0.25]]
+    assert LossRecorder(tmp_path).most_seconds == 60
+
+
+RECORDING = """
+import os, signal, sys, threading
 from binidx.loader.losses import LossRecorder
-recorder = LossRecorder(sys.argv[1], most_rows=100)
+recorder = LossRecorder(sys.argv[1])
 for step in range(25):
     recorder.record(step * 10, [0.5] * 10)
+    if step == 19 and sys.argv[2] in ("kill", "terminate", "closed"):
+        recorder.close()
 if sys.argv[2] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "terminate":
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+if sys.argv[2] == "error":
+    raise ValueError("training failed")
+if sys.argv[2] == "fork" and os.fork():
+    os.wait()  # for a child that ends as this process does, and must not write its rows, too
+"""
+ENDS = {"kill": -signal.SIGKILL, "terminate": -signal.SIGTERM, "exit": 0, "error": 1, "fork": 0, "closed": 0}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_that_ends_leaves_its_losses_in_whole_files(end: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RECORDING, str(tmp_path), end], check=False, capture_output=True)
+    assert done.returncode == ENDS[end]
+    assert read_losses(tmp_path)[0].tolist() == list(range(200 if ENDS[end] < 0 else 250))
+    assert len([*tmp_path.iterdir()]) == (2 if end == "closed" else 1)
+
+
+@pytest.mark.parametrize("end", ["exit", "error", "closed"])
+def test_a_process_that_ends_writes_its_losses_to_a_store_and_logs_nothing(end: str, s3: Bucket) -> None:
+    folder = s3.fresh()
+    command = [sys.executable, "-c", RECORDING, folder, end]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr if end != "error" else "") == (ENDS[end], "")
+    assert read_losses(folder)[0].tolist() == list(range(250))
+
+
+IN_THE_LOOP = """
+import gc, sys
+from binidx.loader.losses import LossRecorder, read_losses
+from binidx.storage.threads import io_loop
+gc.disable()
+LossRecorder(sys.argv[1] + "/other").record(0, [0.5])
+recorder = LossRecorder(sys.argv[1] + "/losses")
+recorder.cycle = recorder
+recorder.record(0, [0.5] * 10)
+del recorder
+io_loop().call_soon_threadsafe(gc.collect)  # in the thread that sends all requests
 """
 
 
-@pytest.mark.parametrize(("end", "rows"), [("kill", 200), ("exit", 250)])
-def test_a_killed_process_leaves_whole_files(end: str, rows: int, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), end], check=False, env={**os.environ})
-    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0)
-    assert read_losses(tmp_path)[0].tolist() == list(range(rows))
+def test_a_recorder_that_is_collected_in_the_thread_of_requests_loses_nothing(s3: Bucket) -> None:
+    folder = s3.fresh()
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_LOOP, folder], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read_losses(f"{folder}/losses")[0]) == 10
+
+
+def test_losses_that_cannot_be_written_are_logged_and_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "losses").write_text("no folder")
+    recorder = LossRecorder(tmp_path / "losses", most_rows=2)
+    recorder.record(0, [0.5, 0.25])
+    wait_for(lambda: "binidx-losses: " in caplog.text)
+    with pytest.raises(StorageError, match="losses"):
+        recorder.close()
+    (tmp_path / "losses").unlink()
+    recorder.close()
+    assert [column.tolist() for column in read_losses(tmp_path / "losses")] == [[0, 1], [0.5, 0.25]]
+
+
+def test_a_handler_of_a_signal_may_close_a_recorder_that_is_being_closed(tmp_path: Path) -> None:
+    recorder = LossRecorder(tmp_path)
+
+    class Interrupting:
+        """Losses whose conversion is interrupted by a signal."""
+
+        def __len__(self) -> int:
+            return 1
+
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            signal.raise_signal(signal.SIGUSR1)
+            return np.ones(1, np.float32)
+
+    recorder.record(0, [0.5])
+    recorder._rows[0] = (0, Interrupting(), bool)
+    before = signal.signal(signal.SIGUSR1, lambda *_: (recorder.record(7, [0.25]), recorder.close()))
+    try:
+        recorder.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [column.tolist() for column in read_losses(tmp_path)] == [[0, 7], [1.0, 0.25]]
 
 
 def test_folders_without_losses_and_damaged_files_are_errors(tmp_path: Path) -> None:
@@ -85,7 +175,7 @@ def test_the_loader_records_the_positions_of_its_samples(tmp_path: Path) -> None
         loader.state_dict()  # of a checkpoint: writes what is recorded
         assert len(read_losses(tmp_path / "losses")[0]) == (rank + 1) * 8
         loader.record_losses(1, [7.0, 8.0])
-        del loader, batch
+        loader.close()  # before a preemption
     positions, losses = read_losses(tmp_path / "losses")
     assert positions.tolist() == list(range(16))
     expected = [float(train[number]["tokens"].double().mean()) for number in range(16)]
