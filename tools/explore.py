@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import secrets
 import sys
 import threading
@@ -68,8 +69,12 @@ def explore(arguments: argparse.Namespace) -> None:
     print(json.dumps({"address": address}) if arguments.json else address, flush=True)
     print("Ctrl-C ends it", file=sys.stderr)
     threading.Thread(target=explored.warm, name="binidx-explore-warm", daemon=True).start()
+    server = build_server(build_app(explored, token, hosts, f"binidx-{port}"))
+    serving = threading.Thread(target=server.run, args=([socket],), daemon=True)
+    serving.start()
     with contextlib.suppress(KeyboardInterrupt):
-        build_server(build_app(explored, token, hosts, f"binidx-{port}")).run(sockets=[socket])
+        serving.join()
+    os._exit(0)  # the threads of a request that is in flight would be waited for
 
 
 main = command("explore", __doc__, add_options, explore)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import http.client
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -393,3 +399,52 @@ def test_a_resumed_run_shows_the_history_that_the_commands_print(
         shown = read_html(server.page("source/0/document/5/reads")).rows[1:]
         assert [number(row[0]) for row in shown] == [row["step"] for row in found]
         assert server.page("step/15/seen")
+
+
+@pytest.mark.parametrize("digits", [18, 19, 20, 40, 4300, 5000])
+def test_numbers_of_any_length_are_not_found(digits: int, pages: PageServer) -> None:
+    many = "9" * digits
+    paths = [f"step/{many}", f"step/{many}/0/0", f"step/0/{many}/0", f"step/0/0/{many}", f"step/{many}/seen"]
+    paths += [f"step/{many}.json", f"source/{many}", f"source/{many}/lengths", f"source/0/document/{many}"]
+    paths += [f"source/0/document/{many}/reads", f"step/0?rank={many}", f"?steps=0:{many}", f"?steps={many}:"]
+    paths += [f"find?document=en.jsonl:{many}", f"source/0?from={many}", f"find?document={many}&source={many}"]
+    for path in paths:
+        status, _, text = pages.get(f"/{pages.digest}/{path}")
+        assert status in (400, 404), path
+        assert "fault in binidx" not in text
+    for path in (f"find?step={many}", f"find?document={many}&source=0"):  # redirects, to what is not there
+        assert pages.get(f"/{pages.digest}/{path}")[0] in (303, 404), path
+
+
+HANGING = """
+import sys, threading
+from binidx.explore import app
+from binidx.tools import main
+
+def hang(explored, query):
+    print("in flight", flush=True)
+    threading.Event().wait()
+
+app.PAGES["repeats"] = ("repeats.html", hang)
+sys.exit(main(["explore", sys.argv[1], "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_with_a_request_in_flight(number: signal.Signals, run: str) -> None:
+    command = [sys.executable, "-c", HANGING, run]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = urlsplit(process.stdout.readline().strip())
+        port, token = first.port, first.query.removeprefix("token=")
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            headers = {"cookie": f"binidx-{port}={token}"}
+            connection.request("GET", "/", headers=headers)
+            response = connection.getresponse()
+            response.read()
+            connection.request("GET", f"/{response.headers['location'].strip('./')}/repeats", headers=headers)
+            assert process.stdout.readline() == "in flight\n"
+            process.send_signal(number)
+            assert process.wait() == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "Ctrl-C ends it\n"

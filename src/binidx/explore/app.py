@@ -15,6 +15,7 @@ import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -29,19 +30,22 @@ from binidx.explore.guard import Guard
 from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.provenance.sample_rows import build_rows
 
+# Numbers in addresses have at most 18 digits, as in queries.
+register_url_convertor("number", type("NumberConvertor", (IntegerConvertor,), {"regex": "[0-9]{1,18}"})())
+
 PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "step/{step:int}": ("step.html", views.show_step),
-    "step/{step:int}/{rank:int}/{slot:int}": ("sample.html", views.show_text),
-    "step/{step:int}/seen": ("seen.html", views.show_seen),
+    "step/{step:number}": ("step.html", views.show_step),
+    "step/{step:number}/{rank:number}/{slot:number}": ("sample.html", views.show_text),
+    "step/{step:number}/seen": ("seen.html", views.show_seen),
     "compare": ("compare.html", views.show_comparison),
     "search": ("search.html", views.show_search),
     "repeats": ("repeats.html", views.show_repeats),
-    "source/{source:int}": ("source.html", views.show_source),
-    "source/{source:int}/lengths": ("lengths.html", views.show_lengths),
-    "source/{source:int}/tokens": ("tokens.html", views.show_tokens),
-    "source/{source:int}/duplicates": ("duplicates.html", views.show_duplicates),
-    "source/{source:int}/document/{document:int}": ("document.html", views.show_document),
-    "source/{source:int}/document/{document:int}/reads": ("reads.html", views.show_reads),
+    "source/{source:number}": ("source.html", views.show_source),
+    "source/{source:number}/lengths": ("lengths.html", views.show_lengths),
+    "source/{source:number}/tokens": ("tokens.html", views.show_tokens),
+    "source/{source:number}/duplicates": ("duplicates.html", views.show_duplicates),
+    "source/{source:number}/document/{document:number}": ("document.html", views.show_document),
+    "source/{source:number}/document/{document:number}/reads": ("reads.html", views.show_reads),
 }
 """Address of a page below that of its run -> its template, and the function of its values."""
 
@@ -118,7 +122,7 @@ class Pages:
             Route(f"/{digest}/find", self._find),
             Route(f"/{digest}/timeline.{{kind}}", self._timeline_file),
             Route(f"/{digest}/compare.csv", self._comparison_file),
-            Route(f"/{digest}/step/{{step:int}}.{{kind}}", self._step_file),
+            Route(f"/{digest}/step/{{step:number}}.{{kind}}", self._step_file),
             Mount("/assets", StaticFiles(packages=[("binidx.explore", "static")])),
         ]
         # A file of a step would otherwise be a step that is no number.

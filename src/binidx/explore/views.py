@@ -344,7 +344,7 @@ def find_page(explored: Explored, query: Query) -> str | Values:
     if name.isdecimal():
         if len(sources) > 1:
             raise NotFoundError(f"document {name}: choose its source, the run has {len(sources)}")
-        return f"source/{sources[0]}/document/{int(name)}"
+        return f"source/{sources[0]}/document/{parse_number({'document': name}, 'document', 0)}"
     found = [(source, number) for source in sources for number in _search(explored, source, name)]
     if not found:
         raise NotFoundError(f"document: {name} not found in the lineage of {len(sources)} sources")
@@ -359,7 +359,7 @@ def _search(explored: Explored, source: int, name: str) -> Sequence[int]:
         if name.startswith("id="):
             return documents_with_id(explored.prefix(source), name.removeprefix("id="))
         if colon and row.isdecimal():
-            return documents_at(explored.prefix(source), file, int(row))
+            return documents_at(explored.prefix(source), file, parse_number({"row": row}, "row", 0))
     except ObjectNotFoundError:
         return []
     raise NotFoundError(f"document: found {name}, needs a number, FILE:ROW or id=ID")

@@ -18,7 +18,7 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.cache import filling
+from binidx.storage.cache import eviction, filling
 from binidx.storage.cache.cached_object import CachedObject
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.filling import (
@@ -252,3 +252,32 @@ def test_a_replaced_object_ends_it_and_the_next_read_raises(tmp_path: Path) -> N
     assert reader.cached.filling is None
     with pytest.raises(ObjectChangedError, match="replaced"):
         reader.read([(0, 10)])
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), MemoryError("none left"), AssertionError("wrong"), KeyError("x")])
+@pytest.mark.parametrize("place", ["uses", "read"])
+def test_any_error_ends_it_with_one_line_of_log_and_reads_go_on(
+    error: Exception, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    monkeypatch.setattr(eviction, "_warned", set[str]())
+
+    class Failing(MarkedObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            if place == "read" and threading.current_thread().name == "binidx-fill":
+                raise error
+            return super().read(ranges)
+
+    def fail() -> ExtentUses:
+        raise error
+
+    reader = small(Failing(DATA), tmp_path)
+    begun = filling_of(reader) if place == "read" else CacheFilling([reader], fail, is_expected=True)
+    begun.advance()
+    begun.thread.join(600)
+    (record,) = caplog.records
+    assert f"not filled any more, reads go on: {type(error).__name__}: " in record.getMessage()
+    assert not died
+    assert reader.cached.filling is None
+    assert bytes(reader.read([(0, len(DATA))])[0]) == DATA

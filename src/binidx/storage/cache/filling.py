@@ -35,7 +35,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import BinidxError, CancelledReadError
+from binidx.errors import CancelledReadError
 from binidx.storage.cache.block_files import block_path
 from binidx.storage.cache.cached_object import CachedObject
 from binidx.storage.cache.disk_cache import DiskCache
@@ -311,8 +311,8 @@ class CacheFilling:
                 self._fill_or_wait()
         except CancelledReadError:
             pass
-        except (BinidxError, OSError) as error:
-            warn_once("disk cache", f"not filled any more, reads go on: {error}")
+        except Exception as error:
+            warn_once("disk cache", f"not filled any more, reads go on: {type(error).__name__}: {error}")
         finally:
             self.stop()
 
