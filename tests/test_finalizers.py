@@ -359,3 +359,27 @@ def test_garbage_may_be_collected_at_any_opcode_of_its_own_path(path: str) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 100
+
+
+ENDING = """
+import sys, threading
+from binidx.storage import threads
+
+class Owner:
+    pass
+
+owners = [Owner() for _ in range(3)]
+threads.EXIT_SECONDS = 0.1
+threads.background().add(owners[0], lambda: 1 / 0)
+threads.background().add(owners[1], lambda: print("cleaned up", flush=True))
+if sys.argv[1] == "hangs":
+    threads.background("binidx-losses", 60.0).add(owners[2], threading.Event().wait)
+"""
+
+
+@pytest.mark.parametrize("end", ["hangs", "ends"])
+def test_a_process_ends_in_time_whatever_a_task_does(end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, end], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "cleaned up\n")
+    assert "binidx-cleanup: ZeroDivisionError: division by zero" in done.stderr
+    assert ("binidx-losses: not done within 0 s at exit; the rest is lost" in done.stderr) == (end == "hangs")
