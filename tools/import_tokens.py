@@ -1,7 +1,8 @@
 """Tokens of another library as a dataset: documents, dtypes and order are kept, and all tokens are compared.
 
 mds, litdata and arrow take folders, neox a prefix, the others files in order, or folders of them. olmo and llmc have
-no bounds of documents: --eod names the id at them. With --eod the packed samples of the others are split, too.
+no bounds of documents: --eod names the id at them; a .csv.gz beside a file of olmo has them, and is taken instead. With
+--eod the packed samples of the others are split, too.
 
   mds        MosaicML Streaming 0.13, by its index.json; also zstd and gz
   litdata    LitData 0.2, written for its TokensLoader

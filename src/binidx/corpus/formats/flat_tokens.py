@@ -1,6 +1,6 @@
 """Flat arrays of tokens: of OLMo-core, llm.c, datatrove and nanotron, and the older index of fairseq and GPT-NeoX.
 
-    olmo       .npy    tokens without a header; documents end in EOD
+    olmo       .npy    tokens without a header; documents by the .csv.gz beside it (start, end, ...), else by EOD
     llmc       .bin    256 int32: magic, version, number of tokens; tokens. There documents begin with the EOD, and end
                        in it here
     nanotron   .ds     tokens; .ds.index: u64 end of each document, in tokens; .ds.metadata: text
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from binidx.corpus.formats.peer_files import (
     PeerOptions,
     Tokens,
     array_of,
+    inflate,
     read_file,
     read_tokens,
     split_at,
@@ -30,15 +31,40 @@ from binidx.corpus.formats.peer_files import (
     write_new,
 )
 from binidx.errors import ConfigError, FormatError
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import open_object
+from binidx.storage.open import open_if_exists, open_object, read_whole
 
 
 def read_olmo(files: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
     """Yield the documents of files of tokens without a header; a document does not go on in the next file."""
     assert options.eod is not None
-    for file in files:
-        yield from split_stream(read_tokens(file, options.required_dtype(str(file))), options.eod)
+    bounds = [open_if_exists(file.beside(file.uri.removesuffix(".npy") + ".csv.gz")) for file in files]
+    options.watch.say(f"bounds by .csv.gz in {len(files) - bounds.count(None)} files, by EOD in {bounds.count(None)}")
+    for file, rows in zip(files, bounds, strict=True):
+        dtype, reader = options.required_dtype(str(file)), open_object(file, cache=False, codec="raw")
+        if bytes(reader.read([(0, min(6, reader.size))])[0]) == b"\x93NUMPY":
+            raise FormatError(f"{file}: begins with NumPy's header, need tokens alone; write them by array.tofile")
+        if rows is not None:
+            edges = read_bounds(rows, reader.size // dtype.itemsize)
+            if outside := sum(edges[1::2]) - sum(edges[::2]):
+                options.watch.say(f"{file}: {outside:,} of {edges[-1]:,} tokens are in no document, so left out")
+            yield from islice(split_at(read_tokens(file, dtype), np.diff(edges).tolist()), 1, None, 2)
+        else:
+            yield from split_stream(read_tokens(file, dtype), options.eod)
+
+
+def read_bounds(file: RangeReader, num_tokens: int) -> list[int]:
+    """Return 0, start and end of each document in a file of bounds, and the number of tokens: ascending numbers."""
+    edges = [0]
+    with inflate(file.uri, read_whole(file), "gz") as rows:
+        for number, row in enumerate(iter(lambda: rows.readline(1 << 16), b""), 1):
+            bounds = [int(each) for each in row.strip().split(b",", 2)[:2] if each.isdigit() and len(each) < 20]
+            if len(bounds) < 2 or not edges[-1] <= bounds[0] < bounds[1] <= num_tokens:
+                need = f"start,end of a document in the tokens {edges[-1]} to {num_tokens}"
+                raise FormatError(f"{file.uri}: row {number}: found {row[:40]!r}, need {need}")
+            edges += bounds
+    return [*edges, num_tokens]
 
 
 def write_olmo(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
@@ -97,10 +123,10 @@ def read_nanotron(files: Sequence[Location], options: PeerOptions) -> Iterator[T
         ends = array_of(read_file(file + ".index"), "<u8", file + ".index").astype(np.int64)
         size = open_object(file, cache=False, codec="raw").size
         item_bytes = size // int(ends[-1]) if len(ends) and ends[-1] else 2
-        if item_bytes not in (2, 4) or (len(ends) and ends[-1] * item_bytes != size):
-            raise FormatError(f"{file}: {size} bytes, its .index ends at {ends[-1:].tolist()} tokens of 2 or 4 bytes")
-        lengths = np.diff(ends, prepend=0).tolist()
-        yield from split_at(read_tokens(file, np.dtype(f"<u{item_bytes}")), lengths)
+        lengths = np.diff(ends, prepend=0)
+        if item_bytes not in (2, 4) or (len(ends) and ends[-1] * item_bytes != size) or (lengths < 0).any():
+            raise FormatError(f"{file}: {size} bytes, its .index descends, or ends at {ends[-1:]} of 2 or 4 bytes")
+        yield from split_at(read_tokens(file, np.dtype(f"<u{item_bytes}")), lengths.tolist())
 
 
 def write_nanotron(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
@@ -132,11 +158,13 @@ def read_neox(prefixes: Sequence[Location], options: PeerOptions) -> Iterator[To
         if len(data) < NEOX_HEADER.size or bytes(data[:8]) != NEOX_MAGIC:
             raise FormatError(f"{prefix}.idx: not TNTIDX (found {bytes(data[:8])!r})")
         _, _, code, _, count, num_sizes, num_bounds = NEOX_HEADER.unpack_from(data)
-        if code not in NEOX_KINDS or num_sizes != count:
-            raise FormatError(f"{prefix}.idx: type {code}, {num_sizes} sizes of {count} sequences; need flat integers")
         first = NEOX_HEADER.size + 16 * (count + 1)
         sizes = array_of(data, "<i8", prefix + ".idx", count, first)
         bounds = array_of(data, "<i8", prefix + ".idx", num_bounds, first + 8 * count)
+        tile = [*bounds[:1], *bounds[-1:]] == [0, count] and (np.diff(bounds) >= 0).all() and (sizes >= 0).all()
+        if code not in NEOX_KINDS or num_sizes != count or not tile:
+            found = f"type {code}, {num_sizes} sizes of {count} sequences, bounds {'in' if tile else 'out of'} order"
+            raise FormatError(f"{prefix}.idx: {found}; need flat integers, and bounds that ascend from 0 to {count}")
         ends = np.concatenate([[0], np.cumsum(sizes)])[bounds]
         yield from split_at(read_tokens(prefix + ".bin", np.dtype(NEOX_KINDS[code])), np.diff(ends).tolist())
 

@@ -9,27 +9,28 @@ Source: MosaicML Streaming 0.13 (MDSWriter, encodings), LitData 0.2 (BinaryWrite
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
-import zstandard
 
-from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, group_documents, read_file, write_new
+from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, group_documents, inflate, read_file, write_new
 from binidx.errors import ConfigError, FormatError
-from binidx.json_models import JsonFile
+from binidx.json_models import Count, JsonFile
 from binidx.storage.location import Location
 
 INDEX = "index.json"
 SHAPES = ("<u1", "<u2", "<u4", "<u8")
 """Types of the lengths in the shape of an array, by the two low bits of its first byte."""
 
-VALUES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""Code of an array's type, where the column does not fix it."""
+VALUES: dict[int | str, str] = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
+"""Code of an array's type, where the column does not fix it; and its name, where it does."""
+
+VALUES |= {np.dtype(kind).name: kind for kind in VALUES.values()}
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ShardFile:
     """File of a shard."""
 
     basename: str
+    bytes: Count
 
 
 @dataclass
@@ -45,7 +47,7 @@ class MdsShard:
 
     column_names: list[str]
     column_encodings: list[str]
-    column_sizes: list[int | None]
+    column_sizes: list[Count | None]
     raw_data: ShardFile
     compression: str | None = None
     zip_data: ShardFile | None = None
@@ -63,6 +65,8 @@ class NamedFile:
     """Fields of a chunk of LitData, or of an Arrow file, that binidx reads."""
 
     filename: str
+    chunk_bytes: Count = 0
+    chunk_size: Count = 0
 
 
 @dataclass
@@ -85,22 +89,33 @@ class LitdataIndex:
 MDS_FILE, LITDATA_FILE = JsonFile(MdsIndex, {"version": 2}, open=True), JsonFile(LitdataIndex, open=True)
 
 
-def decompressed(uri: str, data: memoryview, compression: str | None) -> bytes | memoryview:
-    """Return the plain bytes of a shard."""
-    name = (compression or "").partition(":")[0]
+def file_in(folder: Location, name: str) -> Location:
+    """Return the location of a file that an index names; raise FormatError if it would lie outside the folder."""
+    if {"..", ""} & {*unquote(name).replace("\\", "/").split("/")}:  # HTTP clients resolve %2e%2e, too
+        raise FormatError(f"{folder}: its index names {name!r}, need a file in the folder or below it")
+    return folder / name
+
+
+def read_shard(file: Location, compression: str | None, most: int) -> bytearray | memoryview:
+    """Return the plain bytes of a shard.
+
+    Args:
+        most: bytes to which a compressed one may inflate.
+    """
+    data, name, plain = read_file(file), (compression or "").partition(":")[0], bytearray()
     if not name:
         return data
-    try:
-        if name == "zstd":
-            return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-        if name == "gz":
-            return gzip.decompress(data)
-    except (zstandard.ZstdError, EOFError, OSError) as error:
-        raise FormatError(f"{uri}: damaged: {error}") from error
-    raise ConfigError(f"{uri}: compressed by {name} (need zstd, gz or none); write it again")
+    if name not in ("zstd", "gz"):
+        raise ConfigError(f"{file}: compressed by {name} (need zstd, gz or none); write it again")
+    with inflate(file.uri, data, name) as reader:
+        while piece := reader.read(1 << 20):
+            plain += piece
+            if len(plain) > most:
+                raise FormatError(f"{file}: inflates to more than the {most} bytes that {INDEX} declares")
+    return plain
 
 
-def read_items(uri: str, data: bytes | memoryview) -> Iterator[memoryview]:
+def read_items(uri: str, data: bytearray | memoryview) -> Iterator[memoryview]:
     """Yield the bytes of the items of a shard."""
     view = memoryview(data)
     count = int.from_bytes(view[:4], "little")
@@ -135,10 +150,12 @@ def read_mds(folders: Sequence[Location], options: PeerOptions) -> Iterator[Toke
     for folder in folders:
         index = folder / INDEX
         for shard in MDS_FILE.decode(read_file(index), index.uri).shards:
-            names = shard.column_names
+            names, counts = shard.column_names, (len(shard.column_encodings), len(shard.column_sizes))
+            if counts != (len(names), len(names)):
+                raise FormatError(f"{index}: {len(names)} columns, {counts} encodings and sizes; need as many of each")
             column = choose_column(options.column, ("tokens", "input_ids"), names, index)
-            file = folder / (shard.zip_data or shard.raw_data).basename
-            data = decompressed(file.uri, read_file(file), shard.compression if shard.zip_data else None)
+            file = file_in(folder, (shard.zip_data or shard.raw_data).basename)
+            data = read_shard(file, shard.compression if shard.zip_data else None, shard.raw_data.bytes)
             for item in read_items(file.uri, data):
                 yield decode_mds(item, shard, names.index(column), f"{file}, column {column}", options)
 
@@ -152,11 +169,13 @@ def decode_mds(item: memoryview, shard: MdsShard, column: int, subject: str, opt
     try:
         stored = iter(np.frombuffer(item, "<u4", at // 4).tolist())
         lengths = [next(stored) if size is None else size for size in shard.column_sizes]
+        if at + sum(lengths) != len(item):
+            raise ValueError(f"columns of {at + sum(lengths)} bytes, it has {len(item)}")
         start = at + sum(lengths[:column])
         data = item[start : start + lengths[column]]
         if kind == "bytes":
             return np.frombuffer(data, options.required_dtype(subject))
-        dtype, at = (np.dtype(fixed[0]), 0) if fixed else (np.dtype(VALUES[data[0]]), 1)
+        dtype, at = np.dtype(VALUES[fixed[0] if fixed else data[0]]), 0 if fixed else 1
         if len(fixed) < 2:
             at += 1 + (data[at] >> 2) * (1 << data[at] % 4)
         return np.frombuffer(data[at:], dtype)
@@ -209,8 +228,9 @@ def read_litdata(folders: Sequence[Location], options: PeerOptions) -> Iterator[
         if dtype is None or index.config.encryption:
             raise ConfigError(f"{folder}: items are {kind}:{number}, or encrypted; need plain tensors of integers")
         for chunk in index.chunks:
-            file = folder / chunk.filename
-            for item in read_items(file.uri, decompressed(file.uri, read_file(file), index.config.compression)):
+            file = file_in(folder, chunk.filename)
+            most = chunk.chunk_bytes + 4 * (chunk.chunk_size + 2)  # the bytes of its items alone
+            for item in read_items(file.uri, read_shard(file, index.config.compression, most)):
                 if len(item) % dtype.itemsize:
                     raise FormatError(f"{file}: an item of {len(item)} bytes, need a multiple of {dtype.itemsize}")
                 yield np.frombuffer(item, dtype)
@@ -254,17 +274,21 @@ def read_arrow(folders: Sequence[Location], options: PeerOptions) -> Iterator[To
         if state._indices_files:
             raise ConfigError(f"{folder}: has a mapping of its rows; flatten_indices() before save_to_disk()")
         for entry in state._data_files:
-            file = folder / entry.filename
+            file = file_in(folder, entry.filename)
             try:
                 table = pa.ipc.open_stream(pa.py_buffer(read_file(file))).read_all()
-            except (pa.ArrowInvalid, OSError) as error:
+                table.validate(full=True)
+                names = table.column_names
+            except (pa.ArrowException, OSError, ValueError) as error:
                 raise FormatError(f"{file}: not an Arrow stream: {error}") from error
-            column = choose_column(options.column, ("input_ids", "tokens"), table.column_names, file)
-            kind = table.schema.field(column).type
+            column = choose_column(options.column, ("input_ids", "tokens"), names, file)
+            kind = table.schema.field(names.index(column)).type
             if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
                 raise ConfigError(f"column: {column} of {file} is {kind}, need lists of integers")
-            for chunk in table.column(column).chunks:
+            for chunk in table.column(names.index(column)).chunks:
                 values = chunk.flatten().to_numpy(zero_copy_only=False)
+                if chunk.null_count or chunk.flatten().null_count:
+                    raise FormatError(f"{file}: column {column} has nulls, need integers")
                 bounds = np.concatenate([[0], np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))])
                 yield from np.split(values, bounds[1:-1].astype(np.int64)) if len(chunk) else ()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
@@ -14,6 +19,7 @@ from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole, stream
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import write_object
 
 Tokens: TypeAlias = NDArray[Any]
@@ -33,12 +39,14 @@ class PeerOptions:
     Attributes:
         stored_dtype: type of the tokens, where the files do not record it.
         num_tokens: all tokens to write.
+        watch: receiver of messages.
     """
 
     eod: int | None = None
     column: str | None = None
     stored_dtype: np.dtype[Any] | None = None
     num_tokens: int = 0
+    watch: ProgressWatcher = field(default_factory=SilentWatcher)
 
     def required_dtype(self, subject: str) -> np.dtype[Any]:
         """Return the type of the tokens; raise ConfigError if it is not given."""
@@ -56,8 +64,17 @@ def array_of(data: Bytes, dtype: str, location: Location, count: int = -1, offse
     """Return an array in the bytes of a file; raise FormatError if they are too few."""
     try:
         return np.frombuffer(data, dtype, count, offset)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise FormatError(f"{location}: truncated: {error}") from error
+
+
+@contextmanager
+def inflate(uri: str, data: Bytes, compression: str) -> Iterator[Any]:
+    """Open bytes compressed by "zstd" or "gz" as a file of the plain ones; errors of its reads become FormatError."""
+    try:
+        yield (zstandard.open if compression == "zstd" else gzip.open)(io.BytesIO(data))
+    except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile, MemoryError) as error:
+        raise FormatError(f"{uri}: damaged: {str(error) or 'inflates to more than memory can hold'}") from error
 
 
 def read_tokens(location: Location, dtype: np.dtype[Any], start: int = 0) -> Iterator[Tokens]:

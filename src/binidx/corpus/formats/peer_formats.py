@@ -9,6 +9,7 @@ A format is a reader and a writer of documents, arrays of shape (length,). Memor
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from numpy.typing import NDArray
 from binidx.corpus.formats import flat_tokens, folders
 from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
-from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
+from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.location import Location
+from binidx.storage.open import open_object
 from binidx.storage.requests.listing import is_folder, list_matches
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
@@ -39,7 +41,9 @@ class PeerFormat:
         read: yields the documents of the files that a user names, in their order.
         write: writes documents below a location, and returns the files that `read` takes.
         suffix: that of its files, if it is neither a folder nor a prefix.
-        needs_eod: whether its files lack the bounds of documents, which then end, or begin, with an EOD.
+        needs_eod: whether its files lack the bounds of documents, which then end, or begin, with an EOD; those of
+            OLMo-core may have them in a file beside.
+        mark: end of the name of a file, nothing for its first file; a blank; and text near the beginning of that file.
     """
 
     peer: str
@@ -47,6 +51,7 @@ class PeerFormat:
     write: Callable[[Location, Iterable[Tokens], np.dtype[Any], PeerOptions], Files]
     suffix: str = ""
     needs_eod: bool = False
+    mark: str = ""
 
     def list_files(self, source: Location) -> Files:
         """Return the files of a folder or a pattern, sorted; anything else as it is."""
@@ -57,17 +62,27 @@ class PeerFormat:
             raise ObjectNotFoundError(f"{source}: no {self.suffix} file in it; correct the name")
         return [Location(name, source.options) for name in names]
 
+    def matches(self, source: Location) -> bool:
+        """Return whether a source looks like one of this format."""
+        end, _, mark = self.mark.partition(" ")
+        with contextlib.suppress(BinidxError):
+            file = source.beside(source.uri.rstrip("/") + end) if end else self.list_files(source)[0]
+            reader = open_object(file, cache=False, codec="raw")
+            head = bytes(reader.read([(0, min(4096, reader.size))])[0])
+            return mark.encode() in head and file.uri.endswith(end or self.suffix)
+        return False
+
 
 FORMATS = {
-    "mds": PeerFormat("MosaicML Streaming 0.13", folders.read_mds, folders.write_mds),
-    "litdata": PeerFormat("LitData 0.2", folders.read_litdata, folders.write_litdata),
+    "mds": PeerFormat("MosaicML Streaming 0.13", folders.read_mds, folders.write_mds, mark='/index.json "shards"'),
+    "litdata": PeerFormat("LitData 0.2", folders.read_litdata, folders.write_litdata, mark='/index.json "chunks"'),
     "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, ".npy", needs_eod=True),
-    "arrow": PeerFormat("datasets.save_to_disk", folders.read_arrow, folders.write_arrow),
+    "arrow": PeerFormat("datasets.save_to_disk", folders.read_arrow, folders.write_arrow, mark='/state.json "_data_'),
     "nanotron": PeerFormat(
         "datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron, ".ds"
     ),
-    "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, ".bin", needs_eod=True),
-    "neox": PeerFormat("GPT-NeoX, fairseq (TNTIDX)", flat_tokens.read_neox, flat_tokens.write_neox),
+    "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, ".bin", True, f" {chr(0) * 1000}"),
+    "neox": PeerFormat("GPT-NeoX, fairseq", flat_tokens.read_neox, flat_tokens.write_neox, mark=".idx TNTIDX"),
 }
 """Name of a format -> its functions. A new one is a row, a reader and a writer."""
 
@@ -94,12 +109,13 @@ class DocumentDigest:
     """Digest and counts of documents, whatever the dtype of their tokens."""
 
     def __init__(self) -> None:
-        self.hash, self.documents, self.tokens = xxhash.xxh3_128(), 0, 0
+        self.hash, self.documents, self.tokens, self.low, self.high = xxhash.xxh3_128(), 0, 0, 0, 0
 
     def over(self, documents: Iterable[Tokens], watch: ProgressWatcher) -> Iterator[Tokens]:
         """Yield the documents, and add each."""
         for document in documents:
             self.documents, self.tokens = self.documents + 1, self.tokens + len(document)
+            self.low, self.high = min(self.low, document.min(initial=0)), max(self.high, document.max(initial=0))
             self.hash.update(np.int64(len(document)).tobytes() + np.ascontiguousarray(document, "<i8").tobytes())
             watch.advance(len(document))
             yield document
@@ -126,7 +142,8 @@ def import_dataset(
         sources: folder of `mds`, `litdata` and `arrow`; files of the others, in order, or folders or patterns of them,
             whose files are sorted; prefix of `neox`.
         target: prefix to write.
-        eod: id at the bounds of documents: required by `olmo` and `llmc`; of the others it splits packed samples.
+        eod: id at the bounds of documents: required by `olmo`, of which it splits files without a .csv.gz, and by
+            `llmc`; of the others it splits packed samples.
         column: of `mds` and `arrow`; by default tokens or input_ids.
         stored_dtype: NumPy's name of the tokens' type in files that do not record it: `olmo`, `bytes` columns of `mds`.
         dtype: of the dataset; by default that of the files, int32 for one that a dataset cannot have.
@@ -134,23 +151,30 @@ def import_dataset(
         watch: receiver of the progress, in tokens.
 
     Raises:
-        ConfigError: an unknown format, or an option that the format needs is missing.
+        ConfigError: an unknown format, or an option that the format needs is missing; or files of another format.
         FormatError: the files are not of the format, or a token does not fit `dtype`.
         ObjectExistsError: there is a dataset, and `overwrite` is False.
 
     Source: ours.
     """
     peer, watch = find_format(format, eod), watch or SilentWatcher()
-    options = PeerOptions(eod, column, None if stored_dtype is None else np.dtype(stored_dtype))
+    options = PeerOptions(eod, column, None if stored_dtype is None else np.dtype(stored_dtype), watch=watch)
     place = Location.of(target, target_options)
     if not overwrite and IndexedDataset.exists(target, storage_options=target_options):
         raise ObjectExistsError(f"{place}: holds a dataset; give another prefix, or --overwrite")
     DatasetTarget.open(place, "raw", [], overwrite=overwrite)
-    locations = [file for source in sources for file in peer.list_files(Location.of(source, source_options))]
-    documents = peer.read(locations, options)
-    if eod is not None and not peer.needs_eod:
-        documents = split_stream(documents, eod)
-    first, given = [*islice(documents, 1)], DocumentDigest()
+    opened, given = [Location.of(source, source_options) for source in sources], DocumentDigest()
+    try:
+        locations = [file for source in opened for file in peer.list_files(source)]
+        documents = peer.read(locations, options)
+        if eod is not None and not peer.needs_eod:
+            documents = split_stream(documents, eod)
+        first = [*islice(documents, 1)]
+    except BinidxError:
+        other = next((name for name, each in FORMATS.items() if each.matches(opened[0])), format)
+        if other != format:
+            raise ConfigError(f"{opened[0]}: is of {FORMATS[other].peer}; use binidx import {other}") from None
+        raise
     own = [document.dtype.newbyteorder("=") for document in first]
     kind = np.dtype(dtype) if dtype else next((each for each in own if each in OWN_DTYPES), np.dtype(np.int32))
     watch.begin("documents", 0, 0, "tokens")
@@ -159,6 +183,8 @@ def import_dataset(
             builder.add_document(document, [len(document)])
         builder.finalize(f"{place}.idx")
     check_equal(format, place.uri, given, read_documents(IndexedDataset(target, storage_options=target_options)))
+    if dtype is None and kind.itemsize > 2 and 0 <= given.low <= given.high <= np.iinfo(np.uint16).max:
+        watch.say(f"{place}: of {kind} as the files; its ids, up to {given.high:,}, fit --dtype uint16")
     files = [location.uri for location in locations]
     return ImportResult(format, target, files, given.documents, given.tokens, kind.name, given.hash.hexdigest())
 
