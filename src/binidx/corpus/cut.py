@@ -177,7 +177,7 @@ def _cut(
         outputs = [DatasetOutput(target, index.dtype, index.multimodal) for target in opened]
         for output in outputs:
             stack.callback(output.close)
-        tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
+        _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
         lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
         stack.callback(lineages.close)
         lineages.fill(watch, assign=assign)
@@ -185,14 +185,13 @@ def _cut(
         for number, output in sorted(enumerate(outputs), key=lambda numbered: not numbered[1].target.existing):
             replace = partial(lineages.replace, number)
             if is_range:
-                pieces = stored.pieces(tokens[number] * index.item_bytes)
+                pieces = stored.pieces(output.columns.counts()["tokens"] * index.item_bytes)
                 output.target.publish_pieces(output.columns, pieces, source.options, watch, check, replace)
             else:
                 output.publish(check, replace)
             output.target.say_complete(watch)
-        counts = [(output.columns.num_documents, len(output.columns.lengths)) for output in outputs]
-        written = zip(opened, counts, tokens, strict=True)
-        shares = [CutOutput(target.prefix.uri, *sizes, num_tokens) for target, sizes, num_tokens in written]
+        counts = [(output.target.prefix.uri, output.columns.counts()) for output in outputs]
+        shares = [CutOutput(uri, each["documents"], each["sequences"], each["tokens"]) for uri, each in counts]
     return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
 
@@ -203,23 +202,22 @@ def _scatter(
     outputs: Sequence[DatasetOutput],
     plain: RangeReader | None,
     watch: ProgressWatcher,
-) -> list[int]:
-    """Append each document to its output, with tokens unless `plain` is None; return each output's number of tokens."""
-    index, tokens = dataset.index, [0] * len(outputs)
+) -> None:
+    """Append each document to its output, with tokens unless `plain` is None."""
+    index = dataset.index
     if plain is not None:
         watch.begin("tokens", dataset.num_bytes, 0)
     for block in index.documents(limit):
         chosen = assign(block.first, len(block)) if assign else np.zeros(len(block), np.int64)
         for number, output in enumerate(outputs):
-            tokens[number] += append_documents(block, chosen == number, output.columns)
+            append_documents(block, chosen == number, output.columns)
         if plain is not None:
             _write_tokens(block, chosen, outputs, plain, index.item_bytes)
             watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
-    return tokens
 
 
-def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:
-    """Append the wanted documents of a block to the columns of an `.idx`, and return the number of their tokens.
+def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> None:
+    """Append the wanted documents of a block to the columns of an `.idx`.
 
     Args:
         block: neighbouring documents.
@@ -228,9 +226,9 @@ def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: I
     """
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
-    lengths = block.lengths[sequences]
-    columns.add(lengths, np.cumsum(counts[wanted]), None if block.modes is None else block.modes[sequences])
-    return int(lengths.sum(dtype=np.int64))
+    columns.add(
+        block.lengths[sequences], np.cumsum(counts[wanted]), None if block.modes is None else block.modes[sequences]
+    )
 
 
 def _write_tokens(

@@ -3,14 +3,14 @@
     1  every .idx is read in blocks and checked; lengths and bounds go to spooled columns
     2  the .bin of the target is assembled, invisible: `storage.writing.concatenate`
     3  the .idx is written, invisible
-    4  the sources are checked for changes; the old .idx is removed, the .bin appears, the .idx last
+    4  the sources are checked for changes; the old .idx is removed, the .bin and the manifest appear, the .idx last
 
 For each document 20 bytes are read, 12 spooled and 20 written, in about 40 ns. Memory is 20 to 45 MB for any number of
 documents. A run that fails leaves nothing. After a kill the same call starts again; a `.bin` or a dataset that the
 killed run had published is compared with the sources instead of being written: `whole_dataset`.
 
-A virtual merge checks the parts and lists them; neither tokens nor indices are copied. Their lineage, if any, is
-written under the prefix of the list, as row i describes document i.
+A virtual merge checks the parts and lists them; neither tokens nor indices are copied. Their lineage and manifests, if
+any, are written under the prefix of the list, as row i describes document i.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, 
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx_blocks import IndexColumns
+from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.format.virtual import VirtualPart, format_parts, relative_part
@@ -38,7 +39,7 @@ from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import IN_FLIGHT, Join
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import write_object
+from binidx.storage.writing.publish import delete_object, write_object
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def merge_virtually(
     opened = SourceDatasets([Location(Location.of(source).absolute, storage_options) for source in sources])
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
-    datasets = opened.datasets
+    datasets, listing = opened.datasets, DatasetTarget.open(prefix, "raw", opened.datasets, overwrite=True)
     for dataset in datasets:
         if dataset.source.num_parts:
             raise ConfigError(f"{dataset.prefix}: is itself a virtual merge, needed its parts")
@@ -224,9 +225,11 @@ def merge_virtually(
         return CombinedCounts(prefix.uri, *opened.counts())
     if existing is not None:
         raise ObjectExistsError(f"{file}: exists, needed a free name; --overwrite replaces it")
-    with closing(LineageTransfer(datasets, [DatasetTarget(prefix, "raw")])) as rows:
+    with closing(LineageTransfer(datasets, [listing])) as rows:
         rows.fill(watch)
         rows.publish(0)
+    delete_object(prefix + MANIFEST)
+    listing.write_manifest(dict(zip(("documents", "sequences", "tokens"), opened.counts()[1:], strict=True)))
     write_object(file, [listed])
     return CombinedCounts(prefix.uri, *opened.counts())
 

@@ -12,10 +12,12 @@ At the first difference the target belongs to another job, and is refused.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib import metadata
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -25,7 +27,7 @@ from binidx.format.bin_file import BinWriter, Report, delete_objects, superseded
 from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS
+from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, common_fields
 from binidx.format.source import PairSource, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.cache.eviction import warn_once
@@ -215,6 +217,19 @@ def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
     return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
 
 
+def common_manifest(target: Location, datasets: Sequence[WholeDataset]) -> dict[str, Any]:
+    """Return the manifest, without counts, of a dataset that is made of others; {} if theirs agree in nothing.
+
+    Args:
+        target: prefix of that dataset, whose log has the names of the fields in which they differ.
+    """
+    pairs = [pair for dataset in datasets for pair in dataset.source.pairs]
+    job, others = common_fields(OPENS.map(lambda pair: (pair.manifest or {}).get("job", {}), pairs))
+    if others:
+        warn_once(f"{target}{MANIFEST}", f"lacks {', '.join(others)}, as the manifests of the sources differ in them")
+    return {**MANIFEST_FILE.tags, "version": metadata.version("binidx"), "job": job} if job else {}
+
+
 def bin_suffixes() -> list[str]:
     """Return the suffixes of objects that hold tokens, of all codecs."""
     return [f"bin{suffix}" for suffix in CODECS.names()]
@@ -230,11 +245,12 @@ class DatasetTarget:
 
     Attributes:
         bin, idx: objects of its tokens and its index.
+        manifest: manifest to write, without counts; {}: none.
         existing: suffixes of objects that an earlier run of this job may have published; they are only compared.
     """
 
     def __init__(self, prefix: Location, codec: str) -> None:
-        self.prefix, self.codec, self.existing = prefix, codec, list[str]()
+        self.prefix, self.codec, self.existing, self.manifest = prefix, codec, list[str](), dict[str, Any]()
         self.bin_suffix = f"bin{suffix_of(codec)}"
         self.bin, self.idx = self.file(self.bin_suffix), self.file("idx")
 
@@ -260,6 +276,7 @@ class DatasetTarget:
         target.existing = [] if overwrite else target._find_objects()
         if target.existing not in ([], [target.bin_suffix], [target.bin_suffix, "idx"]):
             raise ObjectExistsError(target.refusal)
+        target.manifest = common_manifest(prefix, sources)
         return target
 
     def file(self, suffix: str) -> Location:
@@ -306,6 +323,11 @@ class DatasetTarget:
         if self.is_complete:
             watch.say(f"{self.prefix}: holds this dataset already, compared byte for byte")
 
+    def write_manifest(self, counts: Mapping[str, Any]) -> None:
+        """Write the manifest, if there is one, with these counts; the one of a complete dataset stays."""
+        if self.manifest and not (self.is_complete and object_exists(self.prefix + MANIFEST)):
+            write_object(self.prefix + MANIFEST, [json.dumps({**self.manifest, "dataset": counts}, indent=1).encode()])
+
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
         """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison.
 
@@ -341,6 +363,7 @@ class DatasetTarget:
         def call_steps() -> None:
             for step in steps:
                 step()
+            self.write_manifest(columns.counts())
 
         if self.is_complete:
             self.compare_index(columns)

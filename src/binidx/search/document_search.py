@@ -187,7 +187,7 @@ def find_tokenizer(prefixes: Sequence[Location]) -> TokenizerSpec:
     found: dict[str, TokenizerSpec] = {}
     for pair in pairs:
         recorded = (pair.manifest or {}).get("job", {}).get("tokenizer")
-        if not recorded:
+        if not recorded or not {"uri", "digest"} <= recorded.keys():
             raise ConfigError(
                 f"tokenizer: {pair.prefix} has no manifest that names one; give the tokenizer of its tokens"
             )
