@@ -190,8 +190,7 @@ def _cut(
             else:
                 output.publish(check, replace)
             output.target.say_complete(watch)
-        counts = [(output.target.prefix.uri, output.columns.counts()) for output in outputs]
-        shares = [CutOutput(uri, each["documents"], each["sequences"], each["tokens"]) for uri, each in counts]
+        shares = [CutOutput(output.target.prefix.uri, *output.columns.counts().values()) for output in outputs]
     return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
 

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import metadata
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -227,7 +226,7 @@ def common_manifest(target: Location, datasets: Sequence[WholeDataset]) -> dict[
     job, others = common_fields(OPENS.map(lambda pair: (pair.manifest or {}).get("job", {}), pairs))
     if others:
         warn_once(f"{target}{MANIFEST}", f"lacks {', '.join(others)}, as the manifests of the sources differ in them")
-    return {**MANIFEST_FILE.tags, "version": metadata.version("binidx"), "job": job} if job else {}
+    return {**MANIFEST_FILE.tags, "job": job} if job else {}
 
 
 def bin_suffixes() -> list[str]:

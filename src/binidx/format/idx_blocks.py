@@ -287,11 +287,10 @@ class IndexColumns:
     def num_documents(self) -> int:
         return len(self._bounds) - 1
 
-    def counts(self) -> DatasetCounts:
-        """Count the tokens; return the counts and the dtype as a manifest has them."""
+    def counts(self) -> dict[str, int]:
+        """Count the tokens; return the numbers of documents, sequences and tokens, as a manifest has them."""
         tokens = sum(int(block.sum(dtype=np.int64)) for block in self.lengths.blocks())
-        dtype, sequences = np.dtype(self.dtype).name, len(self.lengths)
-        return {"documents": self.num_documents, "sequences": sequences, "tokens": tokens, "dtype": dtype}
+        return {"documents": self.num_documents, "sequences": len(self.lengths), "tokens": tokens}
 
     def add(
         self, lengths: Sequence[int] | NDArray[np.int32], ends: NDArray[np.int64], modes: NDArray[np.int8] | None = None

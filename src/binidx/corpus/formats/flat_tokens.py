@@ -163,8 +163,7 @@ def read_neox(prefixes: Sequence[Location], options: PeerOptions) -> Iterator[To
         bounds = array_of(data, "<i8", prefix + ".idx", num_bounds, first + 8 * count)
         tile = [*bounds[:1], *bounds[-1:]] == [0, count] and (np.diff(bounds) >= 0).all() and (sizes >= 0).all()
         if code not in NEOX_KINDS or num_sizes != count or not tile:
-            found = f"type {code}, {num_sizes} sizes of {count} sequences, bounds {'in' if tile else 'out of'} order"
-            raise FormatError(f"{prefix}.idx: {found}; need flat integers, and bounds that ascend from 0 to {count}")
+            raise FormatError(f"{prefix}.idx: type {code}, {num_sizes} sizes; need integers, {count} sizes in order")
         ends = np.concatenate([[0], np.cumsum(sizes)])[bounds]
         yield from split_at(read_tokens(prefix + ".bin", np.dtype(NEOX_KINDS[code])), np.diff(ends).tolist())
 

@@ -78,9 +78,7 @@ FORMATS = {
     "litdata": PeerFormat("LitData 0.2", folders.read_litdata, folders.write_litdata, mark='/index.json "chunks"'),
     "olmo": PeerFormat("OLMo-core 3", flat_tokens.read_olmo, flat_tokens.write_olmo, ".npy", needs_eod=True),
     "arrow": PeerFormat("datasets.save_to_disk", folders.read_arrow, folders.write_arrow, mark='/state.json "_data_'),
-    "nanotron": PeerFormat(
-        "datatrove's .ds files, of nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron, ".ds"
-    ),
+    "nanotron": PeerFormat("datatrove, nanotron", flat_tokens.read_nanotron, flat_tokens.write_nanotron, ".ds"),
     "llmc": PeerFormat("llm.c", flat_tokens.read_llmc, flat_tokens.write_llmc, ".bin", True, f" {chr(0) * 1000}"),
     "neox": PeerFormat("GPT-NeoX, fairseq", flat_tokens.read_neox, flat_tokens.write_neox, mark=".idx TNTIDX"),
 }
@@ -166,14 +164,13 @@ def import_dataset(
     opened, given = [Location.of(source, source_options) for source in sources], DocumentDigest()
     try:
         locations = [file for source in opened for file in peer.list_files(source)]
-        documents = peer.read(locations, options)
-        if eod is not None and not peer.needs_eod:
-            documents = split_stream(documents, eod)
+        stored = peer.read(locations, options)
+        documents = stored if eod is None or peer.needs_eod else split_stream(stored, eod)
         first = [*islice(documents, 1)]
     except BinidxError:
-        other = next((name for name, each in FORMATS.items() if each.matches(opened[0])), format)
-        if other != format:
-            raise ConfigError(f"{opened[0]}: is of {FORMATS[other].peer}; use binidx import {other}") from None
+        names = [name for name, each in FORMATS.items() if each.matches(opened[0])]
+        if names and format not in names:
+            raise ConfigError(f"{opened[0]}: is of {FORMATS[names[0]].peer}; use binidx import {names[0]}") from None
         raise
     own = [document.dtype.newbyteorder("=") for document in first]
     kind = np.dtype(dtype) if dtype else next((each for each in own if each in OWN_DTYPES), np.dtype(np.int32))
@@ -184,7 +181,7 @@ def import_dataset(
         builder.finalize(f"{place}.idx")
     check_equal(format, place.uri, given, read_documents(IndexedDataset(target, storage_options=target_options)))
     if dtype is None and kind.itemsize > 2 and 0 <= given.low <= given.high <= np.iinfo(np.uint16).max:
-        watch.say(f"{place}: of {kind} as the files; its ids, up to {given.high:,}, fit --dtype uint16")
+        watch.say(f"{place}: of {kind}; its ids, up to {given.high:,}, fit --dtype uint16")
     files = [location.uri for location in locations]
     return ImportResult(format, target, files, given.documents, given.tokens, kind.name, given.hash.hexdigest())
 

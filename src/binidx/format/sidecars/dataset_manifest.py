@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any, NotRequired, TypedDict
 
 from binidx.errors import FormatError
@@ -139,7 +138,7 @@ def common_fields(jobs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], li
     Tokenizers of one digest get the place of the first.
     """
     common, others = dict[str, Any](), list[str]()
-    for name in sorted({*chain(*jobs)} - {*OWN_FIELDS}):
+    for name in sorted(set[str]().union(*jobs) - {*OWN_FIELDS}):
         values: list[Any] = [job.get(name, ...) for job in jobs]
         digests = {value["digest"] if isinstance(value, dict) and "digest" in value else ... for value in values}
         if (name in ("uri", "merges") and values[0] is not ...) or all(value == values[0] for value in values):
