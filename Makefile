@@ -49,8 +49,8 @@ test: $(VENV)/.test             ## the tests without lint; those that take minut
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh
 
-soak: $(VENV)/.test             ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+soak: $(VENV)/.test             ## the tests that take minutes; MEGATRON_TREE=DIR adds Megatron-LM's own training
+	$(BIN)/python -m pytest -m slow -rs
 
 test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install radosgw ceph-mon ceph-osd ceph-common
 	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset

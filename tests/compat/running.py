@@ -32,9 +32,9 @@ class Ranks:
         return [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in said]
 
 
-def start(arguments: list[str], ranks: int = 1) -> Ranks:
-    """`python ARGUMENTS` on each rank of a gloo group."""
-    paths = os.pathsep.join([str(HERE / "megatron_lm"), os.environ.get("PYTHONPATH", "")])
+def start(arguments: list[str], ranks: int = 1, beside: Path = HERE / "megatron_lm") -> Ranks:
+    """`python ARGUMENTS` on each rank of a gloo group; `beside` is the first place of its imports."""
+    paths = os.pathsep.join([str(beside), os.environ.get("PYTHONPATH", "")])
     group = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
