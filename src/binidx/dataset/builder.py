@@ -164,8 +164,7 @@ class BlendedMegatronDatasetBuilder:
             ObjectChangedError: objects or indices are not those of the pinned file: `dataset.pinned_run`.
             PeerError: another rank failed, or has another order or other data: `dataset.rank_comparison`.
         """
-        if (option := get_order_option(self.config)) is not None:
-            option.check_sources(self._list_sources(), self.config.storage_options)
+        check_listed_sources(self.config, self.other_prefixes)
         agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
         with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
             built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent))
@@ -181,12 +180,6 @@ class BlendedMegatronDatasetBuilder:
             if is_distributed():
                 compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
-
-    def _list_sources(self) -> set[str]:
-        """Return the prefixes of all splits, and those that the caller builds besides, as the user wrote them."""
-        blends = [self.config.blend, *(self.config.blend_per_split or ())]
-        prefixes = {prefix for blend in blends if blend for prefix in blend[0]}
-        return {str(self.config.as_written(prefix)) for prefix in prefixes | {*self.other_prefixes}}
 
     def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
@@ -307,6 +300,20 @@ class BlendedMegatronDatasetBuilder:
             return None
         measured = measure_blend(weights, size, [*map(len, datasets)])
         return self.blended_class(datasets, *measured, self.config, context=context)
+
+
+def check_listed_sources(config: BlendedMegatronDatasetConfig, other_prefixes: Collection[str]) -> None:
+    """Raise ConfigError if the option `order` names no source of a run.
+
+    Args:
+        config: options of the run, with the prefixes of all splits.
+        other_prefixes: those that the caller builds besides.
+    """
+    if (option := get_order_option(config)) is not None:
+        blends = [config.blend, *(config.blend_per_split or ())]
+        prefixes = {prefix for blend in blends if blend for prefix in blend[0]}
+        names = {str(config.as_written(prefix)) for prefix in prefixes | {*other_prefixes}}
+        option.check_sources(names, config.storage_options)
 
 
 def measure_blend(

@@ -15,6 +15,7 @@ from helpers.masked_datasets import BERT, T5, write_sentences
 from helpers.masked_datasets import build as build_masked
 
 import binidx
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import ConfigError
 from binidx.testing import check_order
 
@@ -269,3 +270,97 @@ def test_a_view_holds_in_lists_of_validation_sets_in_stages_and_in_lengths(tmp_p
     for dataset in (*sets, staged, lengths):
         assert len(documents_of(dataset)) > 3
         assert 3 not in documents_of(dataset)
+
+
+def made_directly(kind: Any, built: Any, config: Any) -> Any:
+    """The dataset of a builder, made again by its constructor."""
+    return kind(built.dataset, built.dataset_path, built.indices, built.num_samples, built.index_split, config)
+
+
+DIRECTLY = r"BlendedMegatronDatasetBuilder or load_dataset|found .*, needs the prefix of"
+
+READS: list[Callable[[Any], Any]] = [
+    lambda dataset: dataset[0],
+    lambda dataset: dataset.__getitems__([0]),
+    lambda dataset: dataset.read_tokens([0]),
+    lambda dataset: dataset.order_identity,
+    lambda dataset: dataset.order,
+    lambda dataset: [*dataset.locate_bytes(np.arange(2))],
+    lambda dataset: next(iter(binidx.build_pretraining_data_loader(dataset, 0, 2))),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("kind", [binidx.GPTDataset, BestFitGPTDataset, Reversed])
+def test_a_dataset_without_a_builder_never_serves_a_listed_document(kind: Any, tmp_path: Path) -> None:
+    prefix, drop = write_documents(f"{tmp_path}/en"), tmp_path / "list.txt"
+    plain = build(kind, binidx.GPTDatasetConfig(**GPT, blend=([prefix], None)), 30)
+
+    def make(lines: str, **options: Any) -> Any:
+        drop.write_text(lines)
+        config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{drop}", **options))
+        return made_directly(kind, plain, config)
+
+    assert 3 in documents_of(make(""))
+    for options in ({"over": "source"}, {"how": "rebuild"}) if kind is binidx.GPTDataset else ():
+        assert 3 not in documents_of(make("3\n", **options))
+    most = "".join(f"{document}\n" for document in range(1, 40))
+    for direct in (make("3\n"), make(most, keep=True), make(f"{tmp_path}/fr\t3\n", over="source")):
+        for read in READS:
+            with pytest.raises(ConfigError, match=DIRECTLY):
+                read(direct)
+
+
+@pytest.mark.parametrize("over", ["blend", "source"])
+def test_a_blend_without_a_builder_never_serves_a_listed_document(over: Any, tmp_path: Path) -> None:
+    prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
+    (tmp_path / "list.txt").write_text("".join(f"{prefixes[1]}\t{document}\n" for document in (3, 4, 5)))
+    order = binidx.View(f"{tmp_path}/list.txt", over=over)
+    plain, viewed = (
+        binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5]), order=option) for option in (None, order)
+    )
+    built = build(binidx.GPTDataset, plain, 60)
+    for option in (viewed, plain):  # the datasets have the option in both cases
+        parts = [made_directly(binidx.GPTDataset, part, viewed) for part in built.datasets]
+        direct = binidx.BlendedDataset(parts, [0.5, 0.5], 40, option)
+        if over == "source" and option is viewed:
+            served = [(int(sample["dataset_id"]), documents_of([sample])) for sample in direct]
+            assert not [documents for number, documents in served if number == 1 and documents & {3, 4, 5}]
+            continue
+        for read in READS:
+            with pytest.raises(ConfigError, match=DIRECTLY):
+                read(direct)
+    viewed.mid_level_dataset_surplus = 1.0
+    whole = build(binidx.GPTDataset, viewed, 60)
+    assert len(binidx.BlendedDataset(whole.datasets, [0.5, 0.5], 40, plain)[:]) == 40
+
+
+@pytest.mark.parametrize("line", ["3", "fr\t3"])
+def test_stages_refuse_a_list_that_names_no_source(line: str, tmp_path: Path) -> None:
+    prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
+    (tmp_path / "list.txt").write_text(f"{line}\n")
+    order = binidx.View(f"{tmp_path}/list.txt", over="source")
+    config = binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5]), order=order)
+    with pytest.raises(ConfigError, match="needs the prefix of one of 2 sources"):
+        binidx.StagedBlendedDataset(binidx.GPTDataset, [binidx.Stage((prefixes, [0.5, 0.5]), 20)], config)
+
+
+def test_lengths_refuse_windows_without_a_builder(tmp_path: Path) -> None:
+    prefix = write_documents(f"{tmp_path}/en")
+    (tmp_path / "list.txt").write_text("3\n")
+    plain, viewed = (
+        binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=option)
+        for option in (None, binidx.View(f"{tmp_path}/list.txt"))
+    )
+    windows = made_directly(binidx.GPTDataset, build(binidx.GPTDataset, plain, 30), viewed)
+    with pytest.raises(ConfigError, match=DIRECTLY):
+        binidx.LengthStagedDataset(windows, [binidx.LengthStage(S // 2, 10)])
+
+
+def test_a_chat_without_a_builder_never_serves_a_listed_row(tmp_path: Path) -> None:
+    inner = chats(tmp_path)
+    (tmp_path / "list.txt").write_text("3\n")
+    options = {"blend": ([inner.dataset_path], None), "order": binidx.View(f"{tmp_path}/list.txt")}
+    direct = made_directly(binidx.SFTDataset, inner, binidx.SFTDatasetConfig(**GPT, **options))
+    for read in (lambda: direct[0], lambda: direct.find_row(0), lambda: direct.spans(0)):
+        with pytest.raises(ConfigError, match=DIRECTLY):
+            read()

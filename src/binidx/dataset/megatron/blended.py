@@ -93,7 +93,7 @@ class BlendedDataset(OrderedDataset):
         self._order = self._served = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        return BlendedOrder([dataset.order for dataset in self.datasets], arrays, self._order_fields())
+        return BlendedOrder([dataset._served for dataset in self.datasets], arrays, self._order_fields())
 
     def _order_fields(self) -> dict[str, Any]:
         """Return the fields of the identity of the order besides those of the datasets."""
@@ -106,10 +106,11 @@ class BlendedDataset(OrderedDataset):
     @cached_property
     def _samples(self) -> TokenDataset | None:
         """Reader of samples; None if a class of the user reads them by itself."""
+        order = self.order
         if self.datasets[0].reads_by_itself:
             return None
         assembles = [dataset.assemble_function for dataset in self.datasets]
-        return TokenDataset(self._served, [dataset.dataset for dataset in self.datasets], assembles)
+        return TokenDataset(order, [dataset.dataset for dataset in self.datasets], assembles)
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
@@ -129,7 +130,7 @@ class BlendedDataset(OrderedDataset):
         """Return a sample, or the list of the samples of a slice or of a list of numbers, which are read at once."""
         if isinstance(idx, SEVERAL):
             return list(self.__getitems__(number_samples(idx, len(self))))
-        if self._served is not self._order:
+        if self.order is not self._order:
             return self.__getitems__([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}

@@ -186,7 +186,7 @@ class MegatronDataset(OrderedDataset):
     @cached_property
     def _samples(self) -> TokenDataset:
         """Reader of samples, made at the first use. A subclass's hooks are looked up here, not at each read."""
-        return TokenDataset(self._served, [self.dataset], [self.assemble_function])
+        return TokenDataset(self.order, [self.dataset], [self.assemble_function])
 
     @property
     def reads_by_itself(self) -> bool:
@@ -282,7 +282,7 @@ class MegatronDataset(OrderedDataset):
         if isinstance(self._order, HookedOrder):
             raise NotImplementedError(f"{type(self).__name__}: has neither __getitem__ nor spans and assemble")
         # A user's method calls this one for the samples of the order below it.
-        order = self._order if self._has_own_spans else self._served
+        order = self._order if self._has_own_spans else self.order
         spans, _ = order.spans(np.array([self._position(idx, len(order))]))
         return [(sequence, first, count) for _, sequence, first, count in spans.tolist()]
 
@@ -330,7 +330,7 @@ class MegatronDataset(OrderedDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        _, number = self._served.locate(np.array([self._position(idx, len(self))]))
+        _, number = self.order.locate(np.array([self._position(idx, len(self))]))
         (first,), (stop,) = self._order.runs(number)
         return int(first), int(stop)
 

@@ -55,6 +55,9 @@ class OrderedDataset(ABC):
     _served: Order
     """Order of the samples: that order, or one over it."""
 
+    _is_whole = False
+    """True once the order is known to be that which the option `order` requests of the split."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # torch's DataLoader prefers __getitems__: without this it would bypass a subclass's own __getitem__.
@@ -77,6 +80,7 @@ class OrderedDataset(ABC):
     @property
     def order(self) -> Order:
         """Order of the samples: the tokens of each, as a value."""
+        self.check_whole()
         return self._served
 
     @property
@@ -85,7 +89,7 @@ class OrderedDataset(ABC):
 
         Equal for copies of the data in other places, and for numbers of samples that share one order.
         """
-        return self._served.identity
+        return self.order.identity
 
     @property
     def index_arrays(self) -> dict[str, NDArray[Any]]:
@@ -127,6 +131,8 @@ class OrderedDataset(ABC):
             ConfigError: methods of the user make the samples, which take no order.
         """
         option = get_order_option(self.config)
+        if is_whole:
+            self._mark_whole()
         if option is None:
             return
         order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
@@ -139,6 +145,30 @@ class OrderedDataset(ABC):
             raise ConfigError(f"order: {kind} reads or counts samples by itself, which takes no order")
         vars(self).pop("_samples", None)
         self._served = order
+
+    def check_whole(self) -> None:
+        """Raise ConfigError for a dataset without a builder whose samples the option `order` would change or leave out.
+
+        A constructor does not know whether its dataset is one source of a blend, so it cannot apply the option itself.
+        """
+        if self._is_whole:
+            return
+        option, served = get_order_option(self.config), self._served
+        if option is not None:
+            option.check_sources({source.name for source in served.sources}, self.config.storage_options)
+            if option.wrap(served, self.config.storage_options, is_whole=True) is not served:
+                raise ConfigError(
+                    f"order: {type(option).__name__} is not applied to a {type(self).__name__} that is made directly; "
+                    "build it with BlendedMegatronDatasetBuilder or load_dataset"
+                )
+        for part in self.parts:
+            if get_order_option(part.config) != option:
+                part.check_whole()
+        self._mark_whole()
+
+    def _mark_whole(self) -> None:
+        for dataset in (self, *self.parts):
+            dataset._is_whole = True
 
 
 SEVERAL = (slice, list, np.ndarray)

@@ -113,6 +113,7 @@ class LengthStagedDataset(BlendedDataset):
     def __init__(
         self, windows: GPTDataset | BlendedDataset, stages: Sequence[LengthStage], *, mixed_windows: int = MIXED_WINDOWS
     ) -> None:
+        windows.check_whole()
         self.config: Any = windows.config
         self.stages, self.windows, self.mixed_windows = tuple(stages), windows, mixed_windows
         sources: list[Any] = [*windows.parts]
@@ -130,6 +131,7 @@ class LengthStagedDataset(BlendedDataset):
         self.weights = [1 / len(self.datasets)] * len(self.datasets)
         self.size = sum(stage.num_samples for stage in self.stages)
         self._open(DEFAULT_CONTEXT)
+        self._mark_whole()  # windows have the order that the option requests
         self.check()
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
-from binidx.dataset.builder import WHOLE, context_argument, sizes_per_dataset
+from binidx.dataset.builder import WHOLE, check_listed_sources, context_argument, sizes_per_dataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
 from binidx.dataset.megatron.blended import BlendedDataset, blend_arrays, row_blocks, samples_per_dataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -166,6 +166,7 @@ class StagedBlendedDataset(BlendedDataset):
         if not stages:
             raise ConfigError("stages: found none, need at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
+        check_listed_sources(config, {prefix for stage in stages for prefix in stage.blend[0]})
         self._cls, self.datasets = cls, []
         self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
         self.seams = self._build_rounds([self._counts(stage, context) for stage in self.stages], context)
@@ -251,7 +252,7 @@ class StagedBlendedDataset(BlendedDataset):
         return [len(self.datasets[number]) for number in self._rounds[prefix]]
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        parts = [dataset.order for dataset in self.datasets]
+        parts = [dataset._served for dataset in self.datasets]
         return BlendedOrder(parts, arrays, self._order_fields(), proof=self.proof)
 
     def _order_fields(self) -> dict[str, Any]:
