@@ -300,7 +300,6 @@ def _warnings(plan: RunPlan) -> Iterator[str]:
     """Yield all warnings of a plan, one line each."""
     inventory, costs, link = plan.inventory, plan.costs, plan.link
     kinds: Sequence[Iterable[str]] = (
-        _unplanned_order(inventory),
         _empty_indices(inventory),
         _order_warnings(inventory, plan.order),
         _repeated_sources(costs),
@@ -363,11 +362,6 @@ def _advice(plan: RunPlan) -> Iterator[str]:
     if plan.nodes > 1 and plan.reading.num_bytes > max(2 * stored, LARGE_BYTES):
         times = f"{bytes_text(plan.reading.num_bytes)} of {bytes_text(stored)} that are stored"
         yield f"cache_dir on a file system that all nodes share: they fetch {times}, such a cache each byte once"
-
-
-def _unplanned_order(inventory: RunInventory) -> Iterator[str]:
-    if inventory.run.config.order is not None:
-        yield "order: a view is applied when a run starts; samples, steps and costs are those of the run without it"
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
