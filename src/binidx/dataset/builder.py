@@ -29,11 +29,11 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import get_order_option
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
-from binidx.dataset.planned import PlannedDataset, locate_plan
+from binidx.dataset.planned import PlannedDataset, open_plan
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
-from binidx.errors import ConfigError, ObjectNotFoundError, PeerError, trims_traceback
+from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
@@ -202,16 +202,14 @@ class BlendedMegatronDatasetBuilder:
 
     def _open_planned(self) -> list[PlannedDataset | None]:
         """Return the dataset of each split that has a read plan for these options."""
-        config = self.config
+        config, matrix = self.config, self.config.split_matrix or [WHOLE] * len(Split)
         if not config.read_plan or not isinstance(config, GPTDatasetConfig):
             return [None] * len(Split)
 
         def open_split(split: Split) -> PlannedDataset | None:
-            folder = locate_plan(recorded_name(self.cls), config, split, self.sizes[split.value])
-            if split in self.splits and folder is not None:
-                with contextlib.suppress(ObjectNotFoundError):
-                    return PlannedDataset(folder.uri, config)
-            return None
+            if split not in self.splits or matrix[split.value] is None:
+                return None
+            return open_plan(recorded_name(self.cls), config, split, self.sizes[split.value])
 
         return OPENS.map(open_split, Split)
 

@@ -20,7 +20,9 @@ Source: ours.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -33,8 +35,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.baked import Baked, PositionedDataset
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.torch_bridge import Sample
-from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.dataset.torch_bridge import Sample, is_first_rank
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, redacted
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.virtual import named_location
@@ -52,6 +54,8 @@ from binidx.storage.open import codec_of, layered, open_object, open_stored, rea
 from binidx.storage.ranges import read_many, stored_reader
 from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.stores.identity import same_identity
+
+logger = logging.getLogger(__name__)
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
 PIECE = np.dtype([("start", "<u4"), ("start_high", "<u2"), ("num_tokens", "<u4")])
@@ -146,9 +150,19 @@ NOT_IN_PLAN = frozenset({
 })  # fmt: skip
 """Fields of a config on which no place of a token depends, or that the name of a plan has in another form."""
 
+MOVES_NO_TOKEN = frozenset({
+    "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask", "inter_document_masking",
+    "data_parallel_size", "context_parallel_size", "sequence_parallel_size", "hybrid_context_parallel",
+    "sequences_per_dataset", "megatron_samples", "allow_ambiguous_pad_tokens", "multiple_validation_sets",
+    "full_validation", "sft_mock_dataset_config_json", "varlen_mock_dataset_config_json", "varlen_sbhd_validation",
+})  # fmt: skip
+"""Fields on which no place of a token depends in the kinds that have plans, but that the names of early plans have."""
 
-def locate_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: int | None) -> Location | None:
-    """Return where the plan of a split is that belongs to a config; None without a `path_to_cache`.
+
+def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples: int | None) -> list[Location]:
+    """Return where the plan of a split is that belongs to a config: its place, then that of early versions of binidx.
+
+    The list is empty without a `path_to_cache`, and for a list of validation sets.
 
     Args:
         kind: recorded name of the class of the datasets.
@@ -159,16 +173,20 @@ def locate_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: 
     blend = config.blend if config.blend_per_split is None else config.blend_per_split[split.value]
     is_list = config.multiple_validation_sets and split is Split.valid
     if config.path_to_cache is None or blend is None or is_list:
-        return None
+        return []
     names = [option.name for option in fields(config) if option.init and option.name not in NOT_IN_PLAN]
-    described: dict[str, Any] = {name: getattr(config, name) for name in names}
+    early: dict[str, Any] = {name: getattr(config, name) for name in names}
+    without = MOVES_NO_TOKEN if split is Split.valid else MOVES_NO_TOKEN | {"drop_last_partial_validation_sequence"}
     order = config.order and format_order(config.order.pinned(config.storage_options))
     bookends = config.split_matrix and config.split_matrix[split.value]
     prefixes = [config.as_written(prefix) for prefix in blend[0]]
-    described |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}
-    described |= {"split": split.name, "num_samples": num_samples}
-    name = xxhash.xxh3_128_hexdigest(json.dumps(described, sort_keys=True, default=str).encode())
-    return Location(config.path_to_cache, config.storage_options) / f"{name}-{split.name}-read-plan"
+    early |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}
+    early |= {"split": split.name, "num_samples": num_samples}
+    cache, places = Location(config.path_to_cache, config.storage_options), list[Location]()
+    for described in ({name: value for name, value in early.items() if name not in without}, early):
+        name = xxhash.xxh3_128_hexdigest(json.dumps(described, sort_keys=True, default=str).encode())
+        places.append(cache / f"{name}-{split.name}-read-plan")
+    return places
 
 
 class PlannedPieces(NamedTuple):
@@ -371,6 +389,18 @@ class PlannedDataset(PositionedDataset):
             One reader for each source; its files may not be open yet.
         """
         return self._readers
+
+
+def open_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: int | None) -> PlannedDataset | None:
+    """Open the plan of a split, with the arguments of `locate_plans`; log its name if there is none."""
+    places = locate_plans(kind, config, split, num_samples)
+    for folder in places:
+        with contextlib.suppress(ObjectNotFoundError):
+            return PlannedDataset(folder.uri, config)
+    if places and num_samples != 0 and is_first_rank():
+        text = "%s: found no read plan of these options, so this start reads each .idx; binidx prepare-cache writes it"
+        logger.warning(text, redacted(places[0].uri))
+    return None
 
 
 def list_readers(plan: ReadPlan, file: Location, config: GPTDatasetConfig) -> list[RangeReader]:

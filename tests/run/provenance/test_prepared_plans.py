@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.corpus.convert import convert_dataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.planned import PlannedDataset
 from binidx.errors import ConfigError, ObjectChangedError
+from binidx.run.provenance.read_planning import prepare_read_plan
 from binidx.tools.prepare_cache import main
 
 
@@ -86,6 +88,111 @@ def test_a_plan_of_other_options_is_not_read(change: dict[str, Any], prefixes: l
     assert isinstance(load(prefixes[0], f"{tmp_path}/cache", read_plan=True).wrapped, PlannedDataset)
     assert not isinstance(load(prefixes[0], f"{tmp_path}/cache", read_plan=True, **change).wrapped, PlannedDataset)
     join_writers()
+
+
+EOD, PAD = 2005, 1003
+MOVING = {
+    "random_seed": 6,
+    "sequence_length": 8,
+    "add_extra_token_to_sequence": False,
+    "mid_level_dataset_surplus": 0.5,
+}
+ELSEWHERE: dict[str, Any] = {"num_dataset_builder_threads": 2, "mmap_bin_files": False, "cache_small_indices": True,
+    "trust_cache": "megatron", "object_storage_cache_path": "elsewhere", "defer_npy_index_mmap": True,
+    "fast_cache_load": False, "storage_options": {},
+    "tokenizer": Tokenizer(pad=PAD, eod=EOD, name="other")}  # fmt: skip
+WITHOUT_MOVE: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True,
+    "create_attention_mask": True, "inter_document_masking": True, "data_parallel_size": 2, "context_parallel_size": 2,
+    "sequence_parallel_size": 2, "hybrid_context_parallel": True, "sequences_per_dataset": {},
+    "megatron_samples": "0.16.1", "allow_ambiguous_pad_tokens": True, "multiple_validation_sets": False,
+    "full_validation": False, "varlen_sbhd_validation": True}  # fmt: skip
+UNCHANGED = {
+    "blend",
+    "blend_per_split",
+    "split",
+    "path_to_cache",
+    "order",
+    "read_plan",
+    "written_paths",
+    *("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json", "drop_last_partial_validation_sequence"),
+}
+"""Fields of tests of their own, and those that must be None."""
+
+
+def build(config: Any, kind: Any = binidx.GPTDataset, sizes: Any = (90, 12, 0)) -> Any:
+    return binidx.BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, config).build()[:2]
+
+
+def assert_same_batches(found: Any, needed: Any) -> None:
+    assert len(found) == len(needed)
+    for one, other in zip(found, needed, strict=True):
+        assert_same_sample(one, other)
+
+
+@pytest.mark.parametrize("kind", [binidx.GPTDataset, BestFitGPTDataset])
+def test_a_plan_is_found_by_all_options_that_move_no_token(kind: Any, prefixes: list[str], tmp_path: Path) -> None:
+    fixed = {"blend": (prefixes, [0.7, 0.3]), "split": "7,3,0", "path_to_cache": f"{tmp_path}/cache"}
+    first = binidx.GPTDatasetConfig(5, 16, tokenizer=Tokenizer(pad=PAD, eod=EOD), read_plan=True, **fixed)
+    for dataset, size in zip(build(first, kind), (90, 12), strict=True):
+        prepare_read_plan(dataset, size)
+    opened = [binidx.IndexedDataset(prefix) for prefix in prefixes]
+    counts = {each.path_prefix: (each.index.sequence_count, each.index.document_count) for each in opened}
+    changes = [{}, {"create_attention_mask": True, "reset_attention_mask": True}, {"sequences_per_dataset": counts}]
+    changes += [{name: value} for name, value in (MOVING | ELSEWHERE | WITHOUT_MOVE).items()]
+    known = {option.name for option in fields(binidx.GPTDatasetConfig) if option.init}
+    assert known == {*MOVING, *ELSEWHERE, *WITHOUT_MOVE, *UNCHANGED}  # a new field needs a line above
+    for change in changes:
+        config = replace(first, **change)
+        for found, needed in zip(build(config, kind), build(replace(config, read_plan=False), kind), strict=True):
+            assert isinstance(found, PlannedDataset) == (not change.keys() & MOVING.keys()), change
+            assert_same_batches(found, needed)
+
+
+def test_the_last_partial_sample_is_part_of_the_name_of_a_validation_plan_alone(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    fixed = {"blend": ([prefixes[0]], None), "split": "7,3,0", "path_to_cache": f"{tmp_path}/cache"}
+    first = binidx.GPTDatasetConfig(5, 16, tokenizer=Tokenizer(pad=PAD, eod=EOD), read_plan=True, **fixed)
+    for dataset in build(first, sizes=(None, None, 0)):
+        prepare_read_plan(dataset, None)
+    other = replace(first, drop_last_partial_validation_sequence=False)
+    found = build(other, sizes=(None, None, 0))
+    assert [isinstance(each, PlannedDataset) for each in found] == [True, False]
+    for one, needed in zip(found, build(replace(other, read_plan=False), sizes=(None, None, 0)), strict=True):
+        assert_same_batches(one, needed)
+
+
+def test_a_plan_with_its_early_name_is_found(
+    prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = {prefix: f"p{number}" for number, prefix in enumerate(prefixes)}
+    fixed = {"blend": (prefixes, [0.7, 0.3]), "split": "7,3,0", "path_to_cache": f"{tmp_path}/cache"}
+    options = {"written_paths": written, "eod_mask_loss": True, "data_parallel_size": 8, "read_plan": True}
+    config = binidx.GPTDatasetConfig(5, 16, tokenizer=Tokenizer(pad=PAD, eod=EOD), **fixed, **options)  # type: ignore[arg-type]
+    needed = build(replace(config, read_plan=False))
+    assert not caplog.text
+    build(config)
+    assert caplog.text.count("found no read plan of these options") == 2
+    assert f"{NAMES['train'][0]}-train-read-plan" in caplog.text
+    for split, dataset, size in zip(NAMES, needed, (90, 12), strict=True):
+        folder = Path(str(prepare_read_plan(dataset, size)))
+        assert folder.name == f"{NAMES[split][0]}-{split}-read-plan"
+        folder.rename(folder.with_name(f"{NAMES[split][1]}-{split}-read-plan"))
+        assert Path(str(prepare_read_plan(dataset, size))).name == f"{NAMES[split][1]}-{split}-read-plan"
+    caplog.clear()
+    for found, whole in zip(build(config), needed, strict=True):
+        assert isinstance(found, PlannedDataset)
+        assert_same_batches(found, whole)
+    assert not caplog.text
+    found = build(replace(config, eod_mask_loss=False))  # whose early name was another one
+    assert not any(isinstance(each, PlannedDataset) for each in found)
+
+
+NAMES = {
+    "train": ("f9c5e4e33ff9fe4262a251471f479b4b", "43dc4c80489c59f6e15fa2ea1481c2a1"),
+    "valid": ("8dcdd96c256c66e47be03a40acb78631", "19114baa442adb18c318f32421333fa9"),
+}
+"""Of a plan of that config: now, and as the library at the commit 2e6bc1de named it."""
 
 
 def test_replaced_data_is_an_error_that_names_the_plan(prefixes: list[str], tmp_path: Path) -> None:

@@ -220,9 +220,10 @@ def prepare_read_plan(
         ObjectExistsError: there is a plan of other data.
     """
     part = dataset.parts[0]
-    folder = planned.locate_plan(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
-    if folder is None:
+    places = planned.locate_plans(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
+    if not places:
         return None
+    folder = next((place for place in places if object_exists(place / "readplan.json")), places[0])
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     plan = plan_reads(order, range(len(dataset)))
     write_read_plan(order, folder.uri, plan, workers=workers, storage_options=folder.options, watch=watch)
