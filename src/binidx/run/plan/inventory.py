@@ -7,14 +7,10 @@ caches     ─► manifests    present, missing or stale; no array is read
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, normalize, split_range
@@ -34,8 +30,6 @@ from binidx.index.cache.manifest import (
 )
 from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
 from binidx.index.document_sample import EpochPlan
-from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import ComposedOrder, Order
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
@@ -114,7 +108,6 @@ class RunInventory:
         indices: the index of each split of each prefix.
         blends: the blend of each split of several prefixes.
         listed: the prefixes that are opened by a listing of their folder.
-        order: order of the train split if the config has an option `order` that serves one over the usual one.
     """
 
     run: Run
@@ -122,13 +115,10 @@ class RunInventory:
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
     listed: Set[str]
-    order: Order | None = None
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the train split."""
-        if self.order is not None:
-            return len(self.order)
         if self.run.stages is not None:
             return sum(stage.num_samples for stage in self.run.stages)
         sizes = [blend.size for blend in self.blends if blend.wanted.split is Split.train]
@@ -137,8 +127,6 @@ class RunInventory:
     def shares(self) -> list[tuple[IndexInventory, float]]:
         """Return the index of each source of the train split, and the source's share of the samples."""
         train = [index for index in self.indices if index.wanted.split is Split.train]
-        if isinstance(self.order, ComposedOrder):
-            return [*zip(train, self._served_shares(self.order, train), strict=True)]
         if self.run.stages is not None:
             total = sum(stage.num_samples for stage in self.run.stages)
             parts = {index.wanted.prefix: 0.0 for index in train}
@@ -153,16 +141,6 @@ class RunInventory:
             return [*zip(train, normalize([*blend.shares]), strict=True)]
         total = max(1, sum(index.num_samples for index in train))
         return [(index, index.num_samples / total) for index in train]
-
-    def _served_shares(self, order: Any, train: Sequence[IndexInventory]) -> list[float]:
-        """Return the share of each source, whose passes are sources of the order of a run in stages."""
-        counts = np.bincount(order.list_sources(), minlength=len(order.sources)) / max(1, len(order))
-        if self.run.stages is None:
-            return list(counts.tolist())
-        shares = Counter[str]()
-        for source, share in zip(order.sources, counts.tolist(), strict=True):
-            shares[source.name] += share
-        return [shares[str(self.run.config.as_written(index.wanted.prefix))] for index in train]
 
 
 def take_inventory(run: Run) -> RunInventory:
@@ -181,31 +159,14 @@ def take_inventory(run: Run) -> RunInventory:
         lambda index: inspect_index(index, summaries[index.prefix], bounds[index.prefix], run.config), wanted.indices
     )
     blends = OPENS.map(lambda blend: _inspect_blend(blend, indices, run.config), wanted.blends)
-    return RunInventory(run, summaries, indices, blends, listed.keys(), _open_wrapped(run, [*indices, *blends]))
-
-
-def _open_wrapped(run: Run, inspected: Sequence[IndexInventory | BlendInventory]) -> Order | None:
-    """Return the order of the train split if the option `order` may serve one over the usual one.
-
-    Raises:
-        ConfigError: its samples cannot be counted, because an index is not built.
-    """
-    option = run.config.order
-    if option is None or type(option).wrap is OrderOption.wrap:
-        return None
-    if run.phase_transition_iterations or any(each.cache.state not in (THERE, SMALL_ONE) for each in inspected):
-        raise ConfigError(
-            f"plan: needs the indices of a run without phases to count the samples that {option!r} leaves; "
-            "binidx prepare-cache builds them"
-        )
-    train: Any = run.build()[0]
-    return None if train is None else train.order
+    return RunInventory(run, summaries, indices, blends, listed.keys())
 
 
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
-    if run.config.order is not None and run.config.order.index_fields(run.config.storage_options):
-        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; build the run to see its indices")
+    if run.config.order is not None:
+        way = "plan the run without it; binidx account counts the samples that it has"
+        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; {way}")
     rest = required_indices(run.config, run.sizes)
     if run.stages is None:
         return rest
