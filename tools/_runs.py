@@ -29,7 +29,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
 from ._command import add_json, chosen
-from ._display import print_above
+from ._display import print_above, print_note
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
@@ -148,11 +148,16 @@ def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHist
 def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory:
     """Return the history of the run, of whose indices ranges are read as needed, or which are loaded whole.
 
+    How a run continues the one before it is printed on stderr, where the two have another option `order`.
+
     Args:
         arguments: with those of `add_run`, and of `add_topology` if the command has them.
         whole: whether to load indices.
     """
-    return RunHistory.of(load_run(arguments), whole=whole)
+    history = RunHistory.of(load_run(arguments), whole=whole)
+    for line in history.describe_continuations():
+        print_note("binidx", line)
+    return history
 
 
 def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> range:

@@ -58,12 +58,13 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
         reads = spike.reads.at(slice(arguments.most_samples))
         rows = [*build_rows(spike.order, reads, decode)]
-        marks = {name: _round(getattr(spike, name)) for name in ("loss", "median", "limit")}
+        marks = {name: _round(getattr(spike, name)) for name in ("loss", "expected", "limit")}
         losses = zip(rows, spike.losses.tolist(), spike.excess.tolist(), strict=False)
         samples = [{**row, "loss": _round(loss), "excess": _round(excess)} for row, loss, excess in losses]
-        spikes.append({"step": spike.step, **marks, "samples": samples})
+        spikes.append({"step": spike.step, "last_step": spike.last_step, **marks, "samples": samples})
         if not arguments.json:
-            print_above(f"step {spike.step:,}: " + ", ".join(f"{name} {value}" for name, value in marks.items()))
+            values = ", ".join(f"{name} {value}" for name, value in marks.items())
+            print_above(f"step {spike.step:,} to {spike.last_step:,}: {values}")
             for sample in samples:
                 print_above(f"loss {sample['loss']}, {sample['excess']} above its source")
                 print_rows(iter([sample]), False)

@@ -207,9 +207,8 @@ class BlendedMegatronDatasetBuilder:
             return [None] * len(Split)
 
         def open_split(split: Split) -> PlannedDataset | None:
-            if split not in self.splits or matrix[split.value] is None:
-                return None
-            return open_plan(recorded_name(self.cls), config, split, self.sizes[split.value])
+            is_built = split in self.splits and matrix[split.value] is not None
+            return open_plan(recorded_name(self.cls), config, split, self.sizes[split.value]) if is_built else None
 
         return OPENS.map(open_split, Split)
 

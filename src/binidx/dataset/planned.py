@@ -182,11 +182,9 @@ def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples:
     prefixes = [config.as_written(prefix) for prefix in blend[0]]
     early |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}
     early |= {"split": split.name, "num_samples": num_samples}
-    cache, places = Location(config.path_to_cache, config.storage_options), list[Location]()
-    for described in ({name: value for name, value in early.items() if name not in without}, early):
-        name = xxhash.xxh3_128_hexdigest(json.dumps(described, sort_keys=True, default=str).encode())
-        places.append(cache / f"{name}-{split.name}-read-plan")
-    return places
+    cache, now = Location(config.path_to_cache, config.storage_options), early.keys() - without
+    both = [json.dumps({name: early[name] for name in kept}, sort_keys=True, default=str) for kept in (now, early)]
+    return [cache / f"{xxhash.xxh3_128_hexdigest(text.encode())}-{split.name}-read-plan" for text in both]
 
 
 class PlannedPieces(NamedTuple):
@@ -398,8 +396,7 @@ def open_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: in
         with contextlib.suppress(ObjectNotFoundError):
             return PlannedDataset(folder.uri, config)
     if places and num_samples != 0 and is_first_rank():
-        text = "%s: found no read plan of these options, so this start reads each .idx; binidx prepare-cache writes it"
-        logger.warning(text, redacted(places[0].uri))
+        logger.warning("%s: no read plan, so each .idx is read; prepare-cache writes it", redacted(places[0].uri))
     return None
 
 

@@ -17,9 +17,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
 from binidx.errors import ConfigError
 from binidx.loader.dataset_protocols import digest_tokens, find_megatron_samples, get_stored_order, identify_order
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
+from binidx.order.view import describe_place, find_read, without_view
 
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
@@ -52,7 +54,7 @@ def check_state(state: Mapping[str, Any], dataset: Any, sampler: PretrainingSamp
             f"resume: state is for fingerprint {theirs}{size}, this loader is {ours} of "
             f"{sampler.total_samples} samples; check {option if version else ''}data, split, weights, seed "
             "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
-            f"part of its order. To continue all the same, set consumed_samples={consumed}"
+            f"part of its order. {_describe_way(consumed, theirs, dataset, sampler)}"
         )
     stored = get_stored_order(dataset)
     if stored is not None and order is None:
@@ -71,10 +73,29 @@ def check_state(state: Mapping[str, Any], dataset: Any, sampler: PretrainingSamp
     return consumed
 
 
-def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:
-    """Return the digest of the order in which all ranks together are served, 16 hex digits."""
-    text = json.dumps([identify_order(dataset), describe_walk(sampler)], sort_keys=True, default=str)
+def fingerprint(dataset: Any, sampler: PretrainingSampler, order: Any = None) -> str:
+    """Return the digest of the order in which all ranks together are served, 16 hex digits.
+
+    Args:
+        dataset, sampler: of the loader.
+        order: identity of another order than that of the dataset.
+    """
+    text = json.dumps([order or identify_order(dataset), describe_walk(sampler)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _describe_way(consumed: int, theirs: str, dataset: Any, sampler: PretrainingSampler) -> str:
+    """Return how a loader of another order continues a state: by its place in a view of the order, if it is one."""
+    option = get_order_option(dataset.config) if isinstance(dataset, OrderedDataset) else None
+    if option is None:
+        return f"To continue all the same, set consumed_samples={consumed}"
+    inner = without_view(dataset.order)
+    if inner is None or fingerprint(dataset, sampler, inner.identity) != theirs:
+        name = type(option).__name__
+        return f"No place in {name} continues this run; begin a stage anew of what binidx exposures shows as unread"
+    was_read, _ = find_read([(inner, 0, consumed)], dataset.order)
+    text = f"{type(option).__name__} has {was_read.sum():,} of the {consumed:,} samples that were read: "
+    return text + describe_place(dataset.order, was_read, sampler.samples_per_step)
 
 
 def describe_walk(sampler: PretrainingSampler) -> Any:

@@ -6,10 +6,19 @@
 
 The list is a text file: on each line the number of a document, or, in a run of several sources, the prefix of the
 source, a tab and the number.
+
+A view that begins in the middle of a run:
+
+    without it         0 1 2 3 4 5 6 7 | 8 9 ..      8 samples were read; documents of 2, 5 and 9 leave
+    the view           0 1   3 4   6 7 | 8   ..      6 of its samples were read: it continues with its sample 6
+    in steps of 4      0 1   3 4 |   6 7 8   ..      its step begins with sample 4: 4 and 5 are read again
+
+A sample is the same in two orders if it has the same number in the own order of the same source: views keep these.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,11 +30,14 @@ from numpy.typing import NDArray
 
 from binidx.errors import BlendError, ConfigError
 from binidx.index.documents import Documents
-from binidx.order.blended_order import MembersOrder, list_members
+from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
 from binidx.order.source_order import join_ranges
 from binidx.storage.open import open_object, read_whole
+
+SOURCE_BITS = 40
+"""Number of bits for the number of a sample below that of its source, in one int64."""
 
 
 class ViewOrder(MembersOrder):
@@ -226,3 +238,54 @@ class DocumentList:
         if len(documents) and documents[-1] >= count:
             raise ConfigError(f"{self.uri}: {name}: document {documents[-1]}, it has {count}, counted from 0")
         return documents
+
+
+def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[NDArray[np.bool_], int]:
+    """Return whether each sample of an order was read of other orders, shape (len(order),), and what it leaves out.
+
+    Args:
+        reads: each of the other orders, the first position that was read, and the one after the last.
+        order: the order that continues the last of them. Both are located whole, in some dozens of bytes a sample.
+
+    Returns:
+        The samples, and the number of those behind the last read that the order lacks.
+    """
+    sources = dict[tuple[str, int], int]()
+
+    def locate(other: Order, start: int, stop: int) -> Numbers:
+        names = [json.dumps(member.identity, sort_keys=True, default=str) for member in list_members(other)]
+        keys = [(name, names[:number].count(name)) for number, name in enumerate(names)]  # one may stand there twice
+        source, number = other.locate(np.arange(start, stop))
+        return np.array([sources.setdefault(key, len(sources)) << SOURCE_BITS for key in keys])[source] + number
+
+    read, (last, _, stop) = np.concatenate([locate(*each) for each in reads]), reads[-1]
+    served = locate(order, 0, len(order))
+    return np.isin(served, read), int(np.isin(locate(last, stop, len(last)), served, invert=True).sum())
+
+
+def describe_place(order: Order, was_read: NDArray[np.bool_], step_samples: int) -> str:
+    """Return the place of an order that continues the reads, in whole steps, and the samples that are read again there.
+
+    Args:
+        order: the order.
+        was_read: whether each of its samples was read.
+        step_samples: number of samples of a step.
+    """
+    place = (len(was_read) if was_read.all() else int(np.argmin(was_read))) // step_samples * step_samples
+    again = np.flatnonzero(was_read[place:]) + place
+    text = f"consumed_samples={place} skips none"
+    text += f" and reads {len(again):,} again, of its samples {again[0]:,} to {again[-1]:,}" if len(again) else ""
+    if isinstance(order, BlendedOrder) and len(again):  # it draws from what views leave of each source
+        sources = np.bincount(order.list_sources()[was_read], minlength=len(order.sources)).tolist()
+        places = [f"{source.name} at {count:,}" for source, count in zip(order.sources, sources, strict=True)]
+        text += f", as no place is that of every source: {', '.join(places)}"
+    return text
+
+
+def without_view(order: Order) -> Order | None:
+    """Return the order below a view, or the blend of sources below views; None: there is no view."""
+    if isinstance(order, ViewOrder):
+        return order.inner
+    if isinstance(order, BlendedOrder) and order.has_views and order.windows is None:
+        return BlendedOrder(order.members, {name: vars(order)[name] for name in order.array_names}, order.fields)
+    return None

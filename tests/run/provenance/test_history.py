@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER
+from helpers.spike_model import limits_of, mixture_losses, neighbours
 from helpers.traceable_runs import write_source
 
 import binidx
@@ -245,30 +247,38 @@ def check_spikes(directory: Path, history: RunHistory, needed: list[Served], sto
                 loss_of[int(step), int(rank), int(slot)] = float(loss)
     ends = [*(run.first_step for run in history.runs[1:]), None]
     runs = [RunLosses.of(history.order_of(n), *recorded[n], ends[n]) for n in range(len(files))]
-    means, served = dict[int, float](), defaultdict[int, list[Served]](list)
+    served = defaultdict[int, list[Served]](list)
     for each in needed:
         served[each.step].append(each)
-    for step, own in served.items():
-        means[step] = float(np.mean([loss_of[each.step, each.rank, each.slot] for each in own]))
-    found = {spike.step: spike for spike in find_spikes(runs, window=12, threshold=3)}
-    steps, expected = [*means], list[int]()
-    for place in range(10, len(steps)):
-        window = steps[max(place - 12, 0) : place]
-        before = np.array([means[step] for step in window])
-        limit = np.median(before) + 3 * 1.4826 * np.median(np.abs(before - np.median(before)))
-        if means[steps[place]] > limit + 1e-6:
-            expected.append(steps[place])
-            spike, sums = found[steps[place]], defaultdict[str, list[float]](list)
-            for each in (each for step in window for each in served[step]):
-                sums[each.source].append(loss_of[each.step, each.rank, each.slot])
-            source_of = {(each.rank, each.slot): each.source for each in served[spike.step]}
-            for rank, slot, loss, excess in zip(
-                spike.reads.rank, spike.reads.slot, spike.losses, spike.excess, strict=True
+    hashes = [history.order_of(number).description_hash for number in range(len(files))]
+    seams = [
+        run.first_step for number, run in enumerate(history.runs) if number and hashes[number] != hashes[number - 1]
+    ]
+    found, expected = [*find_spikes(runs, window=12, threshold=3)], list[tuple[int, int]]()
+    for first, end in pairwise([0, *seams, stop + 1]):
+        steps = [step for step in served if first <= step < end]
+        own = [each for step in steps for each in served[step]]
+        names = sorted({each.source for each in own})
+        sources = np.array([names.index(each.source) for each in own], np.int64)
+        losses = np.array([loss_of[each.step, each.rank, each.slot] for each in own])
+        rows = {step: np.flatnonzero([each.step == step for each in own]) for step in steps}
+        means = {step: float(losses[rows[step]].mean()) for step in steps}
+        limits = limits_of(means, mixture_losses(rows, sources, losses), 12, 3) if steps else {}
+        expected += neighbours(steps, [*limits])
+        for spike in (spike for spike in found if spike.step in limits):
+            assert spike.loss == pytest.approx(
+                max(means[step] for step in steps if spike.step <= step <= spike.last_step)
+            )
+            window = steps[: steps.index(spike.step)][-12:]
+            for step, rank, slot, loss, excess in zip(
+                *(spike.reads.step, spike.reads.rank, spike.reads.slot, spike.losses, spike.excess), strict=True
             ):
-                own = sums[source_of[int(rank), int(slot)]]
-                assert loss == loss_of[spike.step, int(rank), int(slot)]
-                assert excess == pytest.approx(loss - (np.mean(own) if own else spike.median), abs=1e-5)
-    assert [*found] == expected
+                place = int(step), int(rank), int(slot)
+                source = next(each.source for each in served[place[0]] if (each.rank, each.slot) == place[1:])
+                before = [losses[row] for each in window for row in rows[each] if own[row].source == source]
+                assert loss == loss_of[place]
+                assert not before or excess == pytest.approx(loss - np.mean(before), abs=1e-5)
+    assert [(spike.step, spike.last_step) for spike in found] == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

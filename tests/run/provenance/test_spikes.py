@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.gpt_data import Tokenizer
 from helpers.readahead_loaders import wait_for
 from helpers.research_run import build_research_run
-from helpers.traceable_runs import random_run
+from helpers.spike_model import limits_of, mixture_losses, neighbours
+from helpers.traceable_runs import random_run, write_source
 
 import binidx
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
@@ -186,6 +189,49 @@ def test_the_loader_records_the_positions_of_its_samples(tmp_path: Path) -> None
         binidx.build_pretraining_data_loader(train, 0, 2, 0, 1).record_losses(0, [1.0, 2.0])
 
 
+LEVELS = {"a": 2.0, "b": 3.0, "c": 5.0}
+"""Loss of each source in a synthetic log."""
+
+
+def synthetic_run(directory: Path, noise: float, planted: tuple[int, ...] = ()) -> list[RunLosses]:
+    """Losses of 300 steps in which the blend changes twice, and each source has its own loss throughout."""
+    for name in LEVELS:
+        write_source(directory / name, random.Random(name), True)
+    a, b, c = (f"{directory}/{name}" for name in LEVELS)
+    stages = [
+        binidx.Stage(([a, b], [0.8, 0.2]), 400),
+        binidx.Stage(([a, b, c], [0.2, 0.3, 0.5]), 402),
+        binidx.Stage(([c, b], [0.1, 0.9]), 398),
+    ]
+    config = binidx.GPTDatasetConfig(1, 16, blend=([a], None), split="1,0,0", tokenizer=Tokenizer(pad=-5, eod=-6))
+    order = RunOrder.of(binidx.Run(config, [0, 0, 0], 2, 2, stages=stages))
+    reads = order.reading.readings(range(300))
+    names = [Path(order.sources[source].prefix).name for source in order.sources_of(reads.sample).tolist()]
+    losses = np.array([LEVELS[name] for name in names]) + noise * np.random.default_rng(3).standard_normal(len(names))
+    losses += np.isin(reads.step, planted)
+    rows = np.argsort(reads.position)
+    return [RunLosses.of(order, reads.position[rows], losses[rows].astype(np.float32))]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
+def test_changes_of_the_blend_are_no_spikes_while_each_loss_is_flat(noise: float, tmp_path: Path) -> None:
+    assert not [*find_spikes(synthetic_run(tmp_path, noise))]
+    means = synthetic_run(tmp_path, noise)[0].means
+    assert means[101:199].mean() > means[:100].mean() + 1  # the loss of the mixture is not
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("first", [30, 120, 296])
+def test_three_neighbouring_steps_above_their_limit_are_one_spike(noise: float, first: int, tmp_path: Path) -> None:
+    planted = (first, first + 1, first + 2)
+    (spike,) = find_spikes(synthetic_run(tmp_path, noise, planted))
+    assert (spike.step, spike.last_step) == (first, first + 2)
+    assert sorted({*spike.reads.step.tolist()}) == [*planted]
+    assert len(spike.reads.step) == 12
+    assert spike.loss > spike.limit > spike.expected
+    assert spike.excess == pytest.approx(np.ones(12), abs=6 * noise + 1e-5)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
     dataset, rng = random_run(tmp_path, seed), np.random.default_rng(seed)
@@ -198,21 +244,19 @@ def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
     losses[rng.random(len(losses)) < 0.03] += 2
     losses[-3:] = math.nan if seed % 4 == 0 else 3
     runs = [RunLosses.of(order, positions, losses)]
-    found = {spike.step: spike for spike in find_spikes(runs, window=15, threshold=4)}
-    mean = {step: losses[positions // 2 == step].astype(float).mean() for step in np.unique(positions // 2).tolist()}
-    expected = []
-    for place, step in enumerate(mean):
-        before = [*mean.values()][max(place - 15, 0) : place]
-        if place < 10:
-            continue
-        median = np.nanmedian(before)
-        limit = median + 4 * 1.4826 * np.nanmedian(np.abs(np.array(before) - median))
-        if not mean[step] <= limit:
-            expected.append(step)
-            assert found[step].limit == pytest.approx(limit)
-    assert [*found] == expected
-    for step, spike in found.items():
-        assert sorted(spike.reads.position.tolist()) == positions[positions // 2 == step].tolist()
+    found = [*find_spikes(runs, window=15, threshold=4)]
+    rows = {step: np.flatnonzero(positions // 2 == step) for step in np.unique(positions // 2).tolist()}
+    sources = order.sources_of(order.reading.samples_at(positions))
+    mean = {step: losses[own].astype(float).mean() for step, own in rows.items()}
+    added = mixture_losses(rows, sources, losses)
+    expected = limits_of(mean, added, 15, 4)
+    assert [(spike.step, spike.last_step) for spike in found] == neighbours([*mean], [*expected])
+    for spike in found:
+        peak = max((step for step in mean if spike.step <= step <= spike.last_step), key=lambda step: mean[step])
+        if not math.isnan(mean[peak]):
+            assert (spike.loss, spike.limit) == pytest.approx((mean[peak], expected[peak]))
+        within = (positions // 2 >= spike.step) & (positions // 2 <= spike.last_step)
+        assert sorted(spike.reads.position.tolist()) == positions[within].tolist()
         known = spike.excess[~np.isnan(spike.excess)]
         assert (np.diff(known) <= 0).all()
         assert np.isnan(spike.excess[: len(spike.excess) - len(known)]).all()

@@ -131,8 +131,8 @@ class OrderedDataset(ABC):
             ConfigError: methods of the user make the samples, which take no order.
         """
         option = get_order_option(self.config)
-        if is_whole:
-            self._mark_whole()
+        for dataset in (self, *self.parts) if is_whole else ():
+            dataset._is_whole = True
         if option is None:
             return
         order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
@@ -157,16 +157,10 @@ class OrderedDataset(ABC):
         if option is not None:
             option.check_sources({source.name for source in served.sources}, self.config.storage_options)
             if option.wrap(served, self.config.storage_options, is_whole=True) is not served:
-                raise ConfigError(
-                    f"order: {type(option).__name__} is not applied to a {type(self).__name__} that is made directly; "
-                    "build it with BlendedMegatronDatasetBuilder or load_dataset"
-                )
-        for part in self.parts:
-            if get_order_option(part.config) != option:
-                part.check_whole()
-        self._mark_whole()
-
-    def _mark_whole(self) -> None:
+                way = "is made directly, which takes none; use BlendedMegatronDatasetBuilder or load_dataset"
+                raise ConfigError(f"order: found {type(option).__name__}, but the {type(self).__name__} {way}")
+        for part in [part for part in self.parts if get_order_option(part.config) != option]:
+            part.check_whole()
         for dataset in (self, *self.parts):
             dataset._is_whole = True
 

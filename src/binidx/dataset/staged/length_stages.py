@@ -131,7 +131,7 @@ class LengthStagedDataset(BlendedDataset):
         self.weights = [1 / len(self.datasets)] * len(self.datasets)
         self.size = sum(stage.num_samples for stage in self.stages)
         self._open(DEFAULT_CONTEXT)
-        self._mark_whole()  # windows have the order that the option requests
+        self._is_whole = True  # windows have the order that the option requests
         self.check()
 
     def _make_order(self, arrays: Arrays) -> BlendedOrder:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -145,9 +145,7 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
         if number:
             is_new = schedule.earlier_samples > parts[number - 1][0].reading.schedule.earlier_samples
             starts.append(RunStart(part.start, "phase" if is_new else "resume"))
-        ends = accumulate(stage.num_samples for stage in (each.run and each.run.stages) or ())
-        changes = [schedule.step_of(end) for end in ends if schedule.consumed_samples < end < len(each.order)]
-        starts += [RunStart(step, "stage") for step in changes if step in part]
+        starts += [RunStart(step, "stage") for step in each.stage_starts if step in part]
     seams.sort(key=lambda seam: seam.step)
     inside = [start for start in starts if steps.start < start.step < steps.stop]
     return Timeline(names, bounds, counts[1:], planned, epochs, sizes, lengths, skipped, seams, inside)

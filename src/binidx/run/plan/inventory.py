@@ -165,8 +165,7 @@ def take_inventory(run: Run) -> RunInventory:
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
     if run.config.order is not None:
-        way = "plan the run without it; binidx account counts the samples that it has"
-        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; {way}")
+        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; plan the run without it")
     rest = required_indices(run.config, run.sizes)
     if run.stages is None:
         return rest

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
 from binidx.order.order_protocols import Numbers, Source
+from binidx.order.view import describe_place, find_read
 from binidx.run.provenance.reading import Reading, Steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
@@ -142,6 +144,29 @@ class RunHistory:
                 order = self.order_of(number)
                 check_steps(part, order.num_steps(), first_step=run.first_step)
                 yield order, part
+
+    def describe_continuations(self) -> Iterator[str]:
+        """Yield a line for each run that begins with another option `order` than the run before it.
+
+        Returns:
+            The numbers of samples of its order that the runs before have read, that are read again or never, and that
+            the option leaves out. They are located whole, some milliseconds for each million samples.
+        """
+        for number, (before, run) in enumerate(pairwise(self.runs), 1):
+            if run.config.order == before.config.order:
+                continue
+            opened, begin = [self.order_of(place) for place in range(number + 1)], run.consumed_samples
+            reads = [(each.order, each.reading.schedule.consumed_samples, each.reading.end or 0) for each in opened]
+            reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
+            was_read, left_out = find_read(reads[:-1], order := opened[-1].order)
+            text = f"step {run.first_step:,}: order {type(run.config.order).__name__}"
+            if "cyclic" in {each.dataloader_type for each in self.runs[: number + 1]} or not was_read.any():
+                yield f"{text} is another one: no place in it continues the run before"
+                continue
+            text += f" begins at sample {begin:,}: {was_read.sum():,} were read before, {was_read[begin:].sum():,} are "
+            text += f"read again, {(~was_read[:begin]).sum():,} are never read; it leaves out {left_out:,} others"
+            place = f"; {describe_place(order, was_read, run.schedule.batch_size(begin))}"
+            yield text if was_read[:begin].all() else text + place
 
     def order_of(self, number: int) -> RunOrder:
         """Return the order of a run, opened at the first call.

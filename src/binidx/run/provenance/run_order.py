@@ -252,6 +252,14 @@ class RunOrder:
         return self.reading.num_steps()
 
     @property
+    def stage_starts(self) -> list[int]:
+        """The step with which each stage of the blend begins that begins within this run."""
+        ends = np.cumsum([stage.num_samples for stage in (self.run and self.run.stages) or ()], dtype=np.int64)
+        ends = np.searchsorted(self.order.kept, ends) if isinstance(self.order, ViewOrder) else ends
+        within = range(self.reading.schedule.consumed_samples + 1, len(self.order))
+        return [self.reading.schedule.step_of(end) for end in ends.tolist() if end in within]
+
+    @property
     def pass_steps(self) -> int:
         """First step after one pass over the samples."""
         return self.reading.schedule.step_of(len(self.order))

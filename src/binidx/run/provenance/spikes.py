@@ -1,14 +1,20 @@
-"""Steps whose loss is far above those before it, and the samples that made it so.
+"""Steps whose loss is far above that of their mixture of sources, and the samples that made it so.
 
-    loss of a step    mean of the losses recorded for its samples
-    spike             loss > median + k * 1.4826 * MAD, both over the last `window` steps before it that have
-                      losses, also of the runs before
-    excess            loss of a sample - mean of its source's losses in these steps
+    L_i       loss of step i: mean of the losses recorded for its n_i samples, of which n_is are of source s
+    m_s       median over steps of the mean loss that the samples of source s have in a step; over those of a stretch of
+              at most 4,096 steps between two seams. A seam is the start of a stage, or of a run of another order
+    E_i       sum over s of n_is m_s / n_i, less its mean over the steps of the stretch: loss that the mixture adds
+    r_i       L_i - E_i
+    M_i, D_i  median of r_j, and median of |r_j - M_i|, both over the window: the last `window` steps before step i that
+              have losses, also of the runs before, since the last seam
+    spike     neighbouring steps with L_i > E_i + M_i + k * 1.4826 * D_i, and above it by more than the resolution of
+              float32; the first 10 steps after a seam are not judged
+    excess    loss of a sample - mean loss of its source in the window of the first step of the spike
 
-MAD is the median absolute deviation from the median; 1.4826 MAD estimates the standard deviation of normal noise, and
-a spike in the window moves neither. A loss that is no number is above every limit.
+D_i (MAD) times 1.4826 estimates the standard deviation of normal noise, and a spike in the window moves neither median.
+A loss that is no number is above every limit.
 
-Source: Hampel's identifier (Davies and Gather, The identification of multiple outliers, JASA 88, 1993).
+Source: Hampel's identifier (Davies and Gather, The identification of multiple outliers, JASA 88, 1993); E is ours.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +33,6 @@ from binidx.dataset.megatron.blended import row_blocks
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import trace_origins
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -44,20 +50,22 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class Spike:
-    """Step with a loss above its limit, and its samples by falling excess.
+    """Neighbouring steps with a loss above their limit, and their samples by falling excess.
 
     Attributes:
-        order: order of the run that trained it.
-        step: number of the step.
-        loss, median, limit: mean loss of the step; median loss, and limit, of the steps before it.
-        reads: its recorded samples.
+        order: order of the run that trained them.
+        step, last_step: numbers of the first and of the last of them.
+        loss, expected, limit: mean loss of the step with the highest one; the loss that its mixture of sources has in
+            the median of the steps before it; and its limit.
+        reads: the recorded samples of all of these steps.
         losses, excess: loss of each, and what it has above the mean of its source; shape (n,).
     """
 
     order: RunOrder
     step: int
+    last_step: int
     loss: float
-    median: float
+    expected: float
     limit: float
     reads: SampleReads
     losses: NDArray[np.float32]
@@ -135,20 +143,51 @@ def find_spikes(runs: Sequence[RunLosses], *, window: int = 200, threshold: floa
     if window < LEAST_STEPS:
         raise ConfigError(f"window: found {window}, needs at least {LEAST_STEPS} steps")
     starts = np.cumsum([0, *(len(run.steps) for run in runs)]).tolist()
-    means = np.concatenate([np.empty(0), *(run.means for run in runs)])
-    for place, median, limit in _beyond_limit(means, window, threshold):
-        number = bisect_right(starts, place) - 1
-        run, own = runs[number], place - starts[number]
-        before = [each.part(place - window - start, place - start) for each, start in zip(runs, starts, strict=False)]
-        step, (order, positions, losses) = int(run.steps[own]), run.part(own, own + 1)
-        reads = order.reading.readings(range(step, step + 1))
-        present = np.isin(reads.position, positions)
-        reads = reads.at(present)
+    means, seams = np.concatenate([np.empty(0), *(run.means for run in runs)]), [0]
+    for earlier, run, start in zip([*runs[:1], *runs], runs, starts, strict=False):
+        seams += [start] * (run.order.description_hash != earlier.order.description_hash)
+        seams += [start + place for place in np.searchsorted(run.steps, run.order.stage_starts).tolist()]
+    places, added = np.arange(len(means)), _mixture_losses(runs, starts, seams)
+    sizes = np.minimum(window, places - np.array(seams)[np.searchsorted(seams, places, side="right") - 1])
+    middles, limits = added + _get_limits(means - added, sizes, window, threshold)
+    above = np.flatnonzero(~(means <= limits) & (sizes >= LEAST_STEPS))
+    for group in filter(len, np.split(above, 1 + np.flatnonzero((np.diff(above) > 1) | np.isin(above[1:], starts)))):
+        stop, number = group[0], bisect_right(starts, group[0]) - 1
+        first, last = (group[[0, -1]] - starts[number]).tolist()
+        order, positions, losses = runs[number].part(first, last + 1)
+        steps = range(int(runs[number].steps[first]), int(runs[number].steps[last]) + 1)
+        reads = order.reading.readings(steps)
+        reads = reads.at(np.isin(reads.position, positions))
         losses = losses[np.searchsorted(positions, reads.position)]
-        excess = losses - mean_losses(order, before, median)[trace_origins(order.order, reads.sample).source]
-        ranked = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable")
-        reads = reads.at(ranked)
-        yield Spike(order, step, float(means[place]), median, limit, reads, losses[ranked], excess[ranked])
+        before = [run.part(stop - sizes[stop] - start, stop - start) for run, start in zip(runs, starts, strict=False)]
+        excess = losses - mean_losses(order, before, middles[stop])[order.sources_of(reads.sample)]
+        ranked, peak = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable"), group[np.argmax(means[group])]
+        loss, middle, limit = np.array([means, middles, limits])[:, peak].tolist()
+        yield Spike(order, steps[0], steps[-1], loss, middle, limit, reads.at(ranked), losses[ranked], excess[ranked])
+
+
+def _mixture_losses(runs: Sequence[RunLosses], starts: Sequence[int], seams: Sequence[int]) -> NDArray[np.float64]:
+    """Return the loss that the mixture of sources of each step adds to the mean, shape (number of steps,).
+
+    Args:
+        runs, starts: losses of runs, and the place of the first step of each among the steps of all.
+        seams: places with which stretches of one blend begin.
+    """
+    num_steps, sizes = starts[-1], np.concatenate([np.empty(0, np.int64), *(np.diff(run.bounds) for run in runs)])
+    added = np.zeros(num_steps)
+    for first, stop in pairwise(sorted({*seams, *range(0, num_steps, BLOCK), num_steps})):
+        parts = [run.part(first - start, stop - start) for run, start in zip(runs, starts, strict=False)]
+        sources = np.concatenate([order.sources_of(order.reading.samples_at(rows)) for order, rows, _ in parts])
+        losses = np.concatenate([part[2] for part in parts])
+        steps = np.repeat(np.arange(stop - first), sizes[first:stop])
+        known, levels = np.isfinite(losses), np.zeros(int(sources.max()) + 1)
+        keys, rows = np.unique(sources[known] * (stop - first) + steps[known], return_inverse=True)
+        of_steps = np.bincount(rows, losses[known]) / np.bincount(rows)
+        present, begins = np.unique(keys // (stop - first), return_index=True)
+        levels[present] = [np.median(own) for own in np.split(of_steps, begins)[1:]]
+        added[first:stop] = np.bincount(steps, levels[sources]) / sizes[first:stop]
+        added[first:stop] -= added[first:stop].mean()
+    return added
 
 
 def mean_losses(
@@ -163,8 +202,8 @@ def mean_losses(
     """
     sums, counts = Counter[str](), Counter[str]()
     for each, positions, losses in parts:
-        sources = trace_origins(each.order, each.reading.samples_at(positions)).source
-        known = np.bincount(sources, np.nan_to_num(losses, posinf=0, neginf=0), len(each.sources)).tolist()
+        sources = each.sources_of(each.reading.samples_at(positions[np.isfinite(losses)]))
+        known = np.bincount(sources, losses[np.isfinite(losses)], len(each.sources)).tolist()
         for source, total, count in zip(each.sources, known, np.bincount(sources, minlength=len(known)), strict=True):
             sums[source.prefix] += total
             counts[source.prefix] += int(count)
@@ -172,14 +211,22 @@ def mean_losses(
     return np.array([sums[name] / counts[name] if counts[name] else otherwise for name in names], np.float64)
 
 
-def _beyond_limit(means: NDArray[np.float64], window: int, threshold: float) -> Iterator[tuple[int, float, float]]:
-    """Yield place, median and limit of the values above their limit."""
-    padded = np.concatenate([np.full(window, np.nan), means])
-    for rows in row_blocks(LEAST_STEPS, len(means), BLOCK):
+def _get_limits(residuals: NDArray[np.float64], sizes: Numbers, window: int, threshold: float) -> NDArray[np.float64]:
+    """Return the median of the residuals in the window of each step, and the limit of its own, shape (2, n).
+
+    Args:
+        residuals: loss of each step without what its mixture adds, shape (n,).
+        sizes: number of steps in the window of each step, shape (n,).
+        window: the largest number of steps in a window.
+        threshold: k.
+    """
+    padded, found = np.concatenate([np.full(window, np.nan), residuals]), [np.empty((2, 0))]
+    for rows in row_blocks(0, len(residuals), BLOCK):
         views = np.lib.stride_tricks.sliding_window_view(padded, window)[rows]  # those before each value
+        views = np.where(np.arange(window) < window - sizes[rows, None], np.nan, views)
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of windows without a number
             median = np.nanmedian(views, axis=1)
             deviation = np.nanmedian(np.abs(views - median[:, None]), axis=1)
-        limit = median + threshold * NORMAL * deviation
-        for place in np.flatnonzero(~(means[rows] <= limit)).tolist():
-            yield rows.start + place, float(median[place]), float(limit[place])
+        resolution = np.finfo(np.float32).eps * np.abs(median)
+        found.append(np.stack([median, median + threshold * NORMAL * deviation + resolution]))
+    return np.concatenate(found, axis=1)
