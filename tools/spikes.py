@@ -1,8 +1,9 @@
 """Find the steps of a run whose loss is far above those before it, and the documents that made it so.
 
-A step is a spike if its loss is above median + K * 1.4826 * MAD of the losses of the WINDOW steps before it (MAD:
-median absolute deviation; Hampel's identifier). Its samples are ranked by their loss above the mean of their source in
-these steps. The losses are those that loader.record_losses wrote; the folder is by default `losses` beside RUN.
+Neighbouring steps are one spike if their losses, less what their mixtures of sources add, are above median + K * 1.4826
+* MAD of those of the WINDOW steps before, since the last change of the blend (MAD: median absolute deviation; Hampel's
+identifier). Samples are ranked by their loss above the mean of their source in the window. The losses are those that
+loader.record_losses wrote; the folder is by default `losses` beside RUN.
 
 A run that names the one before it is looked at with its whole history: each step with the losses of the run that
 trained it, from `losses` beside the file of that run, or one --losses for all runs or for each, the earliest first.
@@ -64,7 +65,7 @@ def print_spikes(arguments: argparse.Namespace) -> None:
         spikes.append({"step": spike.step, "last_step": spike.last_step, **marks, "samples": samples})
         if not arguments.json:
             values = ", ".join(f"{name} {value}" for name, value in marks.items())
-            print_above(f"step {spike.step:,} to {spike.last_step:,}: {values}")
+            print_above(f"step {spike.step:,}{f' to {spike.last_step:,}' * (spike.last_step > spike.step)}: {values}")
             for sample in samples:
                 print_above(f"loss {sample['loss']}, {sample['excess']} above its source")
                 print_rows(iter([sample]), False)
