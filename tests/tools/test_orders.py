@@ -396,7 +396,7 @@ def changed(resumed: Path) -> Path:
     config = replace(run.config, blend=([f"{resumed.parent}/code"], None))
     follows = {"first_step": 9, "consumed_samples": 0, "earlier_samples": 72, "previous": str(resumed)}
     file = resumed.parent / "changed.json"
-    replace(run, config=config, sizes=[64, 0, 0], **follows).save(str(file))
+    replace(run, config=config, sizes=[168, 0, 0], **follows).save(str(file))
     return file
 
 
@@ -440,17 +440,17 @@ def test_spikes_of_a_history_are_those_of_the_steps_that_were_trained(
     changed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rng, folders = np.random.default_rng(0), [f"{tmp_path}/{name}" for name in "abc"]
-    for folder, first, steps in zip(folders, (0, 40, 0), (range(8), range(5, 12), range(9, 16)), strict=True):
+    for folder, first, steps in zip(folders, (0, 40, 0), (range(8), range(5, 12), range(9, 26)), strict=True):
         recorder = LossRecorder(folder)
         for step in steps:
-            spike = 5 * (folder != folders[2] and step in (5, 10)) + 5 * (folder == folders[2] and step == 13)
+            spike = 5 * (folder != folders[2] and step in (5, 10)) + 5 * (folder == folders[2] and step == 22)
             recorder.record(first + (step - steps[0]) * 8, 2 + spike + 0.01 * rng.random(8))
         recorder.close()
     given = [option for folder in folders for option in ("--losses", folder)]
     (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12")
-    assert [spike["step"] for spike in found["spikes"]] == [13]
+    assert [(spike["step"], spike["last_step"]) for spike in found["spikes"]] == [(22, 22)]
     assert {sample["source"] for sample in found["spikes"][0]["samples"]} == {f"{changed.parent}/code"}
-    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--before-step", "13")
+    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--before-step", "22")
     assert found["spikes"] == []
     assert main(["spikes", str(changed), *given[:2]]) == 2
     assert "two runs of the history wrote losses of the same positions" in capsys.readouterr().err
