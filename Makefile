@@ -111,11 +111,15 @@ AZURITE := npm install --global --prefix $(VENV) --silent --no-audit --no-fund a
 # Accessibility rules, for the pages of `binidx explore` in Chromium (apt-get install chromium): `make soak`.
 AXE := npm install --global --prefix $(VENV) --silent --no-audit --no-fund axe-core@4.10.3
 
+# A later release beside the installed one. From 0.17 on they ask for Python 3.12, of which they have no syntax.
+ORACLE := --no-deps --ignore-requires-python --upgrade --target $(VENV)/oracles/0.19.2 megatron-core==0.19.2
+
 # Megatron Core is the oracle of the tests: without its dependencies, which are CUDA's. torchtitan is for its example:
 # without those that want an older `datasets`.
 $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
+	$(PIP) $(ORACLE) || echo 'Megatron Core 0.19.2 is not installed: comparisons with it are skipped'
 	$(AZURITE) || echo 'Azurite is not installed: tests of abfs:// are skipped'
 	$(AXE) || echo 'axe-core is not installed: the pages are not checked for accessibility'
 	@touch $@ $(VENV)/.demo

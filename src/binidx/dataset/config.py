@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
+from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
 from binidx.order.order_options import parse_order
 
@@ -153,9 +154,10 @@ class BlendedMegatronDatasetConfig:
             (not in Megatron Core). By default they are rebuilt and replaced.
         cache_small_indices: also cache indices of at most 2^15 documents and samples, for Megatron to find (not in
             Megatron Core).
-        megatron_samples: version of Megatron whose samples are served (not in Megatron Core): "main", of August 2026,
-            or "0.16.1". BERT, chats, variable lengths and fill in the middle differ; the other kinds do not. A loader
-            state that binidx saved before it had this option needs "0.16.1".
+        megatron_samples: release of Megatron whose samples are served (not in Megatron Core): a name in `RELEASES` of
+            `binidx.dataset.megatron_releases`, a full version such as "0.19.2", or "main", of August 2026. BERT,
+            chats, variable lengths and fill in the middle differ; the other kinds do not. A loader state that binidx
+            saved before it had this option needs "0.16.1".
         read_plan: serve samples by the read plan of `binidx prepare-cache --read-plan` in `path_to_cache`, if there is
             one for these options, without any index (not in Megatron Core). Then a split is a `PlannedDataset`.
         written_paths: path that is opened -> the path as the file of a run has it, on which the names of caches depend;
@@ -192,7 +194,7 @@ class BlendedMegatronDatasetConfig:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
     trust_cache: Literal["megatron"] | None = None
     cache_small_indices: bool = False
-    megatron_samples: Literal["main", "0.16.1"] = "main"
+    megatron_samples: str = "main"
     read_plan: bool = False
     written_paths: Mapping[str, str] | None = field(default=None, repr=False)
 
@@ -216,8 +218,7 @@ class BlendedMegatronDatasetConfig:
             raise ConfigError(f"random_seed: found {self.random_seed}, need 0 to 2^32 - 1")
         if self.trust_cache not in (None, "megatron"):
             raise ConfigError(f"trust_cache: found {self.trust_cache!r}, need 'megatron' or None")
-        if self.megatron_samples not in ("main", "0.16.1"):
-            raise ConfigError(f"megatron_samples: found {self.megatron_samples!r}, need 'main' or '0.16.1'")
+        parse_release_name(self.megatron_samples)
         if (threads := self.num_dataset_builder_threads) < 1:
             raise ConfigError(f"num_dataset_builder_threads: found {threads}, need at least 1")
         for name in ("fast_cache_load", "defer_npy_index_mmap", "read_plan"):

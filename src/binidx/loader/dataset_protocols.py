@@ -17,6 +17,7 @@ from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
+from binidx.dataset.megatron_releases import find_rules_in_effect
 from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
@@ -167,8 +168,28 @@ def identify_order(dataset: Any) -> Any:
 
 def find_megatron_samples(dataset: Any) -> str | None:
     """Return `megatron_samples` of the config of a dataset or blend; None if its samples do not depend on it."""
-    kinds = [part for part in _parts(dataset) if part.samples_differ]
+    kinds = [part for part in _parts(dataset) if part.release_rules]
     return kinds[0].config.megatron_samples if kinds else None
+
+
+def compare_releases(dataset: Any, release: str) -> list[str]:
+    """Return the rules in which the samples of a dataset or blend differ from those of another release of Megatron.
+
+    Args:
+        dataset: the dataset.
+        release: `megatron_samples` of the other release.
+
+    Raises:
+        ConfigError: no known release.
+    """
+    found: set[str] = set()
+    for part in _parts(dataset):
+        ours, theirs = (
+            find_rules_in_effect(part.config, part.release_rules, name)
+            for name in (part.config.megatron_samples, release)
+        )
+        found |= ours ^ theirs
+    return sorted(found)
 
 
 def get_stored_order(dataset: Any) -> str | None:

@@ -6,7 +6,8 @@ The fingerprint covers the order of the samples, not the files: moved or copied 
 documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
 requested for the run, as long as these come in the same order; errors name it. Two more keys are compared where both
 sides have them: `order`, the identity of the run whose order a baked run stores, and `tokens`, where a file beside the
-data describes them: `IndexedDataset.token_digests`.
+data describes them: `IndexedDataset.token_digests`. `megatron_samples` names the release of Megatron whose samples were
+served, for kinds of which releases make different ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from typing import Any
 
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
 from binidx.errors import ConfigError
-from binidx.loader.dataset_protocols import digest_tokens, find_megatron_samples, get_stored_order, identify_order
+from binidx.loader.dataset_protocols import (
+    compare_releases,
+    digest_tokens,
+    find_megatron_samples,
+    get_stored_order,
+    identify_order,
+)
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
 from binidx.order.view import describe_place, find_read, without_view
 
@@ -48,11 +55,9 @@ def check_state(state: Mapping[str, Any], dataset: Any, sampler: PretrainingSamp
     ours = fingerprint(dataset, sampler)
     if theirs != ours:
         size = f" of {state['total_samples']} samples" if "total_samples" in state else ""
-        version = find_megatron_samples(dataset)
-        option = f"megatron_samples ({version!r} here; states of before this option need '0.16.1'), "
         raise ConfigError(
             f"resume: state is for fingerprint {theirs}{size}, this loader is {ours} of "
-            f"{sampler.total_samples} samples; check {option if version else ''}data, split, weights, seed "
+            f"{sampler.total_samples} samples; check {_describe_release(state, dataset)}data, split, weights, seed "
             "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
             f"part of its order. {_describe_way(consumed, theirs, dataset, sampler)}"
         )
@@ -71,6 +76,16 @@ def check_state(state: Mapping[str, Any], dataset: Any, sampler: PretrainingSamp
                 f"digest); bring the data back. To continue all the same, set consumed_samples={consumed}"
             )
     return consumed
+
+
+def _describe_release(state: Mapping[str, Any], dataset: Any) -> str:
+    """Return the words of an error on the release of Megatron; none if samples do not depend on it."""
+    if (ours := find_megatron_samples(dataset)) is None:
+        return ""
+    if (theirs := state.get("megatron_samples")) is None:
+        return f"megatron_samples ({ours!r} here; states of before this option need '0.16.1'), "
+    differing = ", ".join(compare_releases(dataset, theirs)) or "none"
+    return f"megatron_samples ({ours!r} here, {theirs!r} in the state; rules that differ: {differing}), "
 
 
 def fingerprint(dataset: Any, sampler: PretrainingSampler, order: Any = None) -> str:

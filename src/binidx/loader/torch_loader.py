@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
 from binidx.dataset.config import Split, did_you_mean_option
+from binidx.dataset.megatron_releases import parse_release_name
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
@@ -28,6 +29,7 @@ from binidx.loader.dataset_protocols import (
     ShownLoader,
     batch_reader,
     digest_tokens,
+    find_megatron_samples,
     get_sequence_length,
     get_split,
     get_stored_order,
@@ -342,13 +344,16 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
 
         Also `total_samples`, the samples of the dataset; `order`, the identity of the run that a baked one stores; and
-        `tokens`, the digests of the tokens of each dataset, if there are any. Recorded losses of this rank are written
-        before, since a run that resumes from the state does not record them again.
+        `tokens`, the digests of the tokens of each dataset, if there are any; `megatron_samples`, the release of
+        Megatron, if samples depend on it. Recorded losses of this rank are written before, since a run that resumes
+        from the state does not record them again.
         """
         self._losses.close()
         sampler, order = self._sampler, get_stored_order(self.dataset)
         state: State = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, sampler)}
         state |= {"total_samples": sampler.total_samples, **({} if order is None else {"order": order})}
+        if release := find_megatron_samples(self.dataset):
+            state["megatron_samples"] = parse_release_name(release)
         try:
             tokens = digest_tokens(self.dataset)
         except (FormatError, StorageError) as error:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from binidx.dataset.tokens import json_lines
 from binidx.dataset.tokens.json_lines import JsonLines, find_lines
-from binidx.errors import FormatError, ObjectChangedError
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.storage.codecs.segments import SegmentWriter
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
@@ -113,3 +113,27 @@ def test_rows_of_a_file_in_zstd_frames_are_read_as_those_of_a_plain_one(tmp_path
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(FormatError, match=r"a.jsonl.gz: gzip has no random access; unpack it"):
         JsonLines(f"{tmp_path}/a.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [
+        ("s3://corpus/a.parquet", "Parquet"),
+        ("chats.parquet", "Parquet"),
+        ("Yukang/LongAlpaca-12k", "a name of the Hugging Face Hub"),
+    ],
+)
+def test_parquet_and_names_of_the_hub_are_refused_with_the_way_out(uri: str, kind: str) -> None:
+    with pytest.raises(FormatError, match=rf"^{uri}: {kind}, needs JSON Lines; datasets.load_dataset.* writes them$"):
+        JsonLines(uri)
+
+
+def test_a_relative_file_without_a_suffix_is_no_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/chats").write_text('{"text": "a"}\n')
+    assert len(JsonLines("data/chats")) == 1
+    with pytest.raises(ObjectNotFoundError):
+        JsonLines("data/chats.jsonl")

@@ -9,8 +9,8 @@
     cu_seqlens        0           6           12            S S S ... S       S + 1 numbers
 
 Source: Megatron-LM, `SFTDataset`, `SFTLowLevelDataset`: the last sequence includes the pads at the end; one that would
-begin beyond S is empty; the label of a truncated row is a pad. 0.16.1 appends an EOD that the tokenizer left out, and
-has one bound a sequence. A text, which neither takes, ends with an EOD.
+begin beyond S is empty; the label of a truncated row is a pad. 0.16 appends an EOD that the tokenizer left out; 0.16 to
+0.18 have one bound a sequence. A text, which neither takes, ends with an EOD.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.chat import IGNORE, Conversation, add_system_message, parse_row, split_conversations
 from binidx.dataset.config import GPTDatasetConfig, find_token, padding_multiple
+from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.dataset.tokens.json_lines import JsonLines
 from binidx.dataset.torch_bridge import Sample, as_tensor
@@ -130,7 +131,6 @@ class ChatAssemble(SampleAssemble):
 
     def __init__(self, config: GPTDatasetConfig, dataset: SFTLowLevelDataset, masked_id: int) -> None:
         self.config, self.dataset, self.masked_id = config, dataset, masked_id
-        self.is_main = config.megatron_samples == "main"
         pad = find_token(config.tokenizer, "pad")
         self.pad = int(config.tokenizer.eod if pad is None or pad < 0 else pad)
         """Id that fills rows: the tokenizer's pad, or its EOD if it has no pad."""
@@ -141,7 +141,7 @@ class ChatAssemble(SampleAssemble):
             map(self.tokenize, split_conversations(conversation)), length, pad=self.pad, multiple=self._padding_multiple
         )
         longest = np.array(np.diff(bounds).max())
-        if self.is_main:
+        if follows(self.config, Rule.sft_padded_bounds):
             bounds = np.pad(bounds, (0, max(0, length + 1 - len(bounds))), constant_values=length)
         labels = targets[1:]
         return {
@@ -155,15 +155,16 @@ class ChatAssemble(SampleAssemble):
 
     @property
     def _padding_multiple(self) -> int:
-        """Number of tokens of which each conversation is a multiple: in main not one for sequence parallelism."""
-        hybrid = self.config.hybrid_context_parallel
-        return padding_multiple(self.config, hybrid=hybrid, sequence_parallel=hybrid or not self.is_main)
+        """Number of tokens of which each conversation is a multiple."""
+        hybrid = self.config.hybrid_context_parallel and follows(self.config, Rule.sft_hybrid_padding)
+        sequence_parallel = hybrid or follows(self.config, Rule.sft_sequence_parallel_padding)
+        return padding_multiple(self.config, hybrid=hybrid, sequence_parallel=sequence_parallel)
 
     def tokenize(self, conversation: Conversation | str) -> Tokenized:
         """Tokenize one conversation or one text.
 
-        A text gets an EOD at its end, unless it ends in one. A conversation gets one, too, except with
-        `megatron_samples="main"`.
+        A text gets an EOD at its end, unless it ends in one. A conversation gets one, too, with
+        `megatron_samples="0.16"`.
 
         Args:
             conversation: messages with "role" and "content", or a text.
@@ -189,7 +190,7 @@ class ChatAssemble(SampleAssemble):
                 ) from None
             tokens, targets = tokenize(conversation, return_target=True, add_generation_prompt=False)
         both = np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
-        needs_eod = not self.is_main or isinstance(conversation, str)
+        needs_eod = isinstance(conversation, str) or not follows(self.config, Rule.sft_no_eod)
         return append_eod(*both, tokenizer.eod) if needs_eod else both
 
     def mask_loss(self, number: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
@@ -226,7 +227,7 @@ class VarlenChatAssemble(ChatAssemble):
             "loss_mask": as_tensor(self.mask_loss(number, targets[1:], np.arange(padded) < original)),
             "position_ids": as_tensor(np.arange(padded)),
         }
-        if not has_lengths and self.is_main:
+        if not has_lengths and follows(self.config, Rule.varlen_padding_mask):
             sample["padding_mask"] = as_tensor(np.arange(padded) >= original)
         if has_lengths:
             sample["original_seq_len"] = as_tensor(np.array([original], np.int32))

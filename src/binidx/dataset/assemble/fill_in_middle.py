@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import SourceTokens
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
@@ -131,7 +132,7 @@ class FIMTransform:
         except AttributeError as error:
             name = type(tokenizer).__name__
             raise ConfigError(f"{name}: has no {error.name}, which cuts in the text need; give Megatron's") from None
-        if config.megatron_samples == "main" and _has_parameter(self.decode, "remove_special_tokens"):
+        if follows(config, Rule.fim_no_special_tokens) and _has_parameter(self.decode, "remove_special_tokens"):
             self.decode = partial(self.decode, remove_special_tokens=True)
         names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
         ids = find_ids(names)

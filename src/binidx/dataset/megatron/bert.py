@@ -8,6 +8,7 @@ from numpy.random import RandomState
 
 from binidx.dataset.assemble.bert_sentences import SPECIALS, BERTAssemble, BERTMaskedWordPieceDatasetConfig
 from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset
+from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import Assemble
 from binidx.order.sequences import SentenceOrder
 
@@ -25,8 +26,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         is_random       1 if A and B were swapped
         truncated       1 if sentences were cut to fit
 
-    Of the masked tokens 80 % become `mask`, 10 % any token, and 10 % stay. `megatron_samples="0.16.1"` draws that token
-    from the ids in the order of `inv_vocab`: other samples in each process if the tokenizer has no order of its own.
+    Of the masked tokens 80 % become `mask`, 10 % any token, and 10 % stay. `megatron_samples="0.16"` or "0.17" draws
+    that token from the ids in the order of `inv_vocab`: other samples in each process if the tokenizer has no order.
 
     Args:
         indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
@@ -53,13 +54,13 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
     config: BERTMaskedWordPieceDatasetConfig
     config_class = BERTMaskedWordPieceDatasetConfig
-    samples_differ = True
+    release_rules = frozenset({Rule.bert_sorted_ids})
 
     @property
     def token_lookup(self) -> list[int]:
         """All ids of the vocabulary, of which random tokens are drawn."""
         vocabulary = self.config.vocabulary
-        return vocabulary.sorted_ids if self.config.megatron_samples == "main" else vocabulary.ids
+        return vocabulary.sorted_ids if follows(self.config, Rule.bert_sorted_ids) else vocabulary.ids
 
     def _open_order(self) -> SentenceOrder:
         return self._open_built_order(SPECIALS, 2 if self.config.classification_head else 1)

@@ -8,6 +8,7 @@ from binidx.dataset.assemble.fill_in_middle import FIMAssemble, FIMTransform, GP
 from binidx.dataset.assemble.gpt_rows import GPTAssemble, PaddedAssemble
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.ordered_dataset import index_array
+from binidx.dataset.megatron_releases import Rule
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.index.packing import ARRAYS
@@ -20,7 +21,7 @@ class GPTFIMDataset(GPTDataset):
     """GPT samples with middles moved to the end; keys, shapes, indices and arguments are those of `GPTDataset`.
 
     Special tokens are left out of a text before it is cut, if `ids_to_text` has the argument `remove_special_tokens`;
-    with `megatron_samples="0.16.1"` the tokenizer decides.
+    with `megatron_samples="0.16"` the tokenizer decides.
 
     Raises:
         ConfigError: raised by a sample if the tokenizer lacks one of the extra tokens, or cannot decode.
@@ -39,7 +40,7 @@ class GPTFIMDataset(GPTDataset):
 
     config: GPTFIMDatasetConfig
     config_class = GPTFIMDatasetConfig
-    samples_differ = True
+    release_rules = frozenset({Rule.fim_no_special_tokens})
 
     def _open_order(self) -> SourceOrder:
         order = super()._open_order()

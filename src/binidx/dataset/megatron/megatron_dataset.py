@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pad_token
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, get_order_option, number_samples
+from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
@@ -107,8 +108,8 @@ class MegatronDataset(OrderedDataset):
     config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
     """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
-    samples_differ: ClassVar[bool] = False
-    """Megatron 0.16.1 and main make different samples of this kind; `megatron_samples` selects a version."""
+    release_rules: ClassVar[Set[Rule]] = frozenset()
+    """Rules of Megatron's releases on which the samples of this kind depend; `megatron_samples` selects a release."""
 
     takes_order_options: ClassVar[bool] = False
     """The option `order` of the config may replace the index of this kind."""
@@ -228,13 +229,13 @@ class MegatronDataset(OrderedDataset):
 
     @property
     def sample_identifiers(self) -> OrderedDict[str, Any]:
-        """The identifiers, and the version of Megatron whose samples are served if versions differ."""
+        """The identifiers, and the rules of the release of Megatron whose samples are served, if releases differ."""
         return OrderedDict({**self.unique_identifiers, **self._sample_version})
 
     @property
     def _sample_version(self) -> dict[str, str]:
-        """The field of `order_identity` that tells samples of main from those of 0.16.1, whose states have no field."""
-        return {"megatron_samples": "main"} if self.samples_differ and self.config.megatron_samples == "main" else {}
+        """The field of `order_identity` for the rules of a release; identities of 0.16 have none."""
+        return describe_rules(self.config, self.release_rules) if self.release_rules else {}
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

@@ -8,6 +8,7 @@ from binidx.dataset.assemble.chat import IGNORE
 from binidx.dataset.assemble.chat_rows import ChatAssemble, SFTDatasetConfig, SFTLowLevelDataset, VarlenChatAssemble
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset, required, with_context
+from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
@@ -20,8 +21,8 @@ class SFTDataset(MegatronDataset):
 
     A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape (S,);
     `cu_seqlens` int32 (S + 1,), the bounds of the conversations, then S; and `max_seqlen` int32 (). The labels of
-    tokens that are not trained on are -100, with a loss mask of 0. With `megatron_samples="0.16.1"` each conversation
-    ends with an EOD, and `cu_seqlens` has the shape (n + 1,) for n conversations.
+    tokens that are not trained on are -100, with a loss mask of 0. With `megatron_samples="0.16"` each conversation
+    ends with an EOD; with "0.16" to "0.18" `cu_seqlens` has the shape (n + 1,) for n conversations.
 
     The tokenizer has `eod`, `pad`, and the methods of Megatron-LM's `SFTTokenizer`; `ChatTokenizer` wraps a Hugging
     Face tokenizer accordingly:
@@ -48,12 +49,13 @@ class SFTDataset(MegatronDataset):
     Source: Megatron-LM, `SFTDataset`. Differences: any URI, and no table of the whole file in memory; several schemas,
     not `messages` alone; pads are recognised by position, not by id, so an EOD that is also the pad is trained on where
     it ends a conversation (unless `allow_ambiguous_pad_tokens`); with hybrid context parallelism conversations are
-    padded to `padding_multiple`; `collate` pads `cu_seqlens` of a batch to one length; rows can be shuffled. As there,
-    the seed has no effect without `shuffle`, and `eod_mask_loss` has none.
+    padded to `padding_multiple` with "main", too, where Megatron pads since its pull request 6742; `collate` pads
+    `cu_seqlens` of a batch to one length; rows can be shuffled. As there, the seed has no effect without `shuffle`, and
+    `eod_mask_loss` has none.
     """
 
     RECORDED_NAME: ClassVar[str] = "SFTDataset"
-    samples_differ = True
+    release_rules = frozenset(rule for rule in Rule if rule.startswith("sft_"))
 
     config: GPTDatasetConfig
     dataset: SFTLowLevelDataset
@@ -128,8 +130,9 @@ class VarlenDataset(SFTDataset):
     A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape
     (padded_seq_len,), at most `sequence_length` and its padding; `original_seq_len` and `padded_seq_len` int32, each of
     shape (1,). With `varlen_sbhd_validation` the first four have shape (S,), and there are no lengths; `padding_mask`,
-    bool (S,), is True at pads. Pads are recognised by position alone: the pad id in a conversation is trained on. With
-    `megatron_samples="0.16.1"` it is not, unless it is another special token, too, and there is no `padding_mask`.
+    bool (S,), is True at pads (Megatron has none since its pull request 6742). Pads are recognised by position alone:
+    the pad id in a conversation is trained on. With `megatron_samples="0.16"` it is not, unless it is another special
+    token, too, and there is no `padding_mask`.
 
     Args:
         dataset: the chat file.
@@ -147,14 +150,15 @@ class VarlenDataset(SFTDataset):
         >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.VarlenDataset, [1000, 0, 0], lambda: True, config)
         >>> train, _, _ = builder.build()
 
-    Source: Megatron-LM's branch dev, `VarlenDataset`; main and 0.16.1 have none. Differences: any URI, and rows of
-    several schemas in one file; a conversation that its EOD makes one token too long is truncated, where Megatron-LM's
-    sample is longer than S; a text of one EOD becomes an EOD that predicts another, where Megatron-LM's is empty.
+    Source: Megatron-LM, `VarlenDataset` of its branch dev (d48bd6be) and of its pull request 6742 (095c3613); no
+    release has it. Differences: any URI, and rows of several schemas in one file, but neither Parquet nor names of the
+    Hugging Face Hub; a conversation that its EOD makes one token too long is truncated, where Megatron-LM's sample is
+    longer than S; a text of one EOD becomes an EOD that predicts another, where Megatron-LM's is empty.
     """
 
     RECORDED_NAME: ClassVar[str] = "VarlenDataset"
+    release_rules = frozenset({Rule.varlen_pads_by_position, Rule.varlen_padding_mask})
 
     def _make_assemble(self) -> Assemble:
-        # Pads are recognised by position alone, unless samples of 0.16.1 are served.
-        masked_id = IGNORE if self.config.megatron_samples == "main" else self._pad_token_id
+        masked_id = IGNORE if follows(self.config, Rule.varlen_pads_by_position) else self._pad_token_id
         return VarlenChatAssemble(self.config, self.dataset, masked_id)

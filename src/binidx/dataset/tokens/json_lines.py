@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ from binidx.storage.requests.remote_object import object_identity
 
 ARRAYS = ("starts", "lengths")
 NEWLINE = 10
+HUB_NAME = re.compile(r"[\w.-]+/(?!.*\.json)[\w.-]+")
 SHORTEST_ROW = 2
 """Bytes of `{}`; shorter lines count as blank."""
 
@@ -57,7 +60,8 @@ class JsonLines(IndexedDataset):
 
     Raises:
         ObjectNotFoundError: there is no such file.
-        FormatError: a line of 2 GiB or more, or a file without random access: gzip, or zstd without a seek table.
+        FormatError: a line of 2 GiB or more, Parquet, a name of the Hugging Face Hub, or a file without random access:
+            gzip, or zstd without a seek table.
         ObjectChangedError: the file was replaced while it was opened; or, at the first use, after it was pickled.
     """
 
@@ -74,6 +78,9 @@ class JsonLines(IndexedDataset):
     ) -> None:
         if uri.endswith(".gz"):
             raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
+        if uri.endswith(".parquet") or (HUB_NAME.fullmatch(uri) and not os.path.exists(uri)):
+            kind = "Parquet" if uri.endswith(".parquet") else "a name of the Hugging Face Hub"
+            raise FormatError(f"{uri}: {kind}, needs JSON Lines; datasets.load_dataset(...).to_json(FILE) writes them")
         self.path_prefix, self.multimodal = uri, False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self._open(context=context)
