@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pickle
+import re
 import signal
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +21,12 @@ import pytest
 import torch
 from compat.running import HERE
 
-from binidx.compat.megatron import data_samplers
+from binidx.compat.megatron import data_samplers, serve
 from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.compat.megatron.utils import Split
+from binidx.dataset.megatron_releases import MAIN, NEWEST, Rule
+from binidx.errors import ConfigError
 
 
 class Numbers(MegatronDataset):
@@ -75,20 +81,41 @@ def numbers(loader: Any, batches: int = 1000) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("version", "consumed", "warns"), [("main", 4, True), ("main", 0, False), ("0.16.1", 4, False)]
+    ("asked", "version", "consumed", "differing"),
+    [
+        (None, "0.16", 4, "bert_sorted_ids"),
+        (None, "0.19", 4, "none"),
+        (None, "0.16", 0, None),
+        ("0.16", "0.16", 4, None),
+    ],
 )
-def test_a_run_that_resumes_with_samples_that_main_changed_is_told_how_to_keep_those_of_0_16_1(
-    args: Namespace, version: str, consumed: int, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_resumes_with_the_installed_releases_samples_is_told_how_to_keep_others(
+    args: Namespace, asked: str | None, version: str, consumed: int, differing: str | None,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     class Changed(Numbers):
-        samples_differ = True
+        release_rules = frozenset({Rule.bert_sorted_ids})
 
+    monkeypatch.setitem(serve.DEFAULTS, "megatron_samples", asked)
     given = dataset(20, megatron_samples=version)
     for kind in (Numbers, Changed):
         caplog.clear()
         made = kind(given.dataset, "en", given.indices, None, Split.train, given.config)
         data_samplers.build_pretraining_data_loader(made, consumed)
-        assert ("needs --megatron-samples=0.16.1" in caplog.text) == (warns and kind is Changed)
+        told = f"with samples of Megatron {version}; .* needs --megatron-samples=RELEASE. .* main's: {differing}"
+        assert bool(re.search(told, caplog.text)) == (differing is not None and kind is Changed)
+
+
+@pytest.mark.parametrize("release", ["0.16", "0.19", MAIN, NEWEST])
+def test_a_dataset_without_samples_has_no_loader_with_main_and_is_an_error_before(
+    args: Namespace, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_samplers, "find_installed_release", lambda: release)
+    if release in (MAIN, NEWEST):
+        assert data_samplers.build_pretraining_data_loader(dataset(0), 0) is None
+    else:
+        with pytest.raises(ConfigError, match="the dataset is empty"):
+            data_samplers.build_pretraining_data_loader(dataset(0), 0)
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -133,9 +160,8 @@ def listed(loader: Any) -> list[list[int]]:
     return [[int(sample["number"]) for sample in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("scheduler", [None, "default_hybrid_cp"])
-def test_hybrid_context_parallelism_gets_a_step_at_a_time(args: Namespace, scheduler: str | None) -> None:
-    args.hybrid_context_parallel, args.sequence_packing_scheduler = True, scheduler
+def test_hybrid_context_parallelism_gets_a_step_at_a_time(args: Namespace) -> None:
+    args.hybrid_context_parallel, args.sequence_packing_scheduler = True, None
     assert listed(data_samplers.build_pretraining_data_loader(dataset(15), 6)) == [[6, 7, 8, 9, 10, 11]]
     valid = dataset(3, Split.valid, full_validation=True)
     assert listed(data_samplers.build_pretraining_data_loader(valid, 0)) == [[0], [1], [2]]
@@ -147,12 +173,12 @@ LISTED = [
     {"use_varlen_dataset": True, "varlen_sbhd_validation": False},
     {"dynamic_context_parallel": True},
     {"sequence_packing_scheduler": "dp_balanced"},
-    {"use_vanilla_collate_fn": True},
+    {"hybrid_context_parallel": True, "sequence_packing_scheduler": "dp_balanced"},
 ]
 STACKED: list[dict[str, Any]] = [
     {},
     {"use_varlen_dataset": True, "varlen_sbhd_validation": True},
-    {"dynamic_context_parallel": False, "sequence_packing_scheduler": None, "use_vanilla_collate_fn": False},
+    {"dynamic_context_parallel": False, "sequence_packing_scheduler": None},
 ]
 
 
@@ -177,6 +203,17 @@ def test_workers_begin_with_megatrons_handler_of_signals(args: Namespace) -> Non
     begin = pickle.loads(pickle.dumps(data_samplers.worker_init(args)))  # as it goes to a spawned one
     begin(0)
     assert importlib.import_module("megatron.training.dist_signal_handler").ENTERED == [signal.SIGTERM]
+
+
+def test_workers_close_the_files_of_gpus_that_they_inherit(args: Namespace, tmp_path: Path) -> None:
+    args.num_workers = 2
+    assert isinstance(data_samplers.worker_init(args), partial)
+    with open(tmp_path / "nvidia0", "wb", buffering=0) as device, open(tmp_path / "other", "wb", buffering=0) as other:
+        data_samplers.close_files(f"{tmp_path}/nvidia")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(device.fileno())
+        os.dup2(other.fileno(), device.fileno())  # the file closes it again
+        assert other.write(b"still open") == 10
 
 
 def test_subclasses_of_samplers_find_megatrons_attributes() -> None:

@@ -10,8 +10,8 @@ Megatron's. Under torchrun:
                              trust_cache="megatron" of the config
 --cache-small-indices        also cache indices of less than 2^15 documents and
                              samples, for Megatron to find
---megatron-samples=0.16.1    serve the samples of Megatron Core 0.16.1, where
-                             they differ from main's
+--megatron-samples=RELEASE   serve the samples of this release of Megatron, such
+                             as 0.16 or main; by default the installed one's
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import sys
 
 from binidx.compat.megatron.script import run
 from binidx.compat.megatron.serve import install
-from binidx.errors import MissingDriverError
+from binidx.errors import ConfigError, MissingDriverError
 
-OPTIONS = ("--trust-cache", "--cache-small-indices", "--megatron-samples=0.16.1")
+SAMPLES = "--megatron-samples="
+OPTIONS = ("--trust-cache", "--cache-small-indices", f"{SAMPLES}RELEASE")
 
 
 def main(arguments: list[str]) -> int:
     given: list[str] = []
-    while arguments and arguments[0] in OPTIONS:
+    while arguments and (arguments[0] in OPTIONS or arguments[0].startswith(SAMPLES)):
         given.append(arguments.pop(0))
     asked = arguments[:1] in (["-h"], ["--help"])
     if asked or not arguments:
@@ -44,9 +45,9 @@ def main(arguments: list[str]) -> int:
         install(
             trust_cache="megatron" if "--trust-cache" in given else None,
             cache_small_indices="--cache-small-indices" in given,
-            megatron_samples="0.16.1" if "--megatron-samples=0.16.1" in given else "main",
+            megatron_samples=next((word.removeprefix(SAMPLES) for word in given if word.startswith(SAMPLES)), None),
         )
-    except MissingDriverError as error:
+    except (ConfigError, MissingDriverError) as error:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return 2
     sys.argv = arguments

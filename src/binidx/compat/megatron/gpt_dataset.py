@@ -15,12 +15,14 @@ from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatr
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.low_level import adapt
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
+from binidx.compat.megatron.serve import find_installed_release
 from binidx.dataset import config as configs
 from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
 from binidx.dataset.megatron.megatron_dataset import with_context
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.megatron.ordered_dataset import SEVERAL
+from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import Arrays
@@ -109,13 +111,16 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     # Samples
 
-    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the padded tokens of a sample and the numbers of their sequences."""
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        """Return the padded tokens of a sample and the numbers of their sequences; where 0.19 or later is installed
+        also the lists of the lengths of their parts, without pads."""
         spans = self.spans(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
         tokens = [np.empty(0, np.int64), *self.dataset.read(spans)]
         text = np.concatenate([*tokens, np.full(length, self._pad_token_id)], dtype=np.int64)[:length]
-        return text, np.array([sequence for sequence, _, _ in spans], np.int64)
+        numbers = np.array([sequence for sequence, _, _ in spans], np.int64)
+        has_lengths = Rule.query_document_lengths in RELEASES[find_installed_release()]
+        return (text, numbers, [count for _, _, count in spans]) if has_lengths else (text, numbers)
 
     @cached_property
     def _is_queried(self) -> bool:
@@ -129,8 +134,9 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     def __getitem__(self, idx: Any) -> Any:
         if not self._is_queried or isinstance(idx, SEVERAL):
             return super().__getitem__(idx)
-        text, _ = self._query_document_sample_shuffle_indices(idx or 0)
-        return self.assemble(idx, [np.asarray(text, np.int64)])
+        text, _, *lengths = self._query_document_sample_shuffle_indices(idx or 0)
+        ends = np.cumsum(lengths or [0])[:-1]
+        return self.assemble(idx, np.split(np.asarray(text, np.int64), ends))
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         return [self[idx] for idx in idxs] if self._is_queried else super().__getitems__(idxs)

@@ -14,15 +14,18 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Literal
 
+from binidx.dataset.megatron_releases import EARLIEST, MAIN, NEWEST, RELEASES, parse_release_name
 from binidx.dataset.torch_bridge import missing_torch
 from binidx.errors import ConfigError
 
@@ -46,18 +49,20 @@ def install(
     *,
     trust_cache: Literal["megatron"] | None = None,
     cache_small_indices: bool = False,
-    megatron_samples: Literal["main", "0.16.1"] = "main",
+    megatron_samples: str | None = None,
 ) -> None:
     """Replace the modules in `SERVED` for all imports from now on. A second call changes only the options.
 
     Args:
         trust_cache, cache_small_indices, megatron_samples: defaults of these fields in every
-            `BlendedMegatronDatasetConfig`.
+            `BlendedMegatronDatasetConfig`. None for `megatron_samples` is the release that is installed.
 
     Raises:
-        ConfigError: Megatron's own module was imported before.
+        ConfigError: Megatron's own module was imported before, or `megatron_samples` is no known release.
         MissingDriverError: torch is not installed.
     """
+    if megatron_samples is not None:
+        parse_release_name(megatron_samples)
     if importlib.util.find_spec("torch") is None:
         raise missing_torch()
     if own := [name for name, ours in SERVED.items() if name in sys.modules and sys.modules[name].__name__ != ours]:
@@ -68,6 +73,36 @@ def install(
     DEFAULTS.update(trust_cache=trust_cache, cache_small_indices=cache_small_indices, megatron_samples=megatron_samples)
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
+
+
+@functools.cache
+def find_installed_release() -> str:
+    """Return the release of the Megatron that this process imports, a name in `RELEASES`; main's without Megatron."""
+    try:
+        spec = importlib.util.find_spec("megatron.core")
+    except ModuleNotFoundError:
+        spec = None
+    return MAIN if spec is None or spec.origin is None else read_release(Path(spec.origin).parent)
+
+
+def read_release(core: Path) -> str:
+    """Return the release of a Megatron, a name in `RELEASES`.
+
+    A version before 0.16 counts as 0.16, and a pre-release as its release. A tree later than the last release is after
+    pull request 6742 if it has that one's `VarlenDataset`.
+
+    Args:
+        core: its folder `megatron/core`.
+    """
+    described = dict(re.findall(r"^(\w+) = ['\"]?(\w*)", (core / "package_info.py").read_text(), re.MULTILINE))
+    version, pre_release = f"{described['MAJOR']}.{described['MINOR']}", described.get("PRE_RELEASE", "")
+    varlen = core.parent / "training/datasets/varlen_dataset.py"
+    latest = NEWEST if varlen.is_file() and "class VarlenDataset" in varlen.read_text() else MAIN
+    release = version if version in RELEASES else EARLIEST if int(described["MINOR"]) < 16 else latest
+    if release != version or pre_release:
+        name = version + pre_release
+        logger.warning("Megatron %s: no known release; its samples are taken to be those of %s", name, release)
+    return release
 
 
 def uninstall() -> None:
