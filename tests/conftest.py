@@ -55,6 +55,7 @@ LONG = (
     "test_examples",
     "test_rank_agreement",
     "test_training",
+    "test_releases",
     "test_build_lock",
     "test_distribution",
     "test_everywhere",

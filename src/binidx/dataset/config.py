@@ -338,7 +338,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
         inter_document_masking: serve `cu_seqlens` and `max_seqlen` instead of a mask, for attention kernels that stay
-            within documents; positions restart at each document. As in Megatron Core after 0.16.1.
+            within documents; positions restart at each document. As in Megatron Core since 0.19.
         object_storage_cache_path: without effect (Megatron stores `.idx` files there; binidx uses `index_dir`).
         data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: determine
             `padding_multiple`, to which `SFTDataset` and `VarlenDataset` pad. Other kinds ignore them.
