@@ -11,7 +11,6 @@ import signal
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -207,9 +206,9 @@ def test_workers_begin_with_megatrons_handler_of_signals(args: Namespace) -> Non
 
 def test_workers_close_the_files_of_gpus_that_they_inherit(args: Namespace, tmp_path: Path) -> None:
     args.num_workers = 2
-    assert isinstance(data_samplers.worker_init(args), partial)
+    begin = data_samplers.worker_init(args, f"{tmp_path}/nvidia")
     with open(tmp_path / "nvidia0", "wb", buffering=0) as device, open(tmp_path / "other", "wb", buffering=0) as other:
-        data_samplers.close_files(f"{tmp_path}/nvidia")
+        begin(0)
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(device.fileno())
         os.dup2(other.fileno(), device.fileno())  # the file closes it again

@@ -141,23 +141,28 @@ def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
     return int(micro), int(whole)
 
 
-def worker_init(args: Any) -> Callable[[int], None] | None:
+def worker_init(args: Any, devices: str = "/dev/nvidia") -> Callable[[int], None] | None:
     """Return the function that begins a worker: it closes the files of GPUs, whose memory a worker would hold when its
-    trainer has ended, and installs Megatron's handler of its exit signal if that is wanted. None without workers."""
+    trainer has ended, and installs Megatron's handler of its exit signal if that is wanted. None without workers.
+
+    Args:
+        args: Megatron's `get_args()`.
+        devices: beginning of the paths of GPUs.
+    """
     if not args.num_workers:
         return None
-    return partial(_begin_worker, args.exit_signal if getattr(args, "exit_signal_handler", False) else None)
+    return partial(_begin_worker, devices, args.exit_signal if getattr(args, "exit_signal_handler", False) else None)
 
 
-def _begin_worker(exit_signal: Any, worker: int) -> None:
-    close_files("/dev/nvidia")
+def _begin_worker(devices: str, exit_signal: Any, worker: int) -> None:
+    _close_files(devices)
     if exit_signal is not None:
         from megatron.training.dist_signal_handler import DistributedSignalHandler
 
         DistributedSignalHandler(exit_signal).__enter__()
 
 
-def close_files(prefix: str) -> None:
+def _close_files(prefix: str) -> None:
     """Close the open files of this process whose paths begin with a prefix, where the system lists them."""
     opened = "/proc/self/fd"
     for number in os.listdir(opened) if os.path.isdir(opened) else ():
