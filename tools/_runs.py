@@ -8,7 +8,7 @@ import shutil
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from binidx.corpus.origins import origin_text
@@ -260,14 +260,31 @@ def listed_documents(history: OpenedRun, listed: DocumentList) -> dict[str, Numb
 
 
 def exposure_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
-    """Return a row of JSON values for each document."""
-    names = [option.name for option in fields(Exposures)]
-    rows = [
-        {"source": source, **dict(zip(names, values, strict=True))}
-        for source, each in found.items()
-        for values in zip(*(getattr(each, name).tolist() for name in names), strict=True)
-    ]
-    return [row | {name: None if row[name] < 0 else row[name] for name in STEPS} for row in rows]
+    """Return a row of JSON values for each document or match."""
+    return [{"source": source, **row} for source, each in found.items() for row in column_rows(vars(each))]
+
+
+def column_rows(columns: Mapping[str, Numbers]) -> list[dict[str, Any]]:
+    """Return columns of `Exposures` as rows of JSON values, None where a step or token is not known."""
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in values]
+    return [row | {name: None for name in (*STEPS, "stop_token") if row.get(name, 0) < 0} for row in rows]
+
+
+READ_HEAD = ("whole", "in steps", "part", "in steps")
+
+
+def read_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the cells below `READ_HEAD` of a row of `column_rows`."""
+    return [cell for of in ("_whole", "_part") for cell in (f"{row[f'samples{of}']:,}", steps_cell(row, of))]
+
+
+def steps_cell(row: Mapping[str, Any], of: str = "") -> str:
+    """Return the first and the last step of a row of `column_rows`, of the column `of`, as text."""
+    first, last = (row[f"{end}_step{of}"] for end in ("first", "last"))
+    if last is None:
+        return "-" if first is None else f"{first:,}"
+    return f"{last:,}" if first == last else f"{'earlier' if first is None else f'{first:,}'} to {last:,}"
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

@@ -43,7 +43,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     until.add_argument(
         "--consumed-samples", type=int, metavar="C", help="count up to a checkpoint with C samples consumed"
     )
-    options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
+    options.add_argument("--repeats", action="store_true", help="numbers of documents started 0, 1, 2, ... times")
     add_topology(options)
 
 
@@ -92,8 +92,8 @@ def table(accounts: Sequence[SourceAccount]) -> str:
     lines = [columns(("source", *names, COLUMNS[-1]), [*rows, ["all", *total, ""]], most_rows=len(rows) + 1)]
     for source in accounts:
         if source.seen:
-            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
-            lines.append(f"{source.source} seen {seen}")
+            started = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
+            lines.append(f"{source.source}: first token read {started}")
     return "\n".join(lines)
 
 

@@ -1,10 +1,15 @@
-"""Count how often a model has read documents, when first and last, and how many of their tokens.
+"""Count how often a model has read documents or a passage, when first and last, and how many of their tokens.
 
-The documents are those of a list (a number, or prefix, tab and number on each line, as `binidx grep` prints them), or
-those in which the text of a file stands, byte for byte, or with --normalize in normal form (binidx grep --help).
-`times` counts reads of a document's first token, `samples` the samples with a token of it as an input, `trained` those
-that no iteration to skip has read, `tokens` its tokens that were inputs. A run that names the one before it is counted
-over its whole history. Only indices are read: a million documents take seconds for each hundred million samples.
+The documents are those of a list: a number, or prefix, tab and number on each line, as `binidx grep` prints them. Of
+each, `samples` counts the samples with a token of it as an input, `trained` those that no iteration to skip has read,
+`started` reads of its first token, `tokens` its tokens that were inputs.
+
+--text counts each match of the text of a file, byte for byte, or with --normalize in normal form (binidx grep --help).
+A match is all tokens that hold a byte of it: `whole` counts the samples of which all of them are inputs, `part` those
+of which only some are. The last label of a sample is no input.
+
+A sample that is read again counts again. A run that names the one before it is counted over its whole history. Only
+indices are read, and with --text the tokens, once: a million documents take seconds for each hundred million samples.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -18,11 +23,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import numpy as np
-
 from binidx.errors import ConfigError
+from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.exposures import count_exposures
+from binidx.run.provenance.reading import OpenedRun
 from binidx.search.document_search import find_token_table, search_documents
+from binidx.search.matches import locate_matches
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
@@ -31,13 +37,16 @@ from ._display import counts
 from ._display import table as columns
 from ._runs import (
     MANY_DOCUMENTS,
+    READ_HEAD,
     add_normalize,
     add_run,
     exposure_rows,
     listed_documents,
     open_order,
     print_comparison,
+    read_cells,
     read_list,
+    steps_cell,
     stop_step,
 )
 
@@ -47,7 +56,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_run(options)
     which = options.add_mutually_exclusive_group(required=True)
     which.add_argument("--documents", metavar="LIST", help="a list of documents; - reads stdin")
-    which.add_argument("--text", metavar="FILE", help="documents in which the text of this file stands")
+    which.add_argument("--text", metavar="FILE", help="a passage: the text of this file")
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N (default: all)")
     options.add_argument("--no-earlier", action="store_true", help="leave out samples before consumed_samples")
     options.add_argument("--tokenizer", metavar="URI", help="with --text; by default that of the manifests")
@@ -62,33 +71,55 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     listed = read_list(arguments.documents, options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
     stop = stop_step(history, arguments.before_step)
-    if listed is not None:
-        documents = listed_documents(history, listed)
-    else:
-        text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
-        names = {Location(source.prefix).uri: name for name, source in history.select_sources().items()}
-        prefixes = [Location(prefix, options) for prefix in names]
-        table = find_token_table(prefixes, arguments.tokenizer)
-        result = search_documents(prefixes, [text], table, normalize=arguments.normalize, watch=arguments.watch)
-        documents = {names[prefix]: numbers for prefix, numbers in result.documents().items()}
-        print_comparison(arguments.normalize)
+    documents = find_passage(history, arguments) if listed is None else listed_documents(history, listed)
     arguments.watch.begin("count", 0, 0, unit="")
     try:
         rows = exposure_rows(count_exposures(history, documents, stop, earlier=not arguments.no_earlier))
     except IndexError as error:
         raise ConfigError(f"documents: {error}") from error
-    print_result({"steps": stop, "normalized": arguments.normalize, "documents": rows}, _table(rows, stop), arguments)
+    name, text = ("matches", match_table(rows, stop)) if listed is None else ("documents", table(rows, stop))
+    print_result({"steps": stop, "normalized": arguments.normalize, name: rows}, text, arguments)
 
 
-def _table(rows: list[dict[str, Any]], stop: int) -> str:
-    """Return the rows as a table, and the numbers of documents by how often they were read."""
+def find_passage(history: OpenedRun, arguments: argparse.Namespace) -> dict[str, Numbers]:
+    """Return prefix -> the tokens of each match of the text of the file --text, as `count_exposures` takes ranges."""
+    options, sources = arguments.storage_options, history.select_sources()
+    text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
+    names = {Location(source.prefix).uri: name for name, source in sources.items()}
+    prefixes = [Location(prefix, options) for prefix in names]
+    tokens = find_token_table(prefixes, arguments.tokenizer)
+    how = {"normalize": arguments.normalize}
+    hits = search_documents(prefixes, [text], tokens, watch=arguments.watch, **how).hits
+    print_comparison(arguments.normalize)
+    return {
+        name: locate_matches(sources[name].dataset, hits[prefix], [text], tokens, **how)[:, [0, 2, 3]]
+        for prefix, name in names.items()
+    }
+
+
+def table(rows: list[dict[str, Any]], stop: int) -> str:
+    """Return documents as a table, and how many of them were read in how many samples."""
+    names = ("document", "samples", "samples_trained", "times_started", "tokens")
+    cells = [[row["source"], *(f"{row[name]:,}" for name in names), steps_cell(row)] for row in rows]
+    head = ["source", "document", "samples", "trained", "started", "tokens", "in steps"]
+    read = [row["samples"] for row in rows if row["samples"]]
+    text = f"{counts(documents=len(rows))}, steps before {stop:,}; {len(read):,} seen"
+    if read:
+        least, most = min(read), max(read)
+        text += f", in {counts(samples=most)}" if least == most else f", in {least:,} to {counts(samples=most)} each"
+    return f"{columns(head, cells)}\n{text}" if cells else text
+
+
+def match_table(rows: list[dict[str, Any]], stop: int) -> str:
+    """Return matches as a table, and how many of them were read whole, in part and not at all."""
     cells = [
-        [row["source"], *("-" if value is None else f"{value:,}" for value in [*row.values()][1:])] for row in rows
+        [row["source"], f"{row['document']:,}", f"{row['first_token']:,} to {row['stop_token']:,}", *read_cells(row)]
+        for row in rows
     ]
-    head = ["source", "document", "times", "samples", "trained", "tokens", "first step", "last step"]
-    times = np.bincount([row["times"] for row in rows]) if rows else np.zeros(0, np.int64)
-    seen = ", ".join(f"{number}x: {count:,}" for number, count in enumerate(times.tolist()) if count)
-    text = f"{counts(documents=len(rows))}, steps before {stop:,}; seen {seen or 'none'}"
+    head = ["source", "document", "tokens", *READ_HEAD]
+    whole, read = (sum(row[name] > 0 for row in rows) for name in ("samples_whole", "samples"))
+    text = f"{len(rows):,} match{'' if len(rows) == 1 else 'es'}, steps before {stop:,}"
+    text += f"; {whole:,} read whole, {read - whole:,} only in part, {len(rows) - read:,} not read" if rows else ""
     return f"{columns(head, cells)}\n{text}" if cells else text
 
 

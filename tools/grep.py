@@ -13,8 +13,8 @@ these documents, and as `binidx where RUN --documents -` and `binidx exposures` 
 around the first match, for people.
 
 --queries finds the items of an evaluation: each item's n-grams of words are searched for, and the table has the items
-of which one stands in a document. With --run the data is that of a run, and the table has how often it read these
-documents, and when first and last.
+of which one stands in a document. With --run the data is that of a run, and the table has how many samples it has read
+of which all tokens of an n-gram of the item are inputs (`whole`), and of which only some of them are (`part`).
 
 With --engine, --workers or --shard the tokens are read in parts, as by `binidx verify`.
 
@@ -42,17 +42,18 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_search import TokenTable
-from binidx.run.provenance.exposures import count_exposures, total_exposures
+from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import SearchResult, find_token_table, search_documents
+from binidx.search.matches import locate_matches
 from binidx.search.normalize import normalize_bytes, normalize_text
-from binidx.search.queries import count_ngrams, match_items, read_queries
+from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
 from binidx.storage.location import Location
 
 from ._command import add_json, add_workers, chosen_workers, command, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._runs import add_normalize, open_history, print_comparison, stop_step
+from ._runs import READ_HEAD, add_normalize, column_rows, open_order, print_comparison, read_cells, stop_step
 
 AROUND = 60
 """Bytes of text before and after a match that --show prints."""
@@ -79,13 +80,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
-    history = open_history(arguments) if arguments.run else None
+    history = open_order(arguments) if arguments.run else None
+    sources = history.select_sources() if history else {}
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
     prefixes = [as_prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
     names_of: dict[str, str] = {}
     if history is not None and not prefixes:
-        names_of = {source.prefix: name for name, source in history.sources.items()}
+        names_of = {source.prefix: name for name, source in sources.items()}
         prefixes = [*names_of]
     if not (texts or arguments.queries) or not prefixes:
         raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
@@ -113,10 +115,17 @@ def grep(arguments: argparse.Namespace) -> None:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]
         if history is not None:
-            stop, numbers = stop_step(history, arguments.before_step), result.documents()
-            own = {name: numbers[name] for name in history.sources if name in numbers}
-            exposures = count_exposures(history, own, stop)
-            rows = [row | total_exposures(exposures, item.documents) for row, item in zip(rows, found, strict=True)]
+            stop, own = stop_step(history, arguments.before_step), sources.keys() & result.hits.keys()
+            matches = {
+                name: locate_matches(
+                    sources[name].dataset, result.hits[name], patterns, table, normalize=result.normalized
+                )
+                for name in own
+            }
+            groups = {name: group_matches(ngrams, each) for name, each in matches.items()}
+            read = count_groups(history, groups, len(items), stop)
+            counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
+            rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
     else:
         documents = [*_documents(result, table, arguments)] if arguments.show or arguments.json else []
@@ -180,20 +189,16 @@ def _blocks(documents: Sequence[dict[str, Any]]) -> str:
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the items of which an n-gram was found, as a table."""
     found = [row for row in rows if row["found"]]
-    head = ["item", "found", "of", "documents", *(("times", "first step", "last step") if "times" in rows[0] else ())]
+    has_run = "samples" in rows[0]
+    head = ["item", "found", "of", "documents", *READ_HEAD[: 4 * has_run]]
+    counted = [(row["found"], row["ngrams"], sum(map(len, row["documents"].values()))) for row in found]
     cells = [
-        [str(row["id"] or row["line"]), f"{row['found']:,}", f"{row['ngrams']:,}"]
-        + [f"{sum(map(len, row['documents'].values())):,}"]
-        + [_cell(row[name]) for name in ("times", "first_step", "last_step") if name in row]
-        for row in found
+        [str(row["id"] or row["line"]), *(f"{count:,}" for count in own), *(read_cells(row) if has_run else ())]
+        for row, own in zip(found, counted, strict=True)
     ]
     short = sum(not row["ngrams"] for row in rows)
     told = f"{len(found):,} of {counts(items=len(rows))} found" + (f", {short:,} with too few words" if short else "")
     return f"{columns(head, cells)}\n{told}" if cells else told
-
-
-def _cell(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def _print_summary(result: SearchResult) -> None:

@@ -14,6 +14,7 @@ from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
 from binidx.packed.packed_origins import PackedDocuments
 from binidx.packed.packed_run import load_packed_run
+from binidx.run.provenance.exposures import count_exposures
 from binidx.tools import main
 
 
@@ -64,9 +65,19 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
         ]
         times = sum(int((own == row["document"] * 1000).sum()) for _, own in inputs)
         counts = [times, len(inputs), sum(len(own) for _, own in inputs)]
-        assert [row[name] for name in ("times", "samples", "tokens")] == counts
+        assert [row[name] for name in ("times_started", "samples", "tokens")] == counts
         steps = [step for step, _ in inputs]
         assert (row["first_step"], row["last_step"]) == (min(steps, default=None), max(steps, default=None))
+    for name, number in {*listed}:
+        (own,) = count_exposures(order, {name: np.array([[number, 1, 4]])}, stop).values()
+        held = [
+            (int(step), len({*tokens.tolist()} & {*range(number * 1000 + 1, number * 1000 + 4)}))
+            for step, tokens, of in zip(readings.step, order.read(readings.sample)[:, :-1], found, strict=True)
+            if of["dataset"] == name
+        ]
+        whole, part = ([step for step, count in held if count in needed] for needed in ((3,), (1, 2)))
+        assert (own.samples_whole[0], own.samples_part[0]) == (len(whole), len(part))
+        assert (own.first_step_whole[0], own.last_step_part[0]) == (min(whole, default=-1), max(part, default=-1))
     (accounts,) = rows(capsys, "account", file, "--before-step", str(stop))
     assert [row["blocks_read"] for row in accounts] == [
         sum(row["source"] == name for row in found) for name in order.names

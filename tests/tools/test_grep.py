@@ -12,8 +12,10 @@ import pytest
 from helpers.preprocess_jobs import tokenizer_path
 from helpers.research_run import ITEM, RABBIT, build_research_run, texts_of
 from helpers.trained_tokenizers import save
+from tokenizers import Tokenizer
 
 import binidx
+from binidx.run.provenance.run_order import RunOrder
 from binidx.tools import main
 
 
@@ -97,11 +99,11 @@ def test_typed_items_and_passages_are_found_in_normal_form(binidx_out: Any) -> N
     assert (item["found"], item["ngrams"], item["documents"]) == (len(words) - 7, len(words) - 7, {CODE: [30]})
     Path("typed.txt").write_text(f"{'  '.join(words).upper()}?\n")
     call = ["exposures", "run.json", "--text", "typed.txt", "--json"]
-    assert json.loads(binidx_out(*call)) == {"steps": 50, "normalized": False, "documents": []}
+    assert json.loads(binidx_out(*call)) == {"steps": 50, "normalized": False, "matches": []}
     found = json.loads(binidx_out(*call, "--normalize"))
     exact = json.loads(binidx_out("exposures", "run.json", "--text", "item.txt", "--json"))
     assert found == {**exact, "normalized": True}
-    assert len(found["documents"]) == 1
+    assert len(found["matches"]) == 1
 
 
 def test_ids_are_found_without_a_tokenizer(binidx_out: Any) -> None:
@@ -125,20 +127,57 @@ def test_items_of_an_evaluation_get_documents_and_exposures(binidx_out: Any) -> 
     items = {item["id"]: item for item in json.loads(binidx_out(*call, "--json"))["items"]}
     assert items["rabbit"]["documents"] == {CODE: [30]}
     assert items["rabbit"]["found"] == items["rabbit"]["ngrams"] == len(ITEM.split()) - 7
-    assert (items["clean"]["found"], items["clean"]["times"], items["clean"]["first_step"]) == (0, 0, None)
+    assert [items["clean"][name] for name in ("found", "samples", "first_step")] == [0, 0, None]
     assert items["short"]["ngrams"] == 0
-    exposures = json.loads(binidx_out("exposures", "run.json", "--text", "item.txt", "--json"))["documents"]
-    assert [row["document"] for row in exposures] == [30]
-    assert {name: exposures[0][name] for name in ("times", "first_step", "last_step")} == {
-        name: items["rabbit"][name] for name in ("times", "first_step", "last_step")
-    }
+    words, served = ITEM.split(), decode_served(range(50))
+    ngrams = [" ".join(words[at : at + 8]) for at in range(len(words) - 7)]
+    whole = [step for step, text in served if any(ngram in text for ngram in ngrams)]
+    assert len(whole) > 1
+    row = {"samples_whole": len(whole), "first_step_whole": whole[0], "last_step_whole": whole[-1]}
+    assert items["rabbit"] == items["rabbit"] | row
     run = binidx.Run.load("run.json")
     replace(run, first_step=20, consumed_samples=160, previous="run.json").save("resumed.json")
     resumed = json.loads(binidx_out(*call[:-1], "resumed.json", "--json"))["items"]
     assert resumed == [*items.values()]
     table = binidx_out(*call).splitlines()
-    assert table[0].split() == ["item", "found", "of", "documents", "times", "first", "step", "last", "step"]
+    assert table[0].split() == ["item", "found", "of", "documents", *("whole", "in", "steps", "part", "in", "steps")]
     assert table[-1] == "1 of 3 items found, 1 with too few words"
+
+
+def decode_served(steps: range) -> list[tuple[int, str]]:
+    """The step and the text of the input tokens of each sample of some steps."""
+    order, tokenizer = RunOrder.of(binidx.Run.load("run.json")), Tokenizer.from_file(tokenizer_path())
+    reads = order.readings(steps)
+    texts = [tokenizer.decode(tokens[:-1], skip_special_tokens=False) for tokens in order.read(reads.sample)]
+    return [*zip(reads.step.tolist(), texts, strict=True)]
+
+
+def test_a_passage_is_counted_by_the_samples_that_hold_it(binidx_out: Any) -> None:
+    Path("passage.txt").write_text(RABBIT)
+    call = ["exposures", "run.json", "--text", "passage.txt", "--before-step", "20"]
+    rows = json.loads(binidx_out(*call, "--json"))["matches"]
+    served = decode_served(range(20))
+    found = [(step, text.count(RABBIT)) for step, text in served if RABBIT in text]
+    assert 0 < len(found) < len(served)
+    assert sum(row["samples_whole"] for row in rows) == sum(times for _, times in found)
+    assert min(row["first_step_whole"] for row in rows if row["samples_whole"]) == found[0][0]
+    assert max(row["last_step_whole"] for row in rows if row["samples_whole"]) == found[-1][0]
+    *table, last = binidx_out(*call).splitlines()
+    assert table[0].split() == ["source", "document", "tokens", *("whole", "in", "steps", "part", "in", "steps")]
+    assert max(map(len, [*table, last])) <= 80
+    assert last == "4 matches, steps before 20; 4 read whole, 0 only in part, 0 not read"
+    assert binidx_out(*call[:-1], "0").splitlines()[-1].endswith("0 read whole, 0 only in part, 4 not read")
+
+
+def test_seen_means_samples_also_of_a_document_whose_first_token_was_not_read(binidx_out: Any) -> None:
+    Path("one.txt").write_text(f"{CODE}\t21\n")
+    call = ["exposures", "run.json", "--documents", "one.txt", "--before-step", "6"]
+    (row,) = json.loads(binidx_out(*call, "--json"))["documents"]
+    assert [row[name] for name in ("samples", "times_started", "first_step", "last_step")] == [3, 0, 0, 5]
+    head, cells, last = binidx_out(*call).splitlines()
+    assert head.split()[1:5] == ["document", "samples", "trained", "started"]
+    assert cells.split()[1:5] == ["21", "3", "3", "0"]
+    assert last == "1 document, steps before 6; 1 seen, in 3 samples"
 
 
 def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:

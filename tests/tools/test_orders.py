@@ -143,8 +143,8 @@ def test_account_of_a_staged_run_proves_its_seams(
 def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["account", str(run_file), "--repeats"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in table if "seen" not in line)
-    names = [line.split()[0] for line in table if "seen" not in line and not line.startswith(" ")]
+    assert all(len(line) <= 80 for line in table if "first token read" not in line)
+    names = [line.split()[0] for line in table if "first token read" not in line and not line.startswith(" ")]
     assert [name.rpartition("/")[2] for name in names] == ["source", "en", "code", "all"]
     assert main(["account", str(run_file), "--repeats", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -388,6 +388,10 @@ class PackedRunOrder:
         """Number of input tokens of a block, whose last one is a label alone; 0 without files."""
         return self.files[0].block_size - 1 if self.files else 0
 
+    def input_length(self, source: int) -> int:
+        """Return `sequence_length`, which all sources have."""
+        return self.sequence_length
+
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the stores of the files and of their datasets."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError
+from binidx.order.source_order import join_ranges
 from binidx.search.document_search import Hits
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -131,6 +132,18 @@ def match_items(
         }
         found.append(FoundItem(item, len(own), len(present), documents))
     return found
+
+
+def group_matches(ngrams: Sequence[Sequence[int]], matches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the matches of the n-grams of each item: rows (item, document, first token, token after the last).
+
+    Args:
+        ngrams: numbers of the n-grams of each item.
+        matches: as `locate_matches` returns them.
+    """
+    number, item = np.array(sorted((each, item) for item, own in enumerate(ngrams) for each in own), np.int64).T
+    first, stop = (number.searchsorted(matches[:, 1], side) for side in ("left", "right"))
+    return np.column_stack([item[join_ranges(first, stop)], np.repeat(matches[:, [0, 2, 3]], stop - first, axis=0)])
 
 
 def _group(keys: NDArray[np.int64], values: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:

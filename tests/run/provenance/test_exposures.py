@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.traceable_runs import random_run
+from helpers.gpt_data import Tokenizer
+from helpers.traceable_runs import random_run, write_source
 
+import binidx
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
+from binidx.dataset.staged.length_stages import LengthStage, LengthStagedDataset
+from binidx.errors import ConfigError
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.exposures import count_exposures, total_exposures
+from binidx.run.provenance.exposures import Exposures, count_exposures, count_groups
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
@@ -25,6 +30,7 @@ def test_exposures_are_those_of_the_tokens_that_were_served(
     kind: type[GPTDataset], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("binidx.run.provenance.exposures.STRETCH", 5)
+    monkeypatch.setattr("binidx.run.provenance.exposures.PAIRS", [1, 7, 1 << 21][seed % 3])
     monkeypatch.setattr("binidx.order.source_order.STRETCH", 11)
     monkeypatch.setattr("binidx.order.source_order.MANY", seed % 3 * 2)
     dataset, choose = random_run(tmp_path, seed, kind), random.Random(seed)
@@ -37,24 +43,52 @@ def test_exposures_are_those_of_the_tokens_that_were_served(
     for number, source in enumerate(order.sources):
         count = len(source.dataset.document_indices) - 1
         documents = choose.sample(range(count), choose.randrange(1, count))
+        lengths = [sum(map(len, source.dataset[slice(*source.dataset.document_indices[document : document + 2])]))
+                   for document in range(count)]  # fmt: skip
+        ranges = [random_range(document, lengths[document], choose) for document in documents * 4 if lengths[document]]
+        inputs = [
+            (int(step), tokens[tokens >= 0].tolist())
+            for step, own, tokens in zip(reads.step, contents.source, served, strict=True)
+            if own == number
+        ]
         found = count_exposures(order, {source.name: documents}, stop)[source.name]
-        assert found.document.tolist() == sorted(documents)
-        for place, document in enumerate(found.document.tolist()):
-            inputs = [
-                (int(step), tokens[(tokens >= 0) & (tokens // 1000 == document)])
-                for step, own, tokens in zip(reads.step, contents.source, served, strict=True)
-                if own == number
-            ]
-            own = [(step, tokens) for step, tokens in inputs if len(tokens)]
-            firsts = sum(int((tokens == document * 1000).sum()) for _, tokens in own)
-            steps = [step for step, _ in own] or [-1]
-            assert [getattr(found, name)[place] for name in ("times", "samples", "tokens")] == [
-                firsts, len(own), sum(len(tokens) for _, tokens in own)
-            ]  # fmt: skip
-            assert (found.first_step[place], found.last_step[place]) == (min(steps), max(steps))
-        total = total_exposures({"a": found}, {"a": found.document})
-        assert total["tokens"] == found.tokens.sum()
-        assert total["last_step"] == (None if (last := found.last_step.max()) < 0 else last)
+        assert ({*found.first_token}, {*found.stop_token}) == ({0}, {-1})
+        check_reads(found, [(document, 0, lengths[document]) for document in sorted(documents)], inputs)
+        found = count_exposures(order, {source.name: np.array(ranges).reshape(-1, 3)}, stop)[source.name]
+        assert [*zip(found.document, found.first_token, found.stop_token, strict=True)] == sorted(ranges)
+        check_reads(found, sorted(ranges), inputs)
+        groups = np.array([(choose.randrange(3), *each) for each in ranges]).reshape(-1, 4)
+        together = count_groups(order, {source.name: groups}, 3, stop)
+        for group in range(3):
+            sets = [{*range(1000 * document + first, 1000 * document + last)}
+                    for own, document, first, last in groups.tolist() if own == group]  # fmt: skip
+            held = [(any(each <= {*tokens} for each in sets), any(each & {*tokens} for each in sets))
+                    for _, tokens in inputs]  # fmt: skip
+            expected = sum(whole for whole, _ in held), sum(part and not whole for whole, part in held)
+            assert (together["samples_whole"][group], together["samples_part"][group]) == expected
+
+
+def random_range(document: int, length: int, choose: random.Random) -> tuple[int, int, int]:
+    first = choose.randrange(length)
+    return document, first, choose.randrange(first, length) + 1
+
+
+def check_reads(
+    found: Exposures, ranges: Sequence[tuple[int, int, int]], inputs: Sequence[tuple[int, Sequence[int]]]
+) -> None:
+    """Compare exposures with (step, input tokens) of all samples that were served."""
+    for place, (document, first, stop) in enumerate(ranges):
+        own = {*range(1000 * document + first, 1000 * document + stop)}
+        held = [(step, [token for token in tokens if token in own]) for step, tokens in inputs]
+        held = [(step, tokens) for step, tokens in held if tokens]
+        whole = [step for step, tokens in held if {*tokens} == own]
+        part = [step for step, tokens in held if {*tokens} != own]
+        counts = {"samples": len(held), "samples_whole": len(whole), "samples_part": len(part)}
+        counts |= {"tokens": sum(len(tokens) for _, tokens in held)}
+        counts |= {"times_started": sum(tokens.count(1000 * document + first) for _, tokens in held)}
+        for name, steps in (("", [*whole, *part]), ("_whole", whole), ("_part", part)):
+            counts |= {f"first_step{name}": min(steps, default=-1), f"last_step{name}": max(steps, default=-1)}
+        assert {name: getattr(found, name)[place] for name in counts} == counts
 
 
 def test_samples_before_a_resumed_run_count_without_a_step(tmp_path: Path) -> None:
@@ -70,3 +104,31 @@ def test_samples_before_a_resumed_run_count_without_a_step(tmp_path: Path) -> No
     later = count_exposures(resumed, {name: documents}, steps - 2, earlier=False)[name]
     assert later.tokens.sum() < found.tokens.sum()
     assert found.samples_trained.tolist() == later.samples.tolist()
+
+
+def test_samples_of_each_length_feed_all_but_their_last_token(tmp_path: Path) -> None:
+    windows = random_run(tmp_path, 44)
+    length = windows.config.sequence_length
+    assert (length, windows.config.add_extra_token_to_sequence) == (16, True)
+    dataset = LengthStagedDataset(windows, [LengthStage(4, 16), LengthStage(16, 3), LengthStage(8, 6)])
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
+    served = [np.asarray(dataset[sample]["tokens"]) for sample in range(25)]
+    assert {*map(len, served)} == {4, 8, 16}
+    found = count_exposures(order, {order.prefixes[0]: range(5)}, 25)[order.prefixes[0]]
+    assert found.tokens.tolist() == [sum(int((tokens // 1000 == number).sum()) for tokens in served)
+                                     for number in range(5)]  # fmt: skip
+
+
+def test_documents_of_fill_in_the_middle_are_refused_by_name(tmp_path: Path) -> None:
+    prefix = write_source(tmp_path / "en", random.Random(0), False)
+    tokens = {name: f"<{name}>" for name in ("prefix", "middle", "suffix", "pad", "eod")}
+    config = binidx.GPTFIMDatasetConfig(
+        random_seed=1, sequence_length=8, blend=([prefix], None), split="1,0,0", tokenizer=Tokenizer(), fim_rate=0.5,
+        fim_spm_rate=0.5, fim_extra_tokens=tokens, reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False,
+    )  # fmt: skip
+    dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [10, 0, 0], lambda: True, config).build()[0]
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
+    assert len(order.where(0, range(5), 10)[0].step)
+    with pytest.raises(ConfigError, match="fim_rate: fill in the middle moves tokens and encodes text anew"):
+        count_exposures(order, {prefix: [0]}, 10)

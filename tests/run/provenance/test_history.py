@@ -223,7 +223,10 @@ def check_exposures(history: RunHistory, needed: list[Served], stop: int, seed: 
                 row = own.samples[place], own.samples_trained[place], own.first_step[place], own.last_step[place]
                 assert row == (len(seen), counts[*key, "trained"], min(seen, default=-1), max(seen, default=-1))
                 if not labels:
-                    assert (own.times[place], own.tokens[place]) == (counts[*key, "times"], counts[*key, "tokens"])
+                    assert (own.times_started[place], own.tokens[place]) == (
+                        counts[*key, "times"],
+                        counts[*key, "tokens"],
+                    )
 
 
 def check_spikes(directory: Path, history: RunHistory, needed: list[Served], stop: int, seed: int) -> None:

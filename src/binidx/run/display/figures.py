@@ -89,7 +89,7 @@ def draw_accounts(accounts: Sequence[SourceAccount], width: float = COLUMN_INCHE
             shares = np.array(source.seen) / max(sum(source.seen), 1)
             axes.bar(np.arange(len(shares)) + (place + 0.5) * room - 0.4, shares, room, label=_short(source.source))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(xlabel="times read", ylabel="share of documents")
+        axes.set(xlabel="times started", ylabel="share of documents")
 
     return _draw(draw, width)
 

@@ -65,7 +65,7 @@ def build_card(
         history: the runs.
         stop_step: first step that does not count.
         about: prefix of a source -> its license, languages, kind (a key of KINDS) and cut_off, as far as known.
-        repeats: also count how often documents were read, as `account` does.
+        repeats: also count how often documents were started, as `account` does.
         most_domains: number of domains of each source.
 
     Raises:
@@ -129,7 +129,7 @@ def format_card(card: Mapping[str, Any]) -> str:
         lines.append(f"- input files: {each['inputs'] or OPEN}")
         if each["seen"]:
             seen = ", ".join(f"{times} times: {count:,}" for times, count in enumerate(each["seen"]) if count)
-            lines.append(f"- documents by how often they were read: {seen}")
+            lines.append(f"- documents by how often their first token was read: {seen}")
         named = ", ".join(f"{name} ({count:,})" for name, count in each["domains"])
         of = f" of {each['num_domains']:,}" if each["num_domains"] else ""
         lines.append(f"- top domains{of}, with documents: {named or OPEN}")

@@ -1,58 +1,82 @@
-"""Exposures of documents: how often a model has read each, when first and last, and how many of its tokens.
+"""Exposures: which reads of samples had a token range of a document as inputs, whole or in part, when first and last.
 
-    documents ─► sequences ─► samples (Order.find) ─► steps before N ─► pieces of the documents in these samples
+    document 12,345,678                     0 ........................... 5,900
+    passage: tokens 2,900 to 2,950                    [==]
+    samples                                 |  step 9  |  step 1,400  |  step 4 |
 
-    document      times  samples    tokens  first step  last step
-    12,345,678        3        4     2,310       1,204     40,977      read three times, once across two samples
+                           samples  whole  in steps   part  in steps
+    the document                 3      0              3    4 to 1,400
+    the passage                  2      1  1,400       1    9
 
-No token is read. Cost: one pass over the index arrays of the source, 1 to 3 ns an element if they are mapped, and about
-2 us for each sample with a token of one of the documents.
+A document is the range of all its tokens, so documents and passages are counted by one function. A sample that is read
+again counts again. No token is read. Cost: one pass over the index arrays of the source, 1 to 3 ns an element if they
+are mapped, and about 2 us for each sample with a token of one of the documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks
-from binidx.order.order_protocols import Numbers
-from binidx.order.source_order import membership, sorted_unique
+from binidx.order.order_protocols import Numbers, Source
+from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
+from binidx.run.global_order import SampleReads
 from binidx.run.provenance.history import find_sources
 from binidx.run.provenance.reading import Reading, Steps
+from binidx.run.provenance.run_order import sequences_of
 
 STRETCH = 1 << 17
 """Number of samples whose pieces are in memory together."""
 
+PAIRS = 1 << 21
+"""Number of pieces of samples and ranges in them that are in memory together, unless one sample has more."""
 
-COUNTS, STEPS = ("times", "samples", "samples_trained", "tokens"), ("first_step", "last_step")
-"""Columns of `Exposures`."""
+STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
+"""Columns of `Exposures` that are steps."""
 
 NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Exposures:
-    """Exposures of documents of one source before a step; arrays of shape (n,).
+    """Exposures of token ranges of one source before a step; arrays of shape (n,).
+
+    A sample holds a range whole if all of its tokens are inputs of the sample, wherever they stand in it.
 
     Attributes:
         document: numbers of the documents, ascending.
-        times: how often its first token was an input.
-        samples: number of samples with an input token of it.
-        samples_trained: number of these samples that were trained, which those of iterations to skip are not.
+        first_token, stop_token: the range in the document; 0 and -1 stand for the whole document.
+        samples: number of reads of samples with an input token of the range.
+        samples_whole, samples_part: those that hold all of its tokens, and those that hold some.
+        samples_trained: number of reads that were trained, which those of iterations to skip are not.
+        times_started: how often its first token was an input.
         tokens: number of its tokens that were inputs, repeats included.
-        first_step, last_step: steps of the first and the last of these samples; -1 if there is none, or if it was read
+        first_step, last_step: steps of the first and the last of the samples; -1 if there is none, or if it was read
             before the first step of a resumed run.
+        first_step_whole, last_step_whole, first_step_part, last_step_part: the same of those samples alone.
     """
 
     document: Numbers
-    times: Numbers
+    first_token: Numbers
+    stop_token: Numbers
     samples: Numbers
+    samples_whole: Numbers
+    samples_part: Numbers
     samples_trained: Numbers
+    times_started: Numbers
     tokens: Numbers
     first_step: Numbers
     last_step: Numbers
+    first_step_whole: Numbers
+    last_step_whole: Numbers
+    first_step_part: Numbers
+    last_step_part: Numbers
 
 
 def count_exposures(
@@ -63,23 +87,24 @@ def count_exposures(
     earlier: bool = True,
     labels: bool = False,
 ) -> dict[str, Exposures]:
-    """Return how often documents were read in the steps before `stop_step`.
+    """Return how often documents, or token ranges of them, were read in the steps before `stop_step`.
 
     A sample has S input tokens; the token after them is only a label here, and does not count.
 
     Args:
         history: the runs of a model, or the order of one run.
-        documents: prefix of a source -> numbers of documents in it, in any order. A run without the source reads none.
+        documents: prefix of a source -> numbers of documents in it, in any order; or ranges, such as matches of a text:
+            (document, first token, token after the last), shape (n, 3). A run without the source reads none.
         stop_step: first step that does not count.
         earlier: also count the samples before the first step of a resumed run, in the order of this run.
         labels: also count tokens that are only the last label of a sample.
 
     Returns:
-        Prefix of a source -> exposures of its documents.
+        Prefix of a source -> exposures of its documents, each once; or of its ranges, by document and first token.
 
     Raises:
         IndexError: there is no such document or step.
-        ConfigError: as `RunOrder.where`.
+        ConfigError: as `RunOrder.where` and `RunOrder.input_length`.
 
     Example:
         >>> history = RunHistory.of(Run.load("run.json"))  # doctest: +SKIP
@@ -87,58 +112,148 @@ def count_exposures(
 
     Source: ours.
     """
-    found = {name: _Tally(sorted_unique(np.asarray(numbers, np.int64))) for name, numbers in documents.items()}
-    for name, order, source, stop, is_first in find_sources(history, documents.keys(), stop_step):
-        found[name].add(order, source, stop, earlier and is_first, labels)
-    return {name: tally.exposures() for name, tally in found.items()}
+    ranges = {name: _as_ranges(np.asarray(numbers, np.int64)) for name, numbers in documents.items()}
+    bounds = np.cumsum([0, *map(len, ranges.values())]).tolist()
+    parts = {name: slice(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
+    numbers = np.arange(bounds[-1])
+    groups = {name: np.column_stack([numbers[parts[name]], rows]) for name, rows in ranges.items()}
+    columns = count_groups(history, groups, len(numbers), stop_step, earlier, labels)
+    return {
+        name: Exposures(*rows.T, **{column: values[parts[name]] for column, values in columns.items()})
+        for name, rows in ranges.items()
+    }
 
 
-class _Tally:
-    """Counts of the documents of one source, over one run after the other."""
-
-    def __init__(self, documents: Numbers) -> None:
-        self.documents, self.counts = documents, np.zeros((len(COUNTS), len(documents)), np.int64)
-        self.first, self.last = np.full(len(documents), NEVER), np.full(len(documents), -1)
-
-    def add(self, order: Reading, source: int, stop_step: int, earlier: bool, labels: bool) -> None:
-        """Add the reads of a run in the steps before `stop_step`."""
-        wanted, count = self.documents, len(self.documents)
-        is_wanted, length = membership(wanted), order.sequence_length
-        reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)
-        for rows in row_blocks(0, len(reads.sample), STRETCH):
-            spans = order.contents(reads.sample[rows]).spans
-            row = np.repeat(np.arange(len(spans.bounds) - 1), np.diff(spans.bounds))
-            tokens = spans.length if labels else np.minimum(spans.target + spans.length, length) - spans.target
-            hit = is_wanted(spans.document) & (tokens > 0)
-            place, row, begins = np.searchsorted(wanted, spans.document[hit]), row[hit], spans.start[hit] == 0
-            self.counts[0] += np.bincount(place[begins], minlength=count)
-            np.add.at(self.counts[3], place, tokens[hit])
-            row, place = np.divmod(sorted_unique(row * count + place), max(count, 1))  # each sample and document once
-            step = reads.step[rows][row]
-            self.counts[1] += np.bincount(place, minlength=count)
-            self.counts[2] += np.bincount(place[(step >= 0) & order.trained(step)], minlength=count)
-            np.minimum.at(self.first, place, step)
-            np.maximum.at(self.last, place, step)
-
-    def exposures(self) -> Exposures:
-        """Return the counts."""
-        first = np.where(self.first == NEVER, -1, self.first)
-        times, samples, trained, tokens = self.counts
-        return Exposures(self.documents, times, samples, trained, tokens, first, self.last)
+def _as_ranges(documents: Numbers) -> Numbers:
+    """Return ranges in ascending order; of documents, each once, to its end."""
+    if documents.ndim == 2:
+        return documents[np.lexsort(documents.T[::-1])]
+    numbers = sorted_unique(documents)
+    return np.stack([numbers, 0 * numbers, 0 * numbers - 1], axis=1)
 
 
-def total_exposures(exposures: Mapping[str, Exposures], documents: Mapping[str, Numbers]) -> dict[str, int | None]:
-    """Return the sums of the exposures of some documents, and their first and last step; None if there is none.
+def count_groups(
+    history: Steps,
+    ranges: Mapping[str, Numbers],
+    num_groups: int,
+    stop_step: int,
+    earlier: bool = True,
+    labels: bool = False,
+) -> dict[str, Numbers]:
+    """Return how often groups of token ranges were read: by samples that hold one of the group whole, or only parts.
 
     Args:
-        exposures: prefix of each source -> exposures of at least these documents.
-        documents: prefix of a source -> numbers of its documents.
+        history, stop_step, earlier, labels: as for `count_exposures`.
+        ranges: prefix of a source -> rows (group, document, first token, token after the last), shape (n, 4); -1 after
+            the last stands for the end of the document.
+        num_groups: number of groups.
+
+    Returns:
+        Column of `Exposures` -> its value for each group, shape (num_groups,).
     """
-    rows = [
-        (each, each.document.searchsorted(documents[name])) for name, each in exposures.items() if name in documents
-    ]
-    sums = {name: sum(int(getattr(each, name)[own].sum()) for each, own in rows) for name in COUNTS}
-    steps = {name: [getattr(each, name)[own][each.samples[own] > 0] for each, own in rows] for name in STEPS}
-    first, last = (np.concatenate([np.empty(0, np.int64), *columns]) for columns in steps.values())
-    known = len(first) > 0 and first.min() >= 0
-    return {**sums, "first_step": int(first.min()) if known else None, "last_step": int(last.max()) if known else None}
+    trained, started, tokens = np.zeros((3, num_groups), np.int64)
+    samples = np.zeros((2, num_groups), np.int64)  # with a part, and whole
+    first, last = np.full((2, num_groups), NEVER), np.full((2, num_groups), -1)
+    for name, order, source, stop, is_first in find_sources(history, ranges.keys(), stop_step):
+        for reads, found in read_ranges(order, source, ranges[name], stop, earlier and is_first, labels):
+            np.add.at(started, found.group, found.starts)
+            np.add.at(tokens, found.group, found.tokens)
+            keys = sorted_unique((found.read * num_groups + found.group) * 2 + found.is_whole)
+            keys = keys[np.diff(keys >> 1, append=-1) != 0]  # each read and group once: whole if one of its ranges is
+            (read, group), is_whole = np.divmod(keys >> 1, num_groups), keys & 1
+            step = reads.step[read]
+            np.add.at(trained, group[(step >= 0) & order.trained(step)], 1)
+            np.add.at(samples, (is_whole, group), 1)
+            np.minimum.at(first, (is_whole, group), step)
+            np.maximum.at(last, (is_whole, group), step)
+    steps = [first.min(0), last.max(0), first[1], last[1], first[0], last[0]]
+    counts = {"samples": samples.sum(0), "samples_whole": samples[1], "samples_part": samples[0]}
+    counts |= {"samples_trained": trained, "times_started": started, "tokens": tokens}
+    return counts | {name: np.where(step == NEVER, -1, step) for name, step in zip(STEPS, steps, strict=True)}
+
+
+class RangeReads(NamedTuple):
+    """Input tokens of ranges in samples, a row for each read of a sample and range in it.
+
+    Attributes:
+        read: number of the read.
+        group: group of the range.
+        tokens: number of input tokens of the range, repeats in the sample included.
+        starts: how often its first token is an input.
+        is_whole: whether all tokens of the range are inputs of the sample.
+    """
+
+    read: Numbers
+    group: Numbers
+    tokens: Numbers
+    starts: Numbers
+    is_whole: NDArray[np.bool_]
+
+
+def read_ranges(
+    order: Reading, source: int, ranges: Numbers, stop_step: int, earlier: bool = True, labels: bool = False
+) -> Iterator[tuple[SampleReads, RangeReads]]:
+    """Yield the reads of token ranges of documents of a source, some samples at a time.
+
+    Args:
+        order: the order of one run.
+        source: number of the source in it.
+        ranges: as for `count_groups`, in any order.
+        stop_step, earlier, labels: as for `count_exposures`.
+
+    Returns:
+        All reads of the documents, and those of the ranges, by number of the read; those of a sample come together.
+    """
+    ranges, length = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))], order.input_length(source)
+    wanted = sorted_unique(ranges[:, 1])
+    place, is_wanted = wanted.searchsorted(ranges[:, 1]), membership(wanted)
+    sizes = count_tokens(order.sources[source], wanted)[place]
+    ranges[:, 3] = np.where(ranges[:, 3] < 0, sizes, ranges[:, 3])
+    width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
+    keys = place * width + ranges[:, 2]
+    reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)
+    for rows in row_blocks(0, len(reads.sample), STRETCH):
+        spans = order.contents(reads.sample[rows]).spans
+        tokens = spans.length if labels else np.minimum(spans.length, length - spans.target)
+        hit = is_wanted(spans.document) & (tokens > 0)
+        read = np.repeat(np.arange(rows.start, rows.stop), np.diff(spans.bounds))[hit]
+        begin, key = spans.start[hit], wanted.searchsorted(spans.document[hit]) * width
+        end = begin + tokens[hit]
+        # The ranges that begin before the end of a piece, and not so far before its begin that they cannot reach it.
+        above = keys.searchsorted(key + np.minimum(end, width - 1))
+        below = np.minimum(keys.searchsorted(key + np.maximum(begin - longest + 1, 0)), above)
+        before = np.cumsum(above - below) - (above - below)
+        for part in slices_of(before[read.searchsorted(read)], PAIRS):
+            piece = np.repeat(np.arange(part.start, part.stop), (above - below)[part])
+            number = join_ranges(below[part], above[part])
+            yield reads, _join_pieces(read[piece], number, begin[piece], end[piece], ranges)
+
+
+def count_tokens(source: Source, documents: Numbers) -> Numbers:
+    """Return the number of tokens of documents, which are in ascending order; IndexError if there is no such one."""
+    bounds, sequences = source.dataset.document_indices, sequences_of(source, documents)
+    lengths = np.concatenate([[0], source.dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
+    return np.diff(lengths[np.cumsum(bounds[documents + 1] - bounds[documents])], prepend=0)
+
+
+def _join_pieces(read: Numbers, number: Numbers, begin: Numbers, end: Numbers, ranges: Numbers) -> RangeReads:
+    """Return the tokens of ranges in pieces of documents, those of one sample and range together.
+
+    Args:
+        read, number: read and range of each pair of a piece and a range, shape (n,).
+        begin, end: the piece, in its document.
+        ranges: as for `count_groups`.
+    """
+    _, _, first, stop = ranges[number].T
+    begin, end = np.maximum(begin, first), np.minimum(end, stop)
+    order = np.lexsort((begin, number, read))
+    read, number, begin, end = (column[order[(end > begin)[order]]] for column in (read, number, begin, end))
+    is_new = (np.diff(read, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
+    starts, shift = np.flatnonzero(is_new), np.cumsum(is_new) * (int(end.max(initial=0)) + 1)
+    # A document that is read in two epochs may have two pieces in a sample: a token of both counts once for the whole.
+    reached = np.maximum.accumulate(np.concatenate([[0], end + shift]))[:-1]
+    fresh = np.maximum(end + shift - np.maximum(begin + shift, reached), 0)
+    columns = end - begin, begin == ranges[number, 2], fresh
+    tokens, begun, covered = (np.add.reduceat(column, starts, dtype=np.int64) for column in columns)
+    group, _, first, stop = ranges[number[starts]].T
+    return RangeReads(read[starts], group, tokens, begun, covered == stop - first)

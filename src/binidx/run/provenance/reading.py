@@ -63,6 +63,9 @@ class Reading(Steps, Protocol):
     def sequence_length(self) -> int:
         """Number of input tokens of a sample."""
 
+    def input_length(self, source: int) -> int:
+        """Return the number of input tokens of a sample of a source; ConfigError if samples move tokens."""
+
     @property
     def storage_options(self) -> Mapping[str, Any] | None: ...
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -218,6 +219,21 @@ class RunOrder:
     def sequence_length(self) -> int:
         """Number of input tokens of a sample."""
         return self.config.sequence_length
+
+    def input_length(self, source: int) -> int:
+        """Return the number of input tokens of a sample of a source; in stages of several lengths a source has one.
+
+        Raises:
+            ConfigError: fill in the middle, of which the order does not say which tokens are inputs.
+        """
+        if isinstance(self.config, GPTFIMDatasetConfig):
+            raise ConfigError(
+                "fim_rate: fill in the middle moves tokens and encodes text anew, so its inputs are not known from the "
+                "order; count the tokens of the batches of a loader"
+            )
+        if isinstance(self.order, BlendedOrder) and self.order.windows is not None:
+            return int(cast(Any, self.order.members[source]).parameters.sequence_length)
+        return self.sequence_length
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
