@@ -282,9 +282,8 @@ def read_cells(row: Mapping[str, Any]) -> list[str]:
 def steps_cell(row: Mapping[str, Any], of: str = "") -> str:
     """Return the first and the last step of a row of `column_rows`, of the column `of`, as text."""
     first, last = (row[f"{end}_step{of}"] for end in ("first", "last"))
-    if last is None:
-        return "-" if first is None else f"{first:,}"
-    return f"{last:,}" if first == last else f"{'earlier' if first is None else f'{first:,}'} to {last:,}"
+    shown = ["earlier" if first is None else f"{first:,}"] if first != last else []
+    return " to ".join([*shown, "-" if last is None else f"{last:,}"])
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

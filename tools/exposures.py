@@ -104,9 +104,7 @@ def table(rows: list[dict[str, Any]], stop: int) -> str:
     head = ["source", "document", "samples", "trained", "started", "tokens", "in steps"]
     read = [row["samples"] for row in rows if row["samples"]]
     text = f"{counts(documents=len(rows))}, steps before {stop:,}; {len(read):,} seen"
-    if read:
-        least, most = min(read), max(read)
-        text += f", in {counts(samples=most)}" if least == most else f", in {least:,} to {counts(samples=most)} each"
+    text += f", in up to {counts(samples=max(read))} each" if read else ""
     return f"{columns(head, cells)}\n{text}" if cells else text
 
 

@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 from helpers.explored import PageServer, number, read_html, served, write_run
 from helpers.packed_runs import write_packed_run
+from helpers.preprocess_jobs import tokenizer_path
+from helpers.research_run import RABBIT, build_research_run
 from tensorboardX import SummaryWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -37,6 +39,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.tools import main
+from binidx.tools._runs import read_cells
 
 
 @pytest.fixture(scope="module")
@@ -288,9 +291,20 @@ def test_a_text_is_found_where_grep_finds_it(tmp_path: Path, capsys: pytest.Capt
     with served(Explored.open(f"{tmp_path}/en", tokenizer=named)) as server:
         text = server.page("search?text=e_rab")
         assert re.findall(r"source/0/document/(\d+)", text) == ["0", "3"]
-        assert "2 times" in text
+        assert [row[1:] for row in read_html(text).rows] == [["times"], ["1"], ["2"]]
         assert server.get(f"/{server.digest}/search?text=")[0] == 404
         assert "the_white_rabbit" in "".join(read_html(server.page("source/0/document/0")).texts)
+
+
+def test_a_text_is_counted_by_the_samples_that_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_research_run(tmp_path)
+    run, named = f"{tmp_path}/run.json", ["--tokenizer", tokenizer_path()]
+    (tmp_path / "passage.txt").write_text(RABBIT)
+    (found,) = printed(capsys, "exposures", run, "--text", f"{tmp_path}/passage.txt", *named, "--json")
+    with served(Explored.open(run, tokenizer=tokenizer_path())) as server:
+        rows = read_html(server.page(f"search?text={RABBIT.replace(' ', '+')}")).rows
+    assert [row[2:] for row in rows[1:]] == [read_cells(row) for row in found["matches"]]
+    assert rows[0][2:] == ["samples with it whole", "in steps", "with a part", "in steps"]
 
 
 def test_equal_documents_are_those_with_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

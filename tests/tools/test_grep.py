@@ -177,7 +177,7 @@ def test_seen_means_samples_also_of_a_document_whose_first_token_was_not_read(bi
     head, cells, last = binidx_out(*call).splitlines()
     assert head.split()[1:5] == ["document", "samples", "trained", "started"]
     assert cells.split()[1:5] == ["21", "3", "3", "0"]
-    assert last == "1 document, steps before 6; 1 seen, in 3 samples"
+    assert last == "1 document, steps before 6; 1 seen, in up to 3 samples each"
 
 
 def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,13 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.comparison import compare_documents
+from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.reading import Reading
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
 from binidx.search.document_search import find_token_table, search_documents
+from binidx.search.matches import locate_matches
 
 Values = dict[str, Any]
 Query = Mapping[str, str]
@@ -312,12 +314,18 @@ def show_search(explored: Explored, query: Query) -> Values:
         raise NotFoundError("text: found nothing, needs a text to search")
     sources = _chosen(explored, query)
     prefixes = [explored.prefix(source) for source in sources]
-    result = search_documents(prefixes, [text], find_token_table(prefixes, explored.tokenizer))
+    table, history, order = find_token_table(prefixes, explored.tokenizer), explored.history, explored.order
+    result, hits, ranges = search_documents(prefixes, [text], table), list[Any](), dict[str, Any]()
     numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
-    hits = [(numbers[prefix], *row[[0, 2]].tolist()) for prefix, rows in result.hits.items() for row in rows]
-    names = [redacted(prefix.uri) for prefix in prefixes]
-    typed = {"command": ["grep", *names], "target": text}
-    return {"text": text, "hits": hits[:READS_SHOWN], "total": len(hits), "result": result, **typed}
+    for prefix, rows in result.hits.items():
+        source, shown = explored.sources[numbers[prefix]], rows[: max(READS_SHOWN - len(hits), 0) if order else 0]
+        matches = locate_matches(source.dataset, shown, [text], table)[:, [0, 2, 3]]
+        ranges[source.name] = np.insert(matches, 0, len(hits) + shown[:, 0].searchsorted(matches[:, 0]), axis=1)
+        hits += [(numbers[prefix], *row) for row in rows[:, [0, 2]].tolist()]
+    stop, typed = explored.steps.stop, ["grep", *(redacted(prefix.uri) for prefix in prefixes)]
+    reads = count_groups(history, ranges, len(hits), stop, order.knows_earlier) if history and order else {}
+    found = {"hits": hits[:READS_SHOWN], "total": len(hits), "reads": reads, "result": result}
+    return {"text": text, **found, "command": typed, "target": text}
 
 
 def _known(explored: Explored, source: int) -> int:

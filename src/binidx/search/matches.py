@@ -8,7 +8,7 @@ The search (`document_search.py`) finds the documents; only these are read here,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -57,22 +57,19 @@ def locate_matches(
     texts = [normalize_query(each) if normalize and isinstance(each, str) else each for each in patterns]
     encoded = [each.encode() if isinstance(each, str) else np.array(each, dtype).tobytes() for each in texts]
     sizes_of, unit = np.array([*map(len, encoded)]), 1 if table else dtype.itemsize
-    documents, begins = np.unique(hits[:, 0], return_index=True)
-    begins = np.append(begins, len(hits))
-    bounds, rows = dataset.document_indices, [np.empty((0, 4), np.int64)]
+    documents, bounds, rows = np.unique(hits[:, 0]), dataset.document_indices, [np.empty((0, 4), np.int64)]
     first, stop = (np.asarray(bounds[documents + after], np.int64) for after in (0, 1))
     sequences, sizes = join_ranges(first, stop), np.concatenate([[0], np.cumsum(stop - first)])
     lengths = np.asarray(dataset.sequence_lengths[sequences], np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths)])[sizes]
+    spans, starts = np.column_stack([sequences, 0 * lengths, lengths]), np.concatenate([[0], lengths.cumsum()])[sizes]
     for part in slices_of(starts[:-1], TOKENS_AT_ONCE):
-        own = slice(sizes[part.start], sizes[part.stop])
-        spans = np.column_stack([sequences[own], np.zeros_like(lengths[own]), lengths[own]])
-        text, ends = decode_tokens(np.concatenate([np.empty(0, dtype), *dataset.read(spans)]), table)
+        pieces = dataset.read(spans[sizes[part.start] : sizes[part.stop]])
+        text, ends = decode_tokens(np.concatenate([np.empty(0, dtype), *pieces]), table)
         before = starts[part.start : part.stop + 1] - starts[part.start]  # tokens before each document
         edges, stored = np.concatenate([[0], ends])[before].tolist(), text
         if normalize:
             text, edges, origin = _normalize_parts(stored, edges)
-        found = hits[begins[part.start] : begins[part.stop]]
+        found = hits[slice(*hits[:, 0].searchsorted(documents[part][[0, -1]] + [0, 1]))]
         place = np.searchsorted(documents[part], found[:, 0])
         row, at = np.array([
             (row, at)
@@ -113,10 +110,10 @@ def decode_tokens(tokens: NDArray[np.integer], table: TokenTable | None) -> tupl
     return b"".join(text), np.diff(offsets)[tokens].cumsum()
 
 
-def _find_all(text: bytes, pattern: bytes, first: int, stop: int, unit: int) -> list[int]:
-    """Return all places of a pattern in a part of a text, overlapping ones too, that are a multiple of `unit`."""
-    places, at = list[int](), text.find(pattern, first, stop)
+def _find_all(text: bytes, pattern: bytes, first: int, stop: int, unit: int) -> Iterator[int]:
+    """Yield all places of a pattern in a part of a text, overlapping ones too, that are a multiple of `unit`."""
+    at = text.find(pattern, first, stop)
     while at >= 0:
-        places += [at] if at % unit == 0 else []
+        if at % unit == 0:
+            yield at
         at = text.find(pattern, at + 1, stop)
-    return places

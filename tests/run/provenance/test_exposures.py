@@ -130,5 +130,5 @@ def test_documents_of_fill_in_the_middle_are_refused_by_name(tmp_path: Path) -> 
     dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [10, 0, 0], lambda: True, config).build()[0]
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     assert len(order.where(0, range(5), 10)[0].step)
-    with pytest.raises(ConfigError, match="fim_rate: fill in the middle moves tokens and encodes text anew"):
+    with pytest.raises(ConfigError, match="fim_rate: the order does not say which tokens are inputs"):
         count_exposures(order, {prefix: [0]}, 10)

@@ -113,13 +113,12 @@ def count_exposures(
     Source: ours.
     """
     ranges = {name: _as_ranges(np.asarray(numbers, np.int64)) for name, numbers in documents.items()}
-    bounds = np.cumsum([0, *map(len, ranges.values())]).tolist()
-    parts = {name: slice(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
-    numbers = np.arange(bounds[-1])
-    groups = {name: np.column_stack([numbers[parts[name]], rows]) for name, rows in ranges.items()}
-    columns = count_groups(history, groups, len(numbers), stop_step, earlier, labels)
+    bounds = np.cumsum([0, *map(len, ranges.values())])
+    numbers = {name: np.arange(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
+    groups = {name: np.column_stack([numbers[name], rows]) for name, rows in ranges.items()}
+    columns = count_groups(history, groups, int(bounds[-1]), stop_step, earlier, labels)
     return {
-        name: Exposures(*rows.T, **{column: values[parts[name]] for column, values in columns.items()})
+        name: Exposures(*rows.T, **{column: values[numbers[name]] for column, values in columns.items()})
         for name, rows in ranges.items()
     }
 
@@ -136,17 +135,18 @@ def count_groups(
     history: Steps,
     ranges: Mapping[str, Numbers],
     num_groups: int,
-    stop_step: int,
+    stop: int,
     earlier: bool = True,
     labels: bool = False,
 ) -> dict[str, Numbers]:
     """Return how often groups of token ranges were read: by samples that hold one of the group whole, or only parts.
 
     Args:
-        history, stop_step, earlier, labels: as for `count_exposures`.
+        history, earlier, labels: as for `count_exposures`.
         ranges: prefix of a source -> rows (group, document, first token, token after the last), shape (n, 4); -1 after
             the last stands for the end of the document.
         num_groups: number of groups.
+        stop: first step that does not count.
 
     Returns:
         Column of `Exposures` -> its value for each group, shape (num_groups,).
@@ -154,8 +154,8 @@ def count_groups(
     trained, started, tokens = np.zeros((3, num_groups), np.int64)
     samples = np.zeros((2, num_groups), np.int64)  # with a part, and whole
     first, last = np.full((2, num_groups), NEVER), np.full((2, num_groups), -1)
-    for name, order, source, stop, is_first in find_sources(history, ranges.keys(), stop_step):
-        for reads, found in read_ranges(order, source, ranges[name], stop, earlier and is_first, labels):
+    for name, order, source, end, is_first in find_sources(history, ranges.keys(), stop):
+        for reads, found in read_ranges(order, source, ranges[name], end, earlier and is_first, labels):
             np.add.at(started, found.group, found.starts)
             np.add.at(tokens, found.group, found.tokens)
             keys = sorted_unique((found.read * num_groups + found.group) * 2 + found.is_whole)
@@ -207,8 +207,7 @@ def read_ranges(
     ranges, length = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))], order.input_length(source)
     wanted = sorted_unique(ranges[:, 1])
     place, is_wanted = wanted.searchsorted(ranges[:, 1]), membership(wanted)
-    sizes = count_tokens(order.sources[source], wanted)[place]
-    ranges[:, 3] = np.where(ranges[:, 3] < 0, sizes, ranges[:, 3])
+    ranges[:, 3] = np.where(ranges[:, 3] < 0, count_tokens(order.sources[source], wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
     reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)

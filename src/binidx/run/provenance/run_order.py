@@ -227,10 +227,7 @@ class RunOrder:
             ConfigError: fill in the middle, of which the order does not say which tokens are inputs.
         """
         if isinstance(self.config, GPTFIMDatasetConfig):
-            raise ConfigError(
-                "fim_rate: fill in the middle moves tokens and encodes text anew, so its inputs are not known from the "
-                "order; count the tokens of the batches of a loader"
-            )
+            raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
         if isinstance(self.order, BlendedOrder) and self.order.windows is not None:
             return int(cast(Any, self.order.members[source]).parameters.sequence_length)
         return self.sequence_length
