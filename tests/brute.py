@@ -177,7 +177,7 @@ def build_run(corpus: Corpus, kind: dict[str, Any], rng: random.Random) -> tuple
         blend=(corpus.prefixes, weights if len(weights) > 1 else None), split=split,
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
         add_extra_token_to_sequence=rng.random() < 0.8, path_to_cache=f"{folder}/cache",
-        mid_level_dataset_surplus=1.0 if "over" in (view or {}) else 0.005,
+        mid_level_dataset_surplus=4.0 if "over" in (view or {}) else 0.005,
     )  # fmt: skip
     tokens = len(corpus.document_of)
     sizes = [int(tokens / length * rng.choice([0.4, 1.0, 2.5])) + 40, 0, 0]

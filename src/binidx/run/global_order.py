@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, permutation
+from binidx.order.source_order import sorted_unique
 from binidx.run.schedule import BatchSchedule, check_steps
 
 Numbers = NDArray[np.int64]
@@ -123,7 +124,7 @@ class GlobalOrder:
             samples: numbers of samples, shape (n,), in any order.
             stop: first position that is not searched.
         """
-        positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
+        positions = self._positions_of(sorted_unique(samples), stop if self.end is None else min(stop, self.end))
         return self._described(np.sort(positions[positions >= self._consumed]))
 
     def _runs(self, steps: range) -> Iterator[tuple[range, int]]:

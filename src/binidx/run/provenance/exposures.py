@@ -216,11 +216,11 @@ def read_ranges(
         tokens = spans.length if labels else np.minimum(spans.length, length - spans.target)
         hit = is_wanted(spans.document) & (tokens > 0)
         read = np.repeat(np.arange(rows.start, rows.stop), np.diff(spans.bounds))[hit]
-        begin, key = spans.start[hit], wanted.searchsorted(spans.document[hit]) * width
-        end = begin + tokens[hit]
-        # The ranges that begin before the end of a piece, and not so far before its begin that they cannot reach it.
-        above = keys.searchsorted(key + np.minimum(end, width - 1))
-        below = np.minimum(keys.searchsorted(key + np.maximum(begin - longest + 1, 0)), above)
+        begin, own = spans.start[hit], wanted.searchsorted(spans.document[hit])
+        below, above, end = own, own + 1, begin + tokens[hit]
+        if len(ranges) > len(wanted):  # those that begin before the end of a piece, and not too early to reach it
+            above = keys.searchsorted(own * width + np.minimum(end, width - 1))
+            below = np.minimum(keys.searchsorted(own * width + np.maximum(begin - longest + 1, 0)), above)
         before = np.cumsum(above - below) - (above - below)
         for part in slices_of(before[read.searchsorted(read)], PAIRS):
             piece = np.repeat(np.arange(part.start, part.stop), (above - below)[part])
