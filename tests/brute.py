@@ -128,9 +128,14 @@ class Served:
             for tokens in batch.tolist():
                 self.add(step, step not in untrained, tokens)
 
-    def reads(self, ids: set[int], stop: int) -> tuple[set[int], set[int]]:
-        """Return the samples before a step that have all of these ids as inputs, and those that have one."""
-        own = [{read for read in self.of_token.get(token, ()) if self.steps[read] < stop} for token in ids]
+    def before(self, stop: int) -> Served:
+        """Return the samples of the steps before one."""
+        kept = {token: [read for read in reads if self.steps[read] < stop] for token, reads in self.of_token.items()}
+        return Served(self.steps, self.trained, kept)
+
+    def reads(self, ids: set[int]) -> tuple[set[int], set[int]]:
+        """Return the samples that have all of these ids as inputs, and those that have one."""
+        own = [set(self.of_token.get(token, ())) for token in ids]
         return set[int].intersection(*own), set[int].union(*own)
 
     def row(self, whole: set[int], touched: set[int]) -> dict[str, Any]:
@@ -267,7 +272,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
     last = max(served.steps) + 1
     stop = last if rng.random() < 0.5 else rng.randrange(last + 1)
     before = [] if stop == last and end is None else ["--before-step", str(stop)]
-    tokenizer = ["--tokenizer", f"{folder}/tokenizer.json"]
+    tokenizer, served = ["--tokenizer", f"{folder}/tokenizer.json"], served.before(stop)
     for num_words in NGRAMS:
         passages = corpus.passages(-(-num_passages // len(NGRAMS)), num_words, rng)
         items = "".join(json.dumps({"text": passage.decode()}) + "\n" for passage in passages)
@@ -276,7 +281,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
         rows = answer("grep", *asked)["items"] if passages else []
         for passage, row in zip(passages, rows, strict=True):
             matches = [*corpus.matches(passage)]
-            reads = [served.reads(ids, stop) for _, ids in matches]
+            reads = [served.reads(ids) for _, ids in matches]
             whole, touched = (set[int]().union(*own) for own in zip(*reads, strict=True))
             documents = {
                 prefix: sorted({number for (own, number), _ in matches if own == prefix})
@@ -292,13 +297,13 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
             for row, (place, ids) in zip(rows, matches, strict=True):
                 first = ids[0] - corpus.documents[place].start
                 expected = {"source": place[0], "document": place[1], "first_token": first}
-                expected |= {"stop_token": first + len(ids), **served.row(*served.reads({*ids}, stop))}
+                expected |= {"stop_token": first + len(ids), **served.row(*served.reads({*ids}))}
                 compare(f"{name} {seed}: {passage!r}", row, expected)
     (folder / "all.txt").write_text("".join(f"{prefix}\t{number}\n" for prefix, number in corpus.documents))
     for row in answer("exposures", run, "--documents", f"{folder}/all.txt", *before)["documents"]:
         ids = corpus.documents[row["source"], row["document"]]
-        reads = [[read for read in served.of_token.get(token, ()) if served.steps[read] < stop] for token in ids]
-        expected = served.row(*(served.reads({*ids}, stop) if ids else (set(), set())))
+        reads = [served.of_token.get(token, ()) for token in ids]
+        expected = served.row(*(served.reads({*ids}) if ids else (set(), set())))
         expected |= {"times_started": len(reads[0]) if ids else 0, "tokens": sum(map(len, reads))}
         compare(f"{name} {seed}: document", row, expected)
     return counts
@@ -306,7 +311,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
 
 def exposures(num_passages: int, seed: int) -> int:
     """Compare the exposures of passages over runs of all kinds; print a line for each kind."""
-    total, began, each = Counter[str](), time.monotonic(), 2000
+    total, began, each = Counter[str](), time.monotonic(), 4200
     for name in KINDS:
         counts, runs = Counter[str](), 0
         while counts.total() < num_passages / len(KINDS):
