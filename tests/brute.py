@@ -38,6 +38,7 @@ NGRAMS = (1, 2, 3, 9, 40, 250)
 """Words of the passages; a token has about one."""
 
 PAD = 0
+FORKS = ("lit-gpt", "lit-gpt-wrap", "tinyllama", "umd")
 
 
 @dataclass
@@ -175,7 +176,7 @@ def build_run(corpus: Corpus, kind: dict[str, Any], rng: random.Random) -> tuple
         listed = [f"{prefix}\t{number}\n" for prefix, number in corpus.documents if rng.random() < share]
         (folder / "list.txt").write_text("".join(listed))
         order = binidx.View(f"{folder}/list.txt", **view)
-    split = "1,0,0" if "keep" in (view or {}) else rng.choice(["1,0,0", "80,20,0"])
+    split = "1,0,0" if view else rng.choice(["1,0,0", "80,20,0"])  # a view may leave no sample to a small split
     weights = [rng.random() + 0.2 for _ in corpus.prefixes]
     config = binidx.GPTDatasetConfig(
         random_seed=rng.randrange(1000), sequence_length=length, order=order, tokenizer=binidx.SpecialTokens(pad=PAD),
@@ -233,7 +234,7 @@ def build_packed_run(corpus: Corpus, rng: random.Random) -> tuple[str, Served, i
         )
         sets.append({"name": f"set{number}", "files": files, "weight": rng.random() + 0.1})
     described = {
-        "fork": rng.choice(["lit-gpt", "TinyLlama"]), "block_size": block, "n_chunks": 1, "seed": rng.randrange(99),
+        "fork": rng.choice(FORKS), "block_size": block, "n_chunks": 1, "seed": rng.randrange(99),
         "sets": sets, "num_ranks": ranks, "num_workers": rng.randrange(2), "micro_batch_size": micro,
         "accumulation": accumulation,
     }  # fmt: skip
