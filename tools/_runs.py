@@ -250,7 +250,7 @@ def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
 
 def listed_documents(history: OpenedRun, listed: DocumentList) -> dict[str, Numbers]:
     """Return prefix -> numbers of the documents in a list; ConfigError if a line names no document of the history."""
-    sources = history.select_sources()
+    sources, listed = history.select_sources(), listed.renamed(history.joined.names)
     listed.check_sources(sources.keys())
     return {
         name: listed.documents_of(name, len(source.dataset.document_indices) - 1, is_only=len(sources) == 1)

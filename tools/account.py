@@ -61,7 +61,7 @@ def account_run(arguments: argparse.Namespace) -> None:
         return
     stop = stop_step(history, arguments.before_step if asked is None else step_at(history, asked))
     accounts = account(history, stop, repeats=arguments.repeats)
-    text = table(accounts) + counters(history, stop)
+    text = "\n".join([table(accounts), *accounts.notes]) + counters(history, stop)
     if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
         text += f"\n{history.last.order.proof}"
     print_result([asdict(row) for row in accounts], text, arguments)

@@ -6,8 +6,9 @@ the manifest beside the data. Indices are read by ranges; an index without a cac
 
 --html writes the first page as one file that opens without a server. --loss takes a CSV file with a column "step" and a
 column that ends in "loss" or is "value", as TensorBoard and W&B export them; TensorBoard's event file, or the folder of
-some; or the folder of the losses of samples that loader.record_losses wrote. Step 0 is Megatron's iteration 1:
---loss-first 1. Behind a proxy or a tunnel of another name give that name with --allow-host.
+some; or the folder of the losses of samples that loader.record_losses wrote, of a history one for all runs or, the
+earliest first, one --loss for each. Step 0 is Megatron's iteration 1: --loss-first 1. Behind a proxy or a tunnel of
+another name give that name with --allow-host.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -36,7 +37,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("run", metavar="RUN", help="file of a run, or prefix of a dataset; path or URI")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
-    options.add_argument("--loss", metavar="URI", help="losses: .csv or event file, or folder")
+    options.add_argument("--loss", metavar="URI", action="append", help="losses: .csv or event file, or folder")
     options.add_argument("--loss-first", type=int, default=0, metavar="N", help="its number of step 0 (0)")
     options.add_argument("--compare", metavar="RUN", help="another run, to compare documents")
     options.add_argument("--html", metavar="FILE", help="write the first page into a file instead")
@@ -53,7 +54,7 @@ def explore(arguments: argparse.Namespace) -> None:
         from binidx.explore.explored import Explored
     except ModuleNotFoundError as error:
         raise MissingDriverError(f"explore: needs {error.name}; pip install 'binidx[explore]'") from error
-    more = (arguments.tokenizer, arguments.loss, arguments.compare, arguments.loss_first)
+    more = (arguments.tokenizer, arguments.loss or (), arguments.compare, arguments.loss_first)
     explored = Explored.open(arguments.run, arguments.storage_options, *more)
     if arguments.html:
         Path(arguments.html).write_text(write_report(explored), "utf-8")

@@ -26,6 +26,7 @@ from typing import Any
 from binidx.errors import ConfigError
 from binidx.packed.nesting import Nesting
 from binidx.packed.packed_run import PackedRunOrder
+from binidx.run.provenance.history import RunHistory
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import counts
@@ -67,7 +68,8 @@ def export_order(arguments: argparse.Namespace) -> None:
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
     arguments.watch.begin("order", rows, 0, "rows")
     docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-    options = {"docs": docs, "workers": place, **chosen(arguments, "tokens", "storage_options")}
+    trained = (isinstance(order, RunHistory) and any(run.iterations_to_skip for run in order.runs)) or None
+    options = {"docs": docs, "workers": place, "trained": trained, **chosen(arguments, "tokens", "storage_options")}
     for own, parts in plans:
         written += export(own, arguments.to, parts, **options, watch=arguments.watch.advance)
     text = f"{arguments.to}: {counts(files=len(share))}, {written:,} written now, {counts(rows=rows)}"

@@ -18,18 +18,12 @@ example:
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
 
-from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.loader.losses import read_losses
-from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.sample_rows import build_rows
-from binidx.run.provenance.spikes import RunLosses, find_spikes
-from binidx.storage.location import Location
+from binidx.run.provenance.spikes import find_spikes, read_run_losses
 
 from ._command import command
 from ._display import counts, print_above
@@ -73,50 +67,6 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"spikes": spikes}))
     print(counts(spikes=len(spikes)), file=sys.stderr)
-
-
-def read_run_losses(
-    history: RunHistory, folders: Sequence[str | None], file: str, before_step: int | None
-) -> list[RunLosses]:
-    """Return the recorded losses of the runs of a history, each of the steps that it trained.
-
-    Args:
-        history: the runs.
-        folders: folder of the losses of each run, or one for all; None: `losses` beside its file.
-        file: path or URI of the file of the last run.
-        before_step: first step that is not looked at; None: all are.
-
-    Raises:
-        ConfigError: another number of folders, or runs that wrote losses of the same positions into one folder.
-        ObjectNotFoundError: no run has losses.
-    """
-    files = [name or file for name in history.files]
-    runs, missing = list[tuple[str, RunLosses]](), list[ObjectNotFoundError]()
-    if len(folders) not in (1, len(files)):
-        raise ConfigError(f"losses: found {len(folders)} folders, needs one, or one of each of {len(files)} runs")
-    for number, (run, name) in enumerate(zip(history.runs, files, strict=True)):
-        limits = [before_step, *(later.first_step for later in history.runs[number + 1 : number + 2])]
-        stop = min((step for step in limits if step is not None), default=None)
-        beside = f"{name.rpartition('/')[0] or '.'}/losses"
-        place = Location(folders[min(number, len(folders) - 1)] or beside, run.config.storage_options)
-        try:
-            if stop is None or stop > run.first_step:
-                found = RunLosses.of(history.order_of(number), *read_losses(place), stop)
-                runs.append((place.absolute, found))
-        except ObjectNotFoundError as error:
-            way = "the loader with losses_to= and record_losses writes them; --losses names their folder"
-            missing.append(ObjectNotFoundError(f"{error}; {way}"))
-    for (folder, earlier), (other, later) in itertools.combinations([run for run in runs if len(run[1].steps)], 2):
-        if folder == other and max(earlier.positions[0], later.positions[0]) <= min(
-            earlier.positions[-1], later.positions[-1]
-        ):
-            raise ConfigError(
-                f"losses: {folder}: two runs of the history wrote losses of the same positions, one over the other; "
-                f"record those of each run in a folder of its own"
-            )
-    if missing and not runs:
-        raise missing[0]
-    return [losses for _, losses in runs]
 
 
 def _round(value: float) -> float | None:

@@ -42,7 +42,10 @@ def trace(arguments: argparse.Namespace) -> None:
     history, rank = open_order(arguments), arguments.rank
     steps = parse_steps(history, arguments.step, "step")
     decode = decoder(arguments.tokenizer, arguments.storage_options)
-    for order, part in history.orders(steps):
+    parts = [*history.orders(steps)]
+    if len(parts) > 1:
+        history.joined  # noqa: B018 - logs sources that may be one
+    for order, part in parts:
         if rank is not None and not 0 <= rank < order.num_ranks:
             raise ConfigError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
         for first in part[::STEPS_AT_ONCE]:

@@ -128,7 +128,7 @@ def test_clicks_answer_as_the_commands_beside_them(
     monkeypatch.chdir(folder)
     table = re.findall(r"^\| (\d+) \| .*? \| (.*?) \| `binidx (.*?)` \|$", read_page("how-to/twenty-questions"), re.M)
     assert [int(number) for number, *_ in table] == [*range(1, 21)]
-    with served(Explored.open("run.json", tokenizer="tokenizer.json", losses="losses")) as server:
+    with served(Explored.open("run.json", tokenizer="tokenizer.json", losses=["losses"])) as server:
         for number, address, command in table:
             assert main([*shlex.split(command), "--json"]) == 0
             answer = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -27,7 +27,7 @@ PATHS += ("repeats", "nowhere")
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
     folder = tmp_path_factory.mktemp("run")
-    with served(Explored.open(write_run(folder), losses=f"{folder}/loss.csv")) as server:
+    with served(Explored.open(write_run(folder), losses=[f"{folder}/loss.csv"])) as server:
         yield server
 
 

@@ -35,6 +35,7 @@ from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import find_duplicates
 from binidx.explore.views import DOCUMENTS_OF_SAMPLE
 from binidx.loader.losses import LossRecorder
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -49,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def pages(run: str) -> Iterator[PageServer]:
-    with served(Explored.open(run, losses=f"{Path(run).parent}/loss.csv")) as server:
+    with served(Explored.open(run, losses=[f"{Path(run).parent}/loss.csv"])) as server:
         yield server
 
 
@@ -173,7 +174,7 @@ def test_a_page_of_another_run_is_not_found(pages: PageServer) -> None:
 
 
 def test_the_report_needs_no_other_file(run: str) -> None:
-    report = write_report(Explored.open(run, losses=f"{Path(run).parent}/loss.csv"))
+    report = write_report(Explored.open(run, losses=[f"{Path(run).parent}/loss.csv"]))
     reader = read_html(report)
     assert not [attributes for _, attributes in reader.tags if {"href", "src", "srcset"} & attributes.keys()]
     assert not [tag for tag, _ in reader.tags if tag in ("script", "link", "form", "iframe")]
@@ -203,15 +204,15 @@ def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
                 writer.add_scalar("eval loss", 9, step)
                 writer.add_scalar("lm loss", step / 4 + len(steps), step)
                 writer.add_text("lm loss vs samples", "text", step)
-    (order,) = [RunOrder.open(Run.load(write_run(tmp_path)))]
+    history = RunHistory.of(Run.load(file := write_run(tmp_path)))
     for place in (f"{tmp_path}/events", *sorted(map(str, Path(f"{tmp_path}/events").iterdir()))):
-        curve = LossCurve.read(Location(place), order, first_number=1)
+        curve = LossCurve.read([Location(place)], history, file, first_number=1)
         expected = [3.25, 3.5, 2.75, 3.0] if place.endswith("events") else [3.25, 3.5, 3.75]
         expected = [2.75, 3.0] if place.endswith(".1") else expected
         assert curve.losses.tolist() == expected
         assert curve.steps.tolist() == ([2, 3] if place.endswith(".1") else [*range(len(expected))])
     with pytest.raises(FormatError, match="no event"):
-        LossCurve.read(Location(f"{tmp_path}/tfevents.broken"), order)
+        LossCurve.read([Location(f"{tmp_path}/tfevents.broken")], history, file)
     (tmp_path / "other").write_text("a,b\n1,2\n")
     with pytest.raises(FormatError, match="found columns"):
         LossCurve.of_file(Location(f"{tmp_path}/other"))
@@ -267,7 +268,7 @@ def test_recorded_losses_rank_samples_as_spikes_does(run: str, capsys: pytest.Ca
     recorder.close()
     (found,) = printed(capsys, "spikes", run, "--losses", folder, "--most-samples", "99", "--json")
     (spike,) = found["spikes"]
-    with served(Explored.open(run, losses=folder)) as server:
+    with served(Explored.open(run, losses=[folder])) as server:
         summaries = re.findall(r"<summary>(.*?)</summary>", server.page(f"step/{spike['step']}?by=loss"))
         shown = [re.search(r"sample ([\d,]+).*loss (\S+), \+(\S+) against", summary) for summary in summaries]
         texts = [(number(match[1]), match[2], match[3]) for match in shown if match]

@@ -98,6 +98,7 @@ class BlendedMegatronDatasetBuilder:
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
         other_prefixes: other prefixes of the run, which lists of documents may name.
         pinned: open the objects in the versions of the run's pinned file, if there is one.
+        warns: as in `BuildContext`.
 
     Raises:
         ConfigError: sizes, config and kind do not fit.
@@ -124,6 +125,7 @@ class BlendedMegatronDatasetBuilder:
         opened: Mapping[str, Any] | None = None,
         other_prefixes: Collection[str] = (),
         pinned: bool = True,
+        warns: bool = True,
     ) -> None:
         self.cls = cls
         self.splits = splits
@@ -134,6 +136,7 @@ class BlendedMegatronDatasetBuilder:
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self.opened, self.other_prefixes, self.pinned = {} if opened is None else opened, other_prefixes, pinned
+        self.warns = warns
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -167,7 +170,7 @@ class BlendedMegatronDatasetBuilder:
         check_listed_sources(self.config, self.other_prefixes)
         agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
         with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
-            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent))
+            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent, warns=self.warns))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
                 if isinstance(entry, list):

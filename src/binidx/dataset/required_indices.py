@@ -18,7 +18,7 @@ from binidx.dataset.config import Bookends, GPTDatasetConfig, Split, normalize, 
 from binidx.dataset.megatron.blended import ARRAYS, BlendedDataset, blend_identifiers, build_blend_arrays
 from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters, index_options
 from binidx.index.cache.array_writer import build_in_memory
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.index.cache.index_files import IndexFiles, IndexName, describe, digest, recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRequest, LazyOrder
@@ -61,16 +61,16 @@ class RequiredIndex:
         """Return the options of the order."""
         return gpt_parameters(GPTDataset, self.num_samples, self.split, config)
 
-    def order(self, config: GPTDatasetConfig) -> LazyOrder:
+    def order(self, config: GPTDatasetConfig, context: BuildContext) -> LazyOrder:
         """Return the order, whose index is opened at the first use, to read ranges of it."""
         name, own = str(config.as_written(self.prefix)), partial(split_range, self.bookends)
-        cached = index_options(partial(self.name, config), config)
+        cached = index_options(partial(self.name, config), config, context=context)
         request = GPTRequest(self.parameters(config), self.prefix, name, own, cached, config.mmap_bin_files)
         return LazyOrder(request)
 
-    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+    def open(self, config: GPTDatasetConfig, context: BuildContext) -> tuple[Order, str]:
         """Return the order, and the md5 of the text with which Megatron names the index."""
-        return self.order(config), self.description_hash(config)
+        return self.order(config, context), self.description_hash(config)
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class RequiredBlend:
         members = [member.identifiers(config) for member in self.members]
         return blend_identifiers(BLEND, members, self.split, shares, size)
 
-    def open(self, config: GPTDatasetConfig) -> tuple[Order, str]:
+    def open(self, config: GPTDatasetConfig, context: BuildContext) -> tuple[Order, str]:
         """Return the order, and the md5 of the text with which Megatron names the index.
 
         Ranges of the arrays are read if they are cached; else they are built.
         """
-        members = [member.order(config) for member in self.members]
+        members = [member.order(config, context) for member in self.members]
         lengths = OPENS.map(len, members) if self.shares is None else []
         shares, size = self._measure(lengths)
         description = describe(self._identifiers(config, shares, size))

@@ -23,7 +23,7 @@ from binidx.run.display.token_text import TokenText
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.contents import SampleContents
-from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.history import RunHistory, find_sources
 from binidx.run.provenance.reading import OpenedRun, Reading
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
@@ -41,7 +41,7 @@ class Explored:
 
     Args:
         name: path or URI, as the user typed it.
-        sources: the datasets.
+        sources: the datasets; of a history those of all runs, each once.
         digest: of everything on which its pages depend, besides losses and tokenizer.
         order: the order of a run, or of the last one of a history; None: a dataset alone.
         options: fsspec's options of the stores.
@@ -67,7 +67,7 @@ class Explored:
         name: str,
         options: Mapping[str, Any] | None = None,
         tokenizer: str | None = None,
-        losses: str | None = None,
+        losses: Sequence[str] = (),
         compare: str | None = None,
         first_number: int = 0,
     ) -> Explored:
@@ -77,7 +77,8 @@ class Explored:
             name: path or URI of the file, or prefix of the dataset.
             options: fsspec's options of the stores.
             tokenizer: any that `describe_tokenizer` takes; None: those in the manifests of the sources.
-            losses: a CSV file or TensorBoard's with the loss of each step, or the folder of the losses of samples.
+            losses: a CSV file or TensorBoard's with the loss of each step, or the folder of the losses of samples, one
+                for all runs of the history or one for each.
             compare: path or URI of the file of another run, whose documents can be compared.
             first_number: number that the losses of steps give step 0; Megatron's is 1.
 
@@ -100,12 +101,11 @@ class Explored:
             digest = packed.fingerprint[:DIGEST_LENGTH]
             return cls(name, packed.sources, digest, packed, options, tokenizer, history=packed)
         history = RunHistory.of(Run.load(name, options))
-        order = history.last
-        curve = LossCurve.read(Location.of(losses, options), order, first_number) if losses else None
+        places = [Location.of(each, options) for each in losses]
+        curve = LossCurve.read(places, history, name, first_number) if places else None
         other = RunOrder.open(Run.load(compare, options)) if compare else None
-        return cls(
-            name, order.sources, history.fingerprint[:DIGEST_LENGTH], order, options, tokenizer, curve, other, history
-        )
+        digest, sources = history.fingerprint[:DIGEST_LENGTH], [*history.sources.values()]
+        return cls(name, sources, digest, history.last, options, tokenizer, curve, other, history)
 
     @property
     def steps(self) -> range:
@@ -122,23 +122,31 @@ class Explored:
         return order
 
     def reads_of(
-        self, name: str, source: int, documents: Sequence[int], stop_step: int
+        self, name: str, documents: Sequence[int], stop_step: int
     ) -> Iterator[tuple[Reading, SampleReads, SampleContents]]:
         """Yield the reads of documents by each run of the history, as `binidx where` finds them.
 
         Args:
             name: prefix of the source.
-            source: its number, which tells apart sources of one name.
             documents: numbers of documents.
             stop_step: first step that is not searched.
         """
         assert self.history is not None
-        for number, (order, part) in enumerate(self.history.orders(range(self.history.first_step, stop_step))):
-            if name in (names := [each.name for each in order.sources]):
-                own = source if names[source : source + 1] == [name] else names.index(name)
-                earlier = number == 0 and order.knows_earlier
-                reads = order.reads_of(order.samples_with(own, documents), part.stop, earlier=earlier)
-                yield order, reads, order.contents(reads.sample)
+        for _, order, source, stop, is_first in find_sources(self.history, [name], stop_step):
+            earlier = is_first and order.knows_earlier
+            reads = order.reads_of(order.samples_with(source, documents), stop, earlier=earlier)
+            yield order, reads, order.contents(reads.sample)
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Prefix of a dataset, as any run has it -> its number in `sources`."""
+        assert self.history is not None
+        own = {source.name: number for number, source in reversed([*enumerate(self.sources)])}
+        return {prefix: own[name] for prefix, name in self.history.joined.names.items()}
+
+    def numbers_of(self, order: Reading) -> list[int]:
+        """Return the numbers here of the sources of one of the runs, and -1 at the end, of a sample of no source."""
+        return [*(self.numbers[source.prefix] for source in order.sources), -1]
 
     def prefix(self, source: int) -> Location:
         """Return the location of a source."""

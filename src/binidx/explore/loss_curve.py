@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, MissingDriverError
-from binidx.loader.losses import read_losses
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import trace_origins
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.spikes import RunLosses, mean_losses
+from binidx.run.provenance.spikes import RunLosses, mean_losses, read_run_losses
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores.fsspec_store import list_stored_files
@@ -43,32 +43,33 @@ class LossCurve:
     Attributes:
         steps: steps, ascending, shape (n,).
         losses: the loss of each, shape (n,).
-        positions, of_positions: positions of samples, ascending, and the loss of each, shape (m,); None: not recorded.
+        runs: losses of the samples of each run; empty: not recorded.
     """
 
     steps: Numbers
     losses: NDArray[np.float64]
-    positions: Numbers | None = None
-    of_positions: NDArray[np.float32] | None = None
+    runs: Sequence[RunLosses] = ()
 
     @classmethod
-    def read(cls, place: Location, order: RunOrder, first_number: int = 0) -> LossCurve:
+    def read(cls, places: Sequence[Location], history: RunHistory, file: str, first_number: int = 0) -> LossCurve:
         """Return the losses of a CSV file, of TensorBoard's event files, or of samples, whose mean is that of a step.
 
         Args:
-            place: file whose name ends in .csv, event file or folder of some, or folder that
-                `loader.record_losses` wrote.
-            order: order of the run.
+            places: file whose name ends in .csv, event file or folder of some; or folder that `loader.record_losses`
+                wrote, one for all runs or for each, the earliest first.
+            history: the runs.
+            file: path or URI of the file of the last run.
             first_number: number that the file gives step 0; Megatron's is 1.
         """
-        if place.uri.endswith(".csv"):
-            return cls.of_file(place, first_number)
-        names = [] if EVENT_FILE in place.name else sorted(list_stored_files(place.uri, place.options or {}))
-        if EVENT_FILE in place.name or any(EVENT_FILE in name for name in names):
-            events = [place / name for name in names if EVENT_FILE in name] or [place]
-            return cls.of_scalars(place, read_scalars(events), first_number)
-        found = RunLosses.of(order, *read_losses(place))
-        return cls(found.steps, found.means, found.positions, found.losses)
+        for place in places[: len(places) == 1]:
+            if place.uri.endswith(".csv"):
+                return cls.of_file(place, first_number)
+            names = [] if EVENT_FILE in place.name else sorted(list_stored_files(place.uri, place.options or {}))
+            if EVENT_FILE in place.name or any(EVENT_FILE in name for name in names):
+                events = [place / name for name in names if EVENT_FILE in name] or [place]
+                return cls.of_scalars(place, read_scalars(events), first_number)
+        runs = read_run_losses(history, [place.uri for place in places], file, None)
+        return cls(np.concatenate([run.steps for run in runs]), np.concatenate([run.means for run in runs]), runs)
 
     @classmethod
     def of_file(cls, file: Location, first_number: int = 0) -> LossCurve:
@@ -126,17 +127,17 @@ class LossCurve:
         Returns:
             A pair for each read, NaN where it has no loss; None if losses of samples are not recorded.
         """
-        if self.positions is None or self.of_positions is None or not len(self.positions):
+        own = next((run for run in self.runs if run.order is order and len(run.positions)), None)
+        if own is None:
             return None
         place = int(np.searchsorted(self.steps, step))
         window = self.steps[max(place - WINDOW, 0) : place]
         first = int(window[0]) if len(window) else step
-        bounds = [order.reading.schedule.samples_before(number) for number in (first, step)]
-        before = slice(*np.searchsorted(self.positions, bounds).tolist())
+        before = [run.part(*np.searchsorted(run.steps, [first, step]).tolist()) for run in self.runs]
         median = float(np.median(self.losses[max(place - WINDOW, 0) : place])) if len(window) else np.nan
-        means = mean_losses(order, [(order, self.positions[before], self.of_positions[before])], median)
-        at = np.minimum(np.searchsorted(self.positions, reads.position), len(self.positions) - 1)
-        losses = np.where(self.positions[at] == reads.position, self.of_positions[at], np.nan)
+        means = mean_losses(order, before, median)
+        at = np.minimum(np.searchsorted(own.positions, reads.position), len(own.positions) - 1)
+        losses = np.where(own.positions[at] == reads.position, own.losses[at], np.nan)
         excess = losses - means[trace_origins(order.order, reads.sample).source]
         return list(zip(losses.tolist(), excess.tolist(), strict=True))
 

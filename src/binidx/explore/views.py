@@ -27,6 +27,7 @@ from binidx.explore.token_counts import count_frequent_tokens, count_lengths, fi
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
+from binidx.run.provenance.accounts import SUMMED
 from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.reading import Reading
@@ -71,9 +72,10 @@ def show_run(explored: Explored, query: Query) -> Values:
     colours = _colours(counts.tolist())
     planned = None if timeline.planned is None else timeline.planned.mean(axis=0).tolist()
     rows = []
-    for number, row in enumerate(explored.accounts()):
+    for row in explored.accounts():
         source = timeline.names.index(row["source"])
         shares = {"planned": planned and planned[source], "share": counts[source] / max(int(counts.sum()), 1)}
+        number = explored.numbers.get(row["source"])  # None: a set of packed files
         rows.append({**row, "number": number, "colour": colours[source], **shares})
     return {
         "order": order,
@@ -118,8 +120,9 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     contents = order.contents(page.sample)
     # Origins are shown with the text of a sample: those of all would take a part of each row group of the lineage.
     page_rows = build_rows(order, page, contents=contents, lineage=False)
+    numbers = explored.numbers_of(order)
     parts = zip(page_rows, contents.source.tolist(), sample_losses[first:], strict=False)
-    rows = [{**row, "number": source, "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
+    rows = [{**row, "number": numbers[source], "loss": loss, "excess": excess} for row, source, (loss, excess) in parts]
     sources = np.bincount(order.sources_of(reads.sample) + 1)[1:]
     losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
     return {
@@ -127,7 +130,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         "order": order,
         "rank": rank,
         "rows": rows,
-        "sources": [(number, count) for number, count in enumerate(sources.tolist()) if count],
+        "sources": [(numbers[source], count) for source, count in enumerate(sources.tolist()) if count],
         "loss": losses and losses[1],
         "ranked": ranked,
         "has_losses": known is not None,
@@ -152,12 +155,12 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
     order, seen = _order_at(explored, step), dict[tuple[int, int], tuple[int, int]]()
     reads, rank = read_step(order, step, query)
     contents = order.contents(reads.sample)
-    owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    owner = np.repeat(np.array(explored.numbers_of(order))[contents.source], np.diff(contents.spans.bounds))
     pieces = np.stack([owner, contents.spans.document])[:, contents.spans.length > 0]
     read_now = np.unique(pieces, axis=1)
-    for source in np.unique(owner).tolist():
+    for source in np.unique(owner[owner >= 0]).tolist():
         documents = read_now[1, read_now[0] == source]
-        for _, past, found in explored.reads_of(order.sources[source].name, source, documents.tolist(), step):
+        for _, past, found in explored.reads_of(explored.sources[source].name, documents.tolist(), step):
             read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
             # A sample may hold two pieces of a document, and pieces without a token.
             pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
@@ -165,8 +168,8 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
             numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
             last = np.maximum.reduceat(past.step[read], firsts) if len(numbers) else numbers
             for number, count, latest in zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True):
-                before, _ = seen.get((source, number), (0, -1))
-                seen[source, number] = before + count, latest
+                before, last_before = seen.get((source, number), (0, -1))
+                seen[source, number] = before + count, max(last_before, latest)
     rows = sorted(((*key, *value) for key, value in seen.items()), key=lambda row: (-row[2], -row[3]))
     shown = {"step": step, "rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows)}
     return {**shown, "documents": read_now.shape[1]}
@@ -181,7 +184,7 @@ def show_comparison(explored: Explored, query: Query) -> Values:
     ends = range(other.first_step, other.num_steps() or steps.stop) if explored.other else range(half, steps.stop)
     second = parse_range(query.get("second"), ends)
     found = compare_documents(order, first, other, second)
-    return {"first": first, "second": second, "found": found, "numbers": order.prefixes}
+    return {"first": first, "second": second, "found": found, "numbers": explored.numbers}
 
 
 def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
@@ -192,7 +195,7 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
         raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
     page = reads.at([slot])
     contents = order.contents(page.sample)
-    (row,), source = build_rows(order, page, contents=contents), int(contents.source[0])
+    (row,), source = build_rows(order, page, contents=contents), explored.numbers_of(order)[int(contents.source[0])]
     tokens, text = order.read(page.sample)[0].tolist(), explored.text(source)
     # Without an origin a block is one piece, and separators between documents are shown in any case.
     row["docs"] = row.get("docs") or [{"doc": None, "start": 0, "len": len(tokens), "dst": 0}]
@@ -210,6 +213,8 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
     stored = _documents_of(dataset, documents)
     starts = _read_tokens(dataset, [(each, 0, STARTING_TOKENS) for each in stored])
     origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
+    name, is_run = explored.sources[source].name, isinstance(explored.order, RunOrder)
+    counted: list[Values] = [row for row in (explored.accounts() if is_run else ()) if row["source"] == name]
     rows = [
         {
             "document": number,
@@ -224,12 +229,12 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
         "number": source,
         "dataset": dataset,
         "documents": count,
-        "account": explored.accounts()[source] if isinstance(explored.order, RunOrder) else None,
+        "account": {column: sum(row[column] for row in counted) for column in SUMMED} if counted else None,
         "rows": rows,
         "reason": text.reason,
         "pager_of": Pager(first, DOCUMENTS_SHOWN, count),
         "counts_lengths": dataset.location.local_path is not None or len(index) <= SEQUENCES_FETCHED,
-        "target": explored.sources[source].name,
+        "target": name,
         "command": ["inspect"],
     }
 
@@ -291,7 +296,7 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
 def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
     name, rows = explored.sources[_known(explored, source)].name, []
-    for order, reads, contents in explored.reads_of(name, source, [document], explored.steps.stop):
+    for order, reads, contents in explored.reads_of(name, [document], explored.steps.stop):
         for row in build_rows(order, reads, contents=contents, lineage=False):
             parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
             rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})

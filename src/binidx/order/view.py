@@ -211,6 +211,14 @@ class DocumentList:
             documents.setdefault(prefix if tab else None, []).append(int(document))
         return documents
 
+    def renamed(self, names: Mapping[str, str]) -> DocumentList:
+        """Return the list with other prefixes: `names` has the new one of each old one."""
+        renamed, documents = replace(self), dict[str | None, list[int]]()
+        for prefix, numbers in self.by_source.items():
+            documents.setdefault(names.get(prefix or "", prefix), []).extend(numbers)
+        vars(renamed)["by_source"] = documents
+        return renamed
+
     def __len__(self) -> int:
         """Return the number of lines."""
         return self.text.count(b"\n")

@@ -34,6 +34,7 @@ from binidx.packed.packed_order import PackedRun, PackedSet, WeightSchedule, ord
 from binidx.packed.packed_origins import PackedDocuments
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentSpans, SampleContents, SampleOrigins
+from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
@@ -218,7 +219,9 @@ class PackedRunOrder:
         """Return that the samples of each step are trained."""
         return np.ones(len(steps), np.bool_)
 
-    def table(self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False) -> pa.Table:
+    def table(
+        self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False, trained: Any = None
+    ) -> pa.Table:
         """Return the rows of some steps as an Arrow table; the columns are described at the top of this module.
 
         Args:
@@ -226,6 +229,7 @@ class PackedRunOrder:
             rank: this rank alone; None for all.
             docs: include the columns file and block.
             tokens: include `input_ids`, which are read from the files.
+            trained: ignored: all blocks are trained.
 
         Returns:
             One row for each block, sorted by step, rank and slot.
@@ -259,6 +263,11 @@ class PackedRunOrder:
     def sources(self) -> Sequence[StoredSource]:
         """Datasets of which the files of each set were made, as far as they are known."""
         return [*self._origins.values()]
+
+    @property
+    def joined(self) -> JoinedSources:
+        """The sources by their prefix."""
+        return join_sources([self])
 
     def select_sources(self, name: str | None = None) -> dict[str, Source]:
         """Return the datasets by their prefix: that of a prefix, those of a set's name, or all.

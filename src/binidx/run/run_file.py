@@ -67,6 +67,7 @@ class Run:
         directory: absolute path from which relative prefixes and a relative path_to_cache are opened, by default the
             current directory. None, as in files of earlier versions: the directory that is current at each opening. A
             config that is derived from that of another run keeps the directory of that run.
+        same_data: prefix of this run -> prefix under which an earlier run has the same data, of which this is a copy.
         other_fields: fields of the run's file that this version does not know, without effect; `save` keeps them.
 
     Raises:
@@ -97,6 +98,7 @@ class Run:
     previous: str | None = None
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
+    same_data: Mapping[str, str] = field(default_factory=dict)
     other_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,8 @@ class Run:
         if self.step_batch_size_schedule is not None and self.global_batch_size is not None:
             raise ConfigError("step_batch_size_schedule: found global_batch_size, too; needs one of them")
         self._check_iterations()
+        if unknown := self.same_data.keys() - {*self.paths, *(self.config.written_paths or {}).values()}:
+            raise ConfigError(f"same_data: found {min(unknown)}, needs prefixes of this run: {', '.join(self.paths)}")
         self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
@@ -166,12 +170,13 @@ class Run:
             previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
             out.write(format_run(replace(self, previous=previous)))
 
-    def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True) -> Built:
+    def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True, warns: bool = True) -> Built:
         """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
             pinned: open the objects in the versions of the run's pinned file, if there is one.
+            warns: as in `BuildContext`.
 
         Returns:
             Three datasets; None for a split without samples.
@@ -180,11 +185,11 @@ class Run:
             ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
         """
         if self.phase_transition_iterations:
-            return self._phase.build(on_outcome=on_outcome, pinned=pinned)
+            return self._phase.build(on_outcome=on_outcome, pinned=pinned, warns=warns)
         if "_built" not in vars(self):
-            built = self._builder(pinned).build(on_outcome=on_outcome)
+            built = self._builder(pinned, warns).build(on_outcome=on_outcome)
             if self.stages is not None:
-                context = BuildContext(on_outcome=on_outcome)
+                context = BuildContext(on_outcome=on_outcome, warns=warns)
                 train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
                 built = [train, *built[1:]]
             vars(self)["_built"] = built
@@ -315,11 +320,11 @@ class Run:
             object.__setattr__(self, "stages", stages)
         object.__setattr__(self, "directory", directory if written or relative else None)
 
-    def _builder(self, pinned: bool = True) -> BlendedMegatronDatasetBuilder:
+    def _builder(self, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
         stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
         config = replace(self.config, read_plan=False)  # a plan knows no documents
         return BlendedMegatronDatasetBuilder(
-            GPTDataset, self.sizes, lambda: True, config, other_prefixes=stages, pinned=pinned
+            GPTDataset, self.sizes, lambda: True, config, other_prefixes=stages, pinned=pinned, warns=warns
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -363,8 +368,8 @@ def format_run(run: Run) -> bytes:
     described |= {**run.other_fields, "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
-    for name in ("directory", "previous"):
-        if described[name] is None:
+    for name in ("directory", "previous", "same_data"):
+        if not described[name]:
             del described[name]
     return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
 

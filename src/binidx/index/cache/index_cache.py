@@ -94,6 +94,7 @@ class BuildContext:
         on_outcome: called with the outcome of each index, by any thread.
         listed: the files of the dataset to open in a listing of their folder, if one was made.
         parent: context of the span of the start, of which that of the build is a part.
+        warns: whether a new order of the same data is a warning in the log.
     """
 
     checks: Checks = ()
@@ -102,6 +103,7 @@ class BuildContext:
     on_outcome: OnOutcome = None
     listed: ListedPair | None = None
     parent: Any = None
+    warns: bool = True
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:
@@ -190,7 +192,7 @@ class IndexCache:
         if arrays is None:
             arrays = lock.build_or_wait()
         elif lock.remove_lease_of_killed_process() and self.order:  # it may have been killed before it recorded this
-            record_order(self.files, needed, self.origin.content(), self.order(), published=True)
+            record_order(self.files, needed, self.origin.content(), self.order(), self.context.warns, published=True)
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -295,7 +297,8 @@ class IndexCache:
                 "%s: index not cached, every start builds it again: %s", self.files.directory, writer.failure
             )
         if order:
-            record_order(self.files, fingerprint, self.origin.content(), order, published=writer.failure is None)
+            content, published = self.origin.content(), writer.failure is None
+            record_order(self.files, fingerprint, content, order, self.context.warns, published=published)
         return writer
 
     def _publish(

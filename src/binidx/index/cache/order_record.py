@@ -171,8 +171,9 @@ def parse_known(data: bytes) -> list[Known]:
 
 
 def record_order(
-    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, *, published: bool
-) -> None:
+    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, warns: bool, *,
+    published: bool
+) -> None:  # fmt: skip
     """Add a built index to the record if it is published; log a warning if all recorded indices have other orders.
 
     If the record cannot be read or written, a later warning may be missing.
@@ -182,13 +183,14 @@ def record_order(
         fingerprint: options of the index.
         content: the deciding fields of its data.
         order: order of the index.
+        warns: whether to log the warning.
         published: whether the index is in the cache.
     """
     record = IndexFiles(files.directory, hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
         data = record.read_small(ORDERS) or b""
         known = parse_known(data)
-        if text := describe_change(known, order, files.name):
+        if warns and (text := describe_change(known, order, files.name)):
             logger.warning("%s: %s", files.file("*.npy"), text)
         if published:
             record.write(ORDERS, format_known(add_index(known, files.name, order), data))

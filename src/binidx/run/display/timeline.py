@@ -119,7 +119,8 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
     """
     check_steps(steps, order.num_steps(), first_step=order.first_step)
     parts = [*order.orders(range(order.first_step, steps.stop))]
-    names = list(dict.fromkeys(name for each, _ in parts for name in each.prefixes))
+    joined = order.joined
+    names = list(dict.fromkeys(name for each, _ in parts for name in joined.names_of(each.sources)))
     num_bins = max(min(num_bins, len(steps)), 1)
     bounds = steps.start + np.arange(num_bins + 1) * len(steps) // num_bins
     counts, epochs = np.zeros((num_bins + 1, len(names)), np.int64), np.zeros((num_bins + 1, len(names)))
@@ -127,7 +128,8 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
     sizes, lengths, skipped = np.zeros((3, num_bins), np.int64)
     seams, starts, read_before = list[EpochSeam](), list[RunStart](), [Fraction(0)] * len(names)
     for number, (each, part) in enumerate(parts):
-        course = _Course(each, names, part, bounds, first=each.reading.schedule.consumed_samples if number else 0)
+        group = np.array([names.index(name) for name in joined.names_of(each.sources)])
+        course = _Course(each, group, len(names), part, bounds, each.reading.schedule.consumed_samples * bool(number))
         counts += course.counts
         epochs += course.epochs
         seams += course.find_seams(read_before)
@@ -137,7 +139,7 @@ def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 2
         firsts = [schedule.samples_before(step) for step in bounds[own].tolist()]
         sizes[own] = [schedule.samples_before(step + 1) for step in bounds[own].tolist()] - np.array(firsts, np.int64)
         lengths[own] = each.config.sequence_length
-        shares = _planned_shares(each, names, firsts)
+        shares = _planned_shares(each, group, len(names), firsts)
         if planned is not None and shares is not None:
             planned[own] = shares
         planned = None if shares is None else planned
@@ -156,7 +158,8 @@ class _Course:
 
     Args:
         order: the order of the run.
-        names: sources of the timeline.
+        group: number in the timeline of each source of the run.
+        size: number of sources of the timeline.
         part: the steps of the run that belong to the history.
         bounds: bounds of the bins.
         first: position of its first sample that counts.
@@ -166,67 +169,69 @@ class _Course:
         epochs: tokens read / tokens of each source at each bound, shape (b + 1, n).
     """
 
-    def __init__(self, order: RunOrder, names: Sequence[str], part: range, bounds: Numbers, first: int) -> None:
-        self.order, self.num_sources = order, len(names)
-        self._group = np.array([names.index(name) for name in order.prefixes])
+    def __init__(self, order: RunOrder, group: Numbers, size: int, part: range, bounds: Numbers, first: int) -> None:
+        self.order, self.num_sources, self._group = order, size, group
         composed = order.order if isinstance(order.order, ComposedOrder) else None
         self._sources = composed.list_sources() if composed else np.zeros(len(order.order), np.int16)
         before = order.reading.schedule.samples_before
         self._positions = [first, *(before(step) for step in np.clip(bounds, part.start, part.stop).tolist())]
-        self.counts = np.array([self._count(*span) for span in pairwise(self._positions)])
-        self._tokens = np.zeros(len(names), np.int64)
+        reads = np.array([self._count(*span) for span in pairwise(self._positions)])
+        self.counts, read = reads[:, 0], reads[:, 1]
+        self._tokens = np.zeros(size, np.int64)
         self._tokens[self._group] = map_sources(
             order.order, range(len(self._group)), lambda number: tokens_of_source(order.sources[number])
         )
-        self._total = np.cumsum(self.counts, axis=0)
-        self.epochs = self._total * order.config.sequence_length / np.maximum(self._tokens, 1)
+        self._total = np.cumsum(read, axis=0)
+        self.epochs = self._total / np.maximum(self._tokens, 1)
 
     def find_seams(self, earlier: Sequence[Fraction]) -> Iterator[EpochSeam]:
         """Yield the ends of epochs in the bins; `earlier` runs have read so many epochs of each source."""
         for source in range(self.num_sources):
-            before, samples = earlier[source], Fraction(max(int(self._tokens[source]), 1), self._length)
-            ends = [int(before + int(total) / samples) for total in self._total[[0, -1], source]]
+            before, tokens = earlier[source], max(int(self._tokens[source]), 1)
+            ends = [int(before + Fraction(int(total), tokens)) for total in self._total[[0, -1], source]]
             for epoch in range(ends[0] + 1, min(ends[1], ends[0] + MOST_SEAMS) + 1):
-                needed = ceil((epoch - before) * samples)
+                needed = ceil((epoch - before) * tokens)
                 place = int(np.searchsorted(self._total[:, source], needed))
-                own = np.flatnonzero(self._read(*self._positions[place : place + 2]) == source)
-                position = self._positions[place] + int(own[needed - int(self._total[place - 1, source]) - 1])
+                sources, inputs = self._read(*self._positions[place : place + 2])
+                own = np.flatnonzero(sources == source)
+                read = int(self._total[place - 1, source]) + np.cumsum(inputs[own])
+                position = self._positions[place] + int(own[np.searchsorted(read, needed)])
                 yield EpochSeam(source, epoch, self.order.reading.schedule.step_of(position))
 
     def add_epochs(self, earlier: Sequence[Fraction]) -> list[Fraction]:
         """Return the epochs of each source that this run and the earlier ones have read, exact."""
-        read, tokens = (self._total[-1] * self._length).tolist(), np.maximum(self._tokens, 1).tolist()
+        read, tokens = self._total[-1].tolist(), np.maximum(self._tokens, 1).tolist()
         return [before + Fraction(*ratio) for before, *ratio in zip(earlier, read, tokens, strict=True)]
 
-    @property
-    def _length(self) -> int:
-        return self.order.config.sequence_length
-
-    def _read(self, first: int, stop: int) -> Numbers:
+    def _read(self, first: int, stop: int) -> tuple[Numbers, Numbers]:
+        """Return source and number of input tokens of the samples at some positions."""
         samples = self.order.reading.samples_at(np.arange(first, stop))
-        chosen: Numbers = self._group[self._sources[samples]]
-        return chosen
+        return self._group[self._sources[samples]], self.order.count_inputs(samples)
 
     def _count(self, first: int, stop: int) -> Numbers:
-        parts = (self._read(part, min(part + STRETCH, stop)) for part in range(first, stop, STRETCH))
-        return sum((np.bincount(part, minlength=self.num_sources) for part in parts), np.zeros(self.num_sources, int))
+        """Return the samples and input tokens of each source at some positions, shape (2, n)."""
+        counts = np.zeros((2, self.num_sources), np.int64)
+        for part in range(first, stop, STRETCH):
+            sources, inputs = self._read(part, min(part + STRETCH, stop))
+            counts += [np.bincount(sources, each, self.num_sources).astype(np.int64) for each in (None, inputs)]
+        return counts
 
 
-def _planned_shares(order: RunOrder, names: Sequence[str], positions: Sequence[int]) -> NDArray[np.float64] | None:
+def _planned_shares(order: RunOrder, group: Numbers, size: int, firsts: Sequence[int]) -> NDArray[np.float64] | None:
     """Return the share of each source by the weights of the run at some positions, shape (b, n)."""
     config, stages = order.config, order.run.stages if order.run else None
-    shares = np.zeros((len(positions), len(names)))
+    shares = np.zeros((len(firsts), size))
     if stages is None:
         blend = config.blend or (config.blend_per_split or [None])[0]
         if blend is None or blend[1] is None or len(blend[1]) != len(order.prefixes):
             return None
-        for name, share in zip(order.prefixes, normalize(list(blend[1])), strict=True):
-            shares[:, names.index(name)] += share
+        for number, share in zip(group.tolist(), normalize(list(blend[1])), strict=True):
+            shares[:, number] += share
         return shares
-    first = 0
+    first, numbers = 0, dict(zip(order.prefixes, group, strict=True))
     for stage in stages:
-        inside = (np.array(positions) >= first) & (np.array(positions) < first + stage.num_samples)
+        inside = (np.array(firsts) >= first) & (np.array(firsts) < first + stage.num_samples)
         for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
-            shares[inside, names.index(str(config.as_written(prefix)))] = share
+            shares[inside, numbers[str(config.as_written(prefix))]] = share
         first += stage.num_samples
     return shares

@@ -3,29 +3,32 @@
     source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0, 1, .. times
     s3://corpus/en      9,000  9.2e6           2,300          1,800         7.4e6      0.80    1,731 7,269
 
-A sample counts its S input tokens; the token after them is only a label here, and an input of another sample.
+A sample counts its S input tokens without pads; the token after them is only a label here, and an input of another
+sample.
 
 Cost: if the indices are read by ranges, some kilobytes per source; of a blend two bytes per sample, in memory too.
-Counting the repeats of documents reads every sample, 2 to 5 us each, and takes a byte per document, two if a document
-may repeat more than 255 times.
+Counting the tokens of samples with pads reads every sample, 2 us each. Counting the repeats of documents does, too, 2
+to 5 us each, and takes a byte per document, two if a document may repeat more than 255 times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
-from binidx.errors import ConfigError, redacted, trims_traceback
+from binidx.errors import redacted, trims_traceback
 from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import ComposedOrder, Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
 from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.joined_sources import JoinedSources
 from binidx.run.provenance.run_order import RunOrder
 
 STRETCH = 1 << 18
@@ -41,8 +44,9 @@ class SourceAccount:
         documents: number of sequences of the split, as Megatron counts documents of GPT data.
         tokens: number of tokens of these documents.
         samples_built: number of samples in the source's own index.
-        samples_in_run: number of these samples in the run's dataset.
-        samples_read, tokens_read: counts up to the step.
+        samples_in_run: number of these samples in the run's dataset; in a history those that the earlier runs read, and
+            those of the last run's dataset from there to its end.
+        samples_read, tokens_read: counts up to the step; pads are no tokens.
         epochs_read: tokens_read / tokens.
         samples_trained, tokens_trained: the same counts without those that iterations to skip only read.
         seen: numbers of documents whose first token was read 0, 1, 2, ... times; empty unless requested.
@@ -62,7 +66,15 @@ class SourceAccount:
 
 
 class Accounts(list[SourceAccount]):
-    """Accounts of the sources of a run: a list, with a table in notebooks, and a figure."""
+    """Accounts of the sources of a run: a list, with a table in notebooks, and a figure.
+
+    Attributes:
+        notes: what a reader of the numbers must know, a line each.
+    """
+
+    def __init__(self, rows: Iterable[SourceAccount] = (), notes: Sequence[str] = ()) -> None:
+        super().__init__(rows)
+        self.notes = notes
 
     def plot(self, width: float = 3.3) -> Any:
         """Return a figure of the repeats of documents if they were counted, else of the tokens read.
@@ -97,67 +109,108 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
 
     Returns:
         One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
-        it. The list can `plot`.
+        it. A prefix that a blend names twice is two sources; the rounds of a source of a run in stages are one. The
+        list can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
-        ConfigError: of a history, repeats in a source that was replaced between two runs.
+        ConfigError: of a history, a source that was replaced between two runs, or as `RunHistory.joined`.
 
     Source: ours.
     """
-    first = order.runs[0] if isinstance(order, RunHistory) else order.run
-    return _sum_parts(
-        (
-            (each, 0 if each.run is first else each.reading.schedule.consumed_samples, steps.stop)
-            for each, steps in order.orders(range(order.first_step, stop_step))
-        ),
-        repeats,
-    )
-
-
-def _sum_parts(parts: Iterable[tuple[RunOrder, int, int]], repeats: bool) -> Accounts:
-    """Return the accounts of several orders together, each from a position to before a step."""
-    accounts: dict[tuple[str, int], SourceAccount] = {}
-    times: dict[tuple[str, int], NDArray[Any]] = {}
-    for order, first, stop_step in parts:
-        stop, names = order.reading.schedule.samples_before(stop_step), order.prefixes
-        # A blend may name a prefix twice.
-        keys = [(name, names[:number].count(name)) for number, name in enumerate(names)]
-        for key, found in zip(keys, _account_sources(order, first, stop, stop_step), strict=True):
-            if (before := accounts.get(key)) is not None:  # over two runs
-                found = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
-            accounts[key] = found
-        seen = _times_seen(order, first, stop) if repeats else []
-        for key, source, counts in zip(keys, order.sources, seen, strict=False):
-            if len(times.setdefault(key, np.zeros(len(counts), np.int64))) != len(counts):
-                raise ConfigError(
-                    f"{key[0]}: replaced between two runs (found {len(counts):,} documents, an earlier run read "
-                    f"{len(times[key]):,}); account them one by one"
-                )
-            times[key] += counts
+    joined, parts = order.joined, [*order.orders(range(order.first_step, stop_step))]
+    accounts, times, notes = dict[Key, SourceAccount](), dict[Key, NDArray[Any]](), list[str]()
+    for number, (each, steps) in enumerate(parts):
+        for source in each.sources:
+            joined.check_data(source)
+        names, is_last = joined.names_of(each.sources), number + 1 == len(parts)
+        # A blend may name a prefix twice; a stage may not.
+        keys = [(name, 0 if each.has_rounds else names[:place].count(name)) for place, name in enumerate(names)]
+        first = each.reading.schedule.consumed_samples if number else 0
+        for key, found in _account(each, keys, first, steps.stop, is_last=is_last).items():
+            before = accounts.get(key, NONE)
+            accounts[key] = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
+            if (rounds := keys.count(key)) > 1:
+                notes.append(f"{redacted(key[0])}: {rounds} rounds, each in an order of its own, are one source here")
+        stop = each.reading.schedule.samples_before(steps.stop)
+        seen = _times_seen(each, first, stop) if repeats else []
+        for key, source, counts in zip(keys, each.sources, seen, strict=False):
+            times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
             accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
-    return Accounts(accounts.values())
+    if len(parts) > 1:
+        notes += [IN_RUN, *find_changes([each for each, _ in parts], joined)]
+    return Accounts(accounts.values(), notes)
 
 
+def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
+    """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
+    for one, other in pairwise(orders):
+        before, after = one.reading.schedule, other.reading.schedule
+        continues = before.earlier_samples == after.earlier_samples and one.knows_earlier and other.knows_earlier
+        stop = min(after.consumed_samples, len(one.order), len(other.order)) if continues else 0
+        if one.order.identity != other.order.identity and not _have_same_samples(one, other, joined, stop):
+            yield (
+                f"step {other.first_step:,}: the run from there orders the {after.consumed_samples:,} samples before "
+                "it otherwise than the run that read them: it serves some of them again, and others never"
+            )
+
+
+def _have_same_samples(one: RunOrder, other: RunOrder, joined: JoinedSources, stop: int) -> bool:
+    """Return whether two orders begin with the same `stop` samples: of equal orders of a source, equal numbers."""
+    known = list[Any]()
+    for each in (one, other):
+        known += zip(
+            joined.names_of(each.sources), [member.identity for member in list_members(each.order)], strict=True
+        )
+    numbers = np.array([known.index(member) for member in known])
+    for rows in row_blocks(0, stop, STRETCH):
+        (first, own), (second, others) = (each.order.locate(np.arange(rows.start, rows.stop)) for each in (one, other))
+        if (numbers[first] != numbers[len(one.sources) + second]).any() or (own != others).any():
+            return False
+    return True
+
+
+Key = tuple[str, int]
+"""Name of a source, and the number of other sources of its name before it in the blend."""
+
+NONE = SourceAccount("", 0, 0, 0, 0, 0, 0, 0.0, 0, 0)
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
 
+IN_RUN = "samples in run: those that the earlier runs read, and the plan of the last run from there to its end"
 
-def _account_sources(order: RunOrder, first: int, stop: int, stop_step: int) -> list[SourceAccount]:
-    """Return the use of each source at the positions from `first` to before `stop`, with which `stop_step` begins."""
-    schedule = order.reading.schedule
-    steps = [step for step in schedule.skipped_steps if step < stop_step]
-    skipped = [slice(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
-    in_run, read, trained = _samples_of_each(order, first, stop, skipped)
-    length, members = order.config.sequence_length, list_members(order.order)
+
+def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_last: bool) -> dict[Key, SourceAccount]:
+    """Return the use of the sources from the position `first` to before the step `end`.
+
+    Args:
+        order: the order of a run.
+        keys: key of each source; those of one key are counted together.
+        first, end: bounds of what is counted.
+        is_last: whether the samples after `end` are samples in the run, too.
+    """
+    schedule, numbers = order.reading.schedule, dict[Key, list[int]]()
+    steps = [step for step in schedule.skipped_steps if step < end]
+    skipped = [(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
+    read, untrained = (count_reads(order, spans) for spans in ([(first, schedule.samples_before(end))], skipped))
+    planned = read[0]
+    if is_last:
+        whole = order.order
+        sources = whole.list_sources() if isinstance(whole, ComposedOrder) else None
+        planned = np.array([len(whole)]) if sources is None else samples_per_dataset(sources, len(keys))
+        planned = planned - count_reads(order, [(0, first * order.knows_earlier)])[0]
+    counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
+    for number, key in enumerate(keys):
+        numbers.setdefault(key, []).append(number)
 
     def account_source(number: int) -> SourceAccount:
-        source, num_read, num_trained = order.sources[number], int(read[number]), int(trained[number])
-        tokens, tokens_read = tokens_of_source(source), num_read * length
-        built = len(source.sequences), tokens, len(members[number]), int(in_run[number])
-        used = num_read, tokens_read, tokens_read / max(tokens, 1)
-        return SourceAccount(source.name, *built, *used, num_trained, num_trained * length)
+        source, own = order.sources[number], numbers[keys[number]]
+        tokens = tokens_of_source(source)
+        in_run, num_read, tokens_read, *trained = counts[:, own].sum(axis=1).tolist()
+        built = len(source.sequences), tokens, sum(len(members[each]) for each in own), in_run
+        return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
 
-    return map_sources(order.order, range(len(order.sources)), account_source)
+    firsts = [own[0] for own in numbers.values()]
+    return dict(zip(numbers, map_sources(order.order, firsts, account_source), strict=True))
 
 
 def tokens_of_source(source: Source) -> int:
@@ -168,23 +221,22 @@ def tokens_of_source(source: Source) -> int:
     return index.tokens_of(own)
 
 
-def _samples_of_each(
-    order: RunOrder, first: int, stop: int, skipped: Sequence[slice]
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the number of samples of each source: in the run, read at positions from `first` to before `stop`, and
-    trained there, which are those not at the positions `skipped`.
+def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
+    """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
+
+    Args:
+        order: the order of a run.
+        spans: positions from the first to before the second of each pair.
     """
-    if not isinstance(order.order, ComposedOrder):
-        num_skipped = sum(rows.stop - rows.start for rows in skipped)
-        return np.array([len(order.order)]), np.array([stop - first]), np.array([stop - first - num_skipped])
-    sources = order.order.list_sources()
-    in_run, read = np.array(samples_per_dataset(sources, len(order.sources))), np.zeros(len(order.sources), np.int64)
-    untrained = np.zeros_like(read)
-    for counts, stretches in ((read, row_blocks(first, stop, STRETCH)), (untrained, skipped)):
-        for rows in stretches:
-            samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-            counts += np.bincount(sources[samples], minlength=len(counts))
-    return in_run, read, read - untrained
+    counts = np.zeros((2, len(order.sources)), np.int64)
+    sources = order.order.list_sources() if isinstance(order.order, ComposedOrder) else np.zeros(1, np.int16)
+    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
+        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+        own = sources.take(samples, mode="clip")  # of one source alone 0
+        counts += [
+            np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, order.count_inputs(samples))
+        ]
+    return counts
 
 
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks
-from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.accounts import STRETCH
 from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -62,18 +62,16 @@ def compare_documents(
         first_steps, second_steps: their steps.
 
     Returns:
-        One comparison for each source of either run.
+        One comparison for each source of either run, with the name of the first run.
 
     Raises:
-        ConfigError: a source of both runs has other data in one of them.
+        ConfigError: a source of both runs has other data in one of them, or as `join_sources`.
         IndexError: a run has no such step.
     """
-    if first is not second:
-        known = {source.name: source for source in first.sources}
-        for source in second.sources:
-            if source.name in known and known[source.name].dataset.identity != source.dataset.identity:
-                raise ConfigError(f"{source.name}: is other data in the second run; its documents have other numbers")
-    marks = [mark_documents(first, first_steps), mark_documents(second, second_steps)]
+    joined = join_sources([first, second], [each.run.same_data if each.run else {} for each in (first, second)])
+    for source in second.sources:
+        joined.check_data(source)
+    marks = [mark_documents(first, first_steps, joined), mark_documents(second, second_steps, joined)]
     found = []
     for name in dict.fromkeys([*marks[0], *marks[1]]):
         size = len(next(own[name] for own in marks if name in own))
@@ -84,10 +82,10 @@ def compare_documents(
     return found
 
 
-def mark_documents(order: RunOrder, steps: range) -> Marks:
+def mark_documents(order: RunOrder, steps: range, joined: JoinedSources) -> Marks:
     """Return which documents have a token in the samples of some steps, the last label of a sample included."""
     check_steps(steps, order.num_steps(), first_step=order.first_step)
-    names = order.prefixes
+    names = joined.names_of(order.sources)
     marks = {
         name: np.zeros(len(source.dataset.document_indices) - 1, np.bool_)
         for name, source in zip(names, order.sources, strict=True)

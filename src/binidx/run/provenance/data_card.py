@@ -76,13 +76,14 @@ def build_card(
     about, config = about or {}, history.last.config
     for name, given in about.items():
         unknown = [
-            *({name} - {*history.sources}),
+            *({name} - {*history.joined.names}),
             *(given.keys() - {*GIVEN}),
             *({given.get("kind", "other")} - {*KINDS}),
         ]
         if unknown:
             needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(KINDS)}"
             raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
+    about = {history.joined.names[name]: given for name, given in about.items()}
     accounts = account(history, stop_step, repeats=repeats)
     sources = []
     for used in accounts:
@@ -96,7 +97,8 @@ def build_card(
         sources.append({**asdict(used), "seen": list(used.seen), **recorded, **own, **_domains(dataset, most_domains)})
     totals = {name: sum(each[name] for each in sources) for name in ("documents", "tokens", "tokens_read")}
     shape = {"sequence_length": config.sequence_length, "random_seed": config.random_seed, "runs": len(history.runs)}
-    return {"steps": stop_step, **totals, **shape, "fingerprint": history.fingerprint, "sources": sources}
+    notes = {"fingerprint": history.fingerprint, "notes": [*history.joined.notes, *accounts.notes]}
+    return {"steps": stop_step, **totals, **shape, **notes, "sources": sources}
 
 
 def _domains(dataset: WholeDataset, most: int) -> dict[str, Any]:
@@ -118,6 +120,7 @@ def format_card(card: Mapping[str, Any]) -> str:
     lines = ["# Data card", ""]
     lines += [f"{card['tokens_read']:,} tokens read in {card['steps']:,} steps, of {card['tokens']:,} tokens in"]
     lines += [f"{card['documents']:,} documents. Order: `{card['fingerprint']}`.", ""]
+    lines += [f"- {note}" for note in card["notes"]] + [""] * bool(card["notes"])
     head = ("source", "documents", "tokens", "tokens read", "epochs", *GIVEN)
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for each in card["sources"]:
@@ -154,6 +157,7 @@ def format_public_summary(card: Mapping[str, Any]) -> str:
     dates = sorted({each["cut_off"] for each in sources if each["cut_off"]})
     latest = dates[-1] if dates else OPEN
     lines += [f"- Latest date of data acquisition/collection for model training: {latest}"]
+    lines += [f"- {note}" for note in card["notes"]]
     languages = "; ".join(dict.fromkeys(each["languages"] for each in sources if each["languages"]))
     lines += [f"- Linguistic characteristics of the overall training data: {languages or OPEN}"]
     lines += _fields("Other relevant characteristics of the overall training data")

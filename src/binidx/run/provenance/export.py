@@ -15,7 +15,7 @@ Columns of a table:
     spans list<struct<doc int64, start int32, len int32, dst int32>>
                                             on request, instead of these: each piece, and its position in the sample
     input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> if a token is below 0
-    trained bool                            of a run with iterations to skip: false where they only read
+    trained bool                            false where iterations to skip only read; in files only of such runs
 
 Row groups are whole steps, so the statistics of the groups locate a step. A file is published atomically, with a
 fingerprint of the order in its metadata; an existing file with the same fingerprint is kept, so an interrupted export
@@ -217,6 +217,7 @@ def export(
     *,
     docs: Docs = "ends",
     tokens: bool = False,
+    trained: bool | None = None,
     workers: Workers = ONE_THREAD,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_rows: None,
@@ -229,6 +230,7 @@ def export(
         parts: the files, as `plan_by_rank` or `plan_by_steps` return them.
         docs: as in `RunOrder.table`; for packed files, whether to include file and block.
         tokens: read the tokens of each sample, and include them.
+        trained: include the column; None: only of a run with iterations to skip. Files of a history need one schema.
         workers: workers that write the files, each a file at a time, and this call's share of the files.
         storage_options: options of the target's store.
         watch: called with the number of rows of each file that is written or exists.
@@ -245,7 +247,7 @@ def export(
     num_steps, target = order.num_steps(), Location(Location.of(directory).absolute, storage_options)
     for part in parts:
         check_steps(part.steps, num_steps, first_step=order.first_step)
-    write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens)
+    write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens, trained)
     sized = [replace(part, size=count_rows(order, part)) for part in parts]
     results = make_parts(write, sized, workers, advance=watch, remote_data=target.local_path is None)
     return sum(result["written"] for result in results.values())
@@ -260,6 +262,7 @@ class _FileWriter:
     fingerprint: str
     docs: Docs
     tokens: bool
+    trained: bool | None
 
     def __call__(self, part: ExportPart) -> Values:
         columns = {"docs": self.docs, "tokens": self.tokens}
@@ -267,7 +270,7 @@ class _FileWriter:
         if _is_written(file := self.target / part.name, mark):
             return {"written": False}
         with create_object(file) as out:
-            tables = _groups(self.order.get(), part, columns)
+            tables = _groups(self.order.get(), part, {**columns, "trained": self.trained})
             first = next(tables)
             schema = _widened(first.schema, self.order.get().largest(part.steps))
             marked = schema.with_metadata({METADATA: json.dumps(mark)})

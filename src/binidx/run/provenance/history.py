@@ -9,7 +9,7 @@ Every question takes steps of the whole history, and is answered run by run, eac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,6 +20,7 @@ from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.view import describe_place, find_read
+from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import Reading, Steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
@@ -92,19 +93,28 @@ class RunHistory:
         return self.order_of(len(self.runs) - 1)
 
     @cached_property
-    def sources(self) -> dict[str, Source]:
-        """The datasets of all runs by their prefix, as the files of the runs have it.
+    def joined(self) -> JoinedSources:
+        """The datasets of all runs, those of the same data as one.
 
         Raises:
-            ConfigError: one prefix, relative to different directories, names two datasets.
+            ConfigError: as `join_sources`, or `same_data` of a run names no dataset of the history.
         """
-        return name_sources(self.order_of(number) for number in range(len(self.runs)))
+        orders, same_data = map(self.order_of, range(len(self.runs))), [run.same_data for run in self.runs]
+        joined = join_sources([*orders], same_data)
+        for name in (name for each in same_data for name in each.values() if name not in joined.names):
+            raise ConfigError(f"same_data: found {name}, needs a source of an earlier run: {', '.join(joined.names)}")
+        return joined
 
-    def select_sources(self, name: str | None = None) -> dict[str, Source]:
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The datasets of all runs by their prefix, as the file of the first run that has it names it."""
+        return self.joined.sources
+
+    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
         """Return the sources by their prefix: the one with a prefix, or all; ConfigError if there is none."""
-        if name is not None and name not in self.sources:
+        if name is not None and name not in self.joined.names:
             raise ConfigError(f"--source: found {name}, needs one of {', '.join(self.sources)}")
-        return self.sources if name is None else {name: self.sources[name]}
+        return self.sources if name is None else {self.joined.names[name]: self.sources[self.joined.names[name]]}
 
     def samples_named(self, name: str) -> Numbers:
         """Return no sample: those of documents have no names."""
@@ -175,23 +185,10 @@ class RunHistory:
             number: number of the run in `runs`.
         """
         if number not in self._opened:
-            run = self.runs[number]
-            self._opened[number] = RunOrder.of(run) if self.whole else RunOrder.open(run)
+            # The history itself compares orders, over the samples that were read: `account`.
+            run, warns = self.runs[number], len(self.runs) == 1
+            self._opened[number] = RunOrder.of(run, warns=warns) if self.whole else RunOrder.open(run, warns=warns)
         return self._opened[number]
-
-
-def name_sources(orders: Iterable[Reading]) -> dict[str, Source]:
-    """Return the datasets of some orders by their prefix, as the files of the runs have it.
-
-    Raises:
-        ConfigError: one prefix, relative to different directories, names two datasets.
-    """
-    sources: dict[str, Source] = {}
-    for source in (source for order in orders for source in order.sources):
-        if (known := sources.setdefault(source.name, source)).prefix != source.prefix:
-            found = f"found {known.prefix} and {source.prefix}"
-            raise ConfigError(f"{source.name}: names two datasets ({found}); save the runs with absolute paths")
-    return sources
 
 
 def find_sources(
@@ -201,18 +198,21 @@ def find_sources(
 
     Args:
         history: the runs of a model, or the order of one run.
-        names: prefixes of sources.
+        names: prefixes of sources, as any run has them.
         stop_step: first step that is not searched.
 
     Returns:
         The name, the order of a run, the number of the source there, the first step that the run does not have or that
         is not searched, and whether the run is the first one.
+
+    Raises:
+        ConfigError: no run has a source of this name, or one was replaced between two runs.
     """
-    parts = [*history.orders(range(history.first_step, stop_step))]
-    named = name_sources(order for order, _ in parts)
-    prefixes = {name: named[name].prefix for name in names if name in named}
-    for number, (order, steps) in enumerate(parts):
-        for source, each in enumerate(order.sources):
-            for name, prefix in prefixes.items():
-                if prefix == each.prefix:
-                    yield name, order, source, steps.stop, number == 0
+    joined = history.joined
+    if unknown := [name for name in names if name not in joined.names]:
+        raise ConfigError(f"source: found {unknown[0]}, needs a source of the run: {', '.join(joined.sources)}")
+    for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
+        for source, own in enumerate(joined.names_of(order.sources)):
+            for name in (name for name in names if joined.names[name] == own):
+                joined.check_data(order.sources[source])
+                yield name, order, source, steps.stop, number == 0

@@ -17,6 +17,7 @@ from binidx.jobs.parts import PerProcess
 from binidx.order.order_protocols import Numbers, Source
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents
+from binidx.run.provenance.joined_sources import JoinedSources
 
 
 class Steps(Protocol):
@@ -24,6 +25,10 @@ class Steps(Protocol):
 
     @property
     def first_step(self) -> int: ...
+
+    @property
+    def joined(self) -> JoinedSources:
+        """The datasets of all runs, those of the same data as one."""
 
     def num_steps(self) -> int | None:
         """Return the first step after the run; None if it has no end."""
@@ -39,7 +44,7 @@ class OpenedRun(Steps, Protocol):
     def consumed_samples(self) -> int:
         """Number of samples that were read before the first step."""
 
-    def select_sources(self, name: str | None = None) -> dict[str, Source]:
+    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
         """Return the datasets by their prefix: that of a name, or all; ConfigError if there is none."""
 
     def samples_named(self, name: str) -> Numbers:
@@ -83,7 +88,9 @@ class Reading(Steps, Protocol):
 
     def per_process(self) -> PerProcess[Any]: ...
 
-    def table(self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False) -> Any: ...
+    def table(
+        self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False, trained: Any = True
+    ) -> Any: ...
 
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
         """Return the reads of some steps, of one rank or all."""

@@ -32,9 +32,11 @@ from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
+from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_members
+from binidx.order.gpt_order import GPTOrder, LazyOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import join_ranges, sorted_unique
@@ -48,6 +50,7 @@ from binidx.run.provenance.contents import (
     trace_documents,
     trace_origins,
 )
+from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.run_file import Run
 
 if TYPE_CHECKING:
@@ -146,11 +149,12 @@ class RunOrder:
         return cls(dataset.order, reading, dataset.config, name)
 
     @classmethod
-    def of(cls, run: Run) -> RunOrder:
+    def of(cls, run: Run, *, warns: bool = True) -> RunOrder:
         """Return the order of a saved run; its indices are loaded whole, or built.
 
         Args:
             run: the saved run.
+            warns: as in `BuildContext`.
 
         Returns:
             The order of the run's train split; of a run in phases, of the first.
@@ -159,10 +163,10 @@ class RunOrder:
             ConfigError: the run has no train split.
         """
         run = run.phases[0]
-        return replace(cls.of_dataset(run.build()[0], run.reading_order), run=run)
+        return replace(cls.of_dataset(run.build(warns=warns)[0], run.reading_order), run=run)
 
     @classmethod
-    def open(cls, run: Run) -> RunOrder:
+    def open(cls, run: Run, *, warns: bool = True) -> RunOrder:
         """Return the order of a saved run; of cached indices, only the ranges that a query needs are read.
 
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, the next time
@@ -171,6 +175,7 @@ class RunOrder:
 
         Args:
             run: the saved run.
+            warns: as in `BuildContext`.
 
         Returns:
             The order of its train split; of a run in phases, of the first.
@@ -182,13 +187,13 @@ class RunOrder:
             raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
         run = run.phases[0]
         if run.stages is not None or run.config.order is not None:
-            return cls.of(run)
+            return cls.of(run, warns=warns)
         required = required_indices(run.config, run.sizes)
         candidates: list[Any] = [*required.blends, *required.indices]
         train = [candidate for candidate in candidates if candidate.split is Split.train]
         if not train:
             raise ConfigError("run: has no train split to take samples from")
-        order, description_hash = train[0].open(run.config)
+        order, description_hash = train[0].open(run.config, BuildContext(warns=warns))
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
         return cls(order, reading, run.config, description_hash, run)
 
@@ -210,10 +215,33 @@ class RunOrder:
         return [source.name for source in self.sources]
 
     @property
+    def joined(self) -> JoinedSources:
+        """The sources by their names."""
+        return join_sources([self])
+
+    @property
+    def _blend(self) -> BlendedOrder | None:
+        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
+        return inner if isinstance(inner, BlendedOrder) else None
+
+    @property
     def is_blended(self) -> bool:
         """True if samples are those of a blend, and have a `dataset_id`."""
-        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
-        return isinstance(inner, BlendedOrder)
+        return self._blend is not None
+
+    @property
+    def has_rounds(self) -> bool:
+        """True if sources of one name are rounds of one source: in a run in stages."""
+        return self._blend is not None and bool(self._blend.proof)
+
+    def count_inputs(self, samples: Numbers) -> Numbers:
+        """Return the number of input tokens of each sample, without pads."""
+        if all(isinstance(member, GPTOrder | LazyOrder) for member in list_members(self.order)):
+            return np.full(len(samples), self.sequence_length)
+        spans, bounds = self.order.spans(samples)
+        total = np.concatenate([[0], np.cumsum(spans[:, 3])])[bounds]
+        inputs: Numbers = np.minimum(np.diff(total), self.sequence_length)
+        return inputs
 
     @property
     def sequence_length(self) -> int:
@@ -395,7 +423,9 @@ class RunOrder:
             readings = SampleReads.joined([SampleReads(unknown, unknown, unknown, past, past), readings])
         return readings
 
-    def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
+    def table(
+        self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False, trained: Any = True
+    ) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
 
         Args:
@@ -404,6 +434,7 @@ class RunOrder:
             docs: "ends" for the documents of each sample, and its start and stop in the first and the last of them;
                 "spans" for each piece with its length, which takes five times as long; None for neither.
             tokens: include the stored tokens, with pads.
+            trained: include whether each sample was trained; None: only of a run with iterations to skip.
 
         Returns:
             One row for each sample, sorted by step, rank and slot.
@@ -416,8 +447,9 @@ class RunOrder:
 
         readings = self.reading.readings(steps, rank)
         contents = CONTENTS[docs](self.order, readings.sample)
-        trained = self.reading.trained(readings.step) if self.reading.schedule.skipped_steps else None
-        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None, trained)
+        shown = bool(self.reading.schedule.skipped_steps) if trained is None else trained
+        of_rows = self.reading.trained(readings.step) if shown else None
+        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None, of_rows)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
         """Read the tokens of samples by one vectored read.

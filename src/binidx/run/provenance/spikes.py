@@ -24,17 +24,20 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.loader.losses import read_losses
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
+from binidx.storage.location import Location
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
@@ -230,3 +233,47 @@ def _get_limits(residuals: NDArray[np.float64], sizes: Numbers, window: int, thr
         resolution = np.finfo(np.float32).eps * np.abs(median)
         found.append(np.stack([median, median + threshold * NORMAL * deviation + resolution]))
     return np.concatenate(found, axis=1)
+
+
+def read_run_losses(
+    history: RunHistory, folders: Sequence[str | None], file: str, before_step: int | None
+) -> list[RunLosses]:
+    """Return the recorded losses of the runs of a history, each of the steps that it trained.
+
+    Args:
+        history: the runs.
+        folders: folder of the losses of each run, or one for all; None: `losses` beside its file.
+        file: path or URI of the file of the last run.
+        before_step: first step that is not looked at; None: all are.
+
+    Raises:
+        ConfigError: another number of folders, or runs that wrote losses of the same positions into one folder.
+        ObjectNotFoundError: no run has losses.
+    """
+    files = [name or file for name in history.files]
+    runs, missing = list[tuple[str, RunLosses]](), list[ObjectNotFoundError]()
+    if len(folders) not in (1, len(files)):
+        raise ConfigError(f"losses: found {len(folders)} folders, needs one, or one of each of {len(files)} runs")
+    for number, (run, name) in enumerate(zip(history.runs, files, strict=True)):
+        limits = [before_step, *(later.first_step for later in history.runs[number + 1 : number + 2])]
+        stop = min((step for step in limits if step is not None), default=None)
+        beside = f"{name.rpartition('/')[0] or '.'}/losses"
+        place = Location(folders[min(number, len(folders) - 1)] or beside, run.config.storage_options)
+        try:
+            if stop is None or stop > run.first_step:
+                found = RunLosses.of(history.order_of(number), *read_losses(place), stop)
+                runs.append((place.absolute, found))
+        except ObjectNotFoundError as error:
+            way = "the loader with losses_to= and record_losses writes them; --losses names their folder"
+            missing.append(ObjectNotFoundError(f"{error}; {way}"))
+    for (folder, earlier), (other, later) in combinations([run for run in runs if len(run[1].steps)], 2):
+        if folder == other and max(earlier.positions[0], later.positions[0]) <= min(
+            earlier.positions[-1], later.positions[-1]
+        ):
+            raise ConfigError(
+                f"losses: {folder}: two runs of the history wrote losses of the same positions, one over the other; "
+                f"record those of each run in a folder of its own"
+            )
+    if missing and not runs:
+        raise missing[0]
+    return [losses for _, losses in runs]
