@@ -68,7 +68,7 @@ def export_order(arguments: argparse.Namespace) -> None:
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
     arguments.watch.begin("order", rows, 0, "rows")
     docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-    trained = (isinstance(order, RunHistory) and any(run.iterations_to_skip for run in order.runs)) or None
+    trained = isinstance(order, RunHistory) and any(run.iterations_to_skip for run in order.runs)
     options = {"docs": docs, "workers": place, "trained": trained, **chosen(arguments, "tokens", "storage_options")}
     for own, parts in plans:
         written += export(own, arguments.to, parts, **options, watch=arguments.watch.advance)

@@ -42,8 +42,7 @@ def trace(arguments: argparse.Namespace) -> None:
     history, rank = open_order(arguments), arguments.rank
     steps = parse_steps(history, arguments.step, "step")
     decode = decoder(arguments.tokenizer, arguments.storage_options)
-    parts = [*history.orders(steps)]
-    if len(parts) > 1:
+    if len(parts := [*history.orders(steps)]) > 1:
         history.joined  # noqa: B018 - logs sources that may be one
     for order, part in parts:
         if rank is not None and not 0 <= rank < order.num_ranks:

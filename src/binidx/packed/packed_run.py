@@ -220,7 +220,7 @@ class PackedRunOrder:
         return np.ones(len(steps), np.bool_)
 
     def table(
-        self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False, trained: Any = None
+        self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False, trained: Any = False
     ) -> pa.Table:
         """Return the rows of some steps as an Arrow table; the columns are described at the top of this module.
 

@@ -122,8 +122,8 @@ def test_a_changed_order_is_told_only_if_samples_that_were_read_are_others(
     history = open_history(f"{tmp_path}/run.json")
     notes = account(history, 30).notes
     assert [note for note in notes if "otherwise" in note] == [
-        "step 10: the run from there orders the 40 samples before it otherwise than the run that read them: it serves "
-        "some of them again, and others never"
+        "step 10: the run from there orders the samples before it otherwise than they were read: some come again, some "
+        "never"
     ]
 
 

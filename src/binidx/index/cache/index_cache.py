@@ -192,7 +192,7 @@ class IndexCache:
         if arrays is None:
             arrays = lock.build_or_wait()
         elif lock.remove_lease_of_killed_process() and self.order:  # it may have been killed before it recorded this
-            record_order(self.files, needed, self.origin.content(), self.order(), self.context.warns, published=True)
+            record_order(self.files, needed, self.origin.content(), self.order(), self.context.warns, True)
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -297,8 +297,7 @@ class IndexCache:
                 "%s: index not cached, every start builds it again: %s", self.files.directory, writer.failure
             )
         if order:
-            content, published = self.origin.content(), writer.failure is None
-            record_order(self.files, fingerprint, content, order, self.context.warns, published=published)
+            record_order(self.files, fingerprint, self.origin.content(), order, self.context.warns, not writer.failure)
         return writer
 
     def _publish(

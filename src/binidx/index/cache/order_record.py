@@ -171,8 +171,8 @@ def parse_known(data: bytes) -> list[Known]:
 
 
 def record_order(
-    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, warns: bool, *,
-    published: bool
+    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, warns: bool,
+    published: bool,
 ) -> None:  # fmt: skip
     """Add a built index to the record if it is published; log a warning if all recorded indices have other orders.
 

@@ -121,8 +121,7 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
     joined, parts = order.joined, [*order.orders(range(order.first_step, stop_step))]
     accounts, times, notes = dict[Key, SourceAccount](), dict[Key, NDArray[Any]](), list[str]()
     for number, (each, steps) in enumerate(parts):
-        for source in each.sources:
-            joined.check_data(source)
+        joined.check_data(each.sources)
         names, is_last = joined.names_of(each.sources), number + 1 == len(parts)
         # A blend may name a prefix twice; a stage may not.
         keys = [(name, 0 if each.has_rounds else names[:place].count(name)) for place, name in enumerate(names)]
@@ -149,10 +148,7 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
         continues = before.earlier_samples == after.earlier_samples and one.knows_earlier and other.knows_earlier
         stop = min(after.consumed_samples, len(one.order), len(other.order)) if continues else 0
         if one.order.identity != other.order.identity and not _have_same_samples(one, other, joined, stop):
-            yield (
-                f"step {other.first_step:,}: the run from there orders the {after.consumed_samples:,} samples before "
-                "it otherwise than the run that read them: it serves some of them again, and others never"
-            )
+            yield f"step {other.first_step:,}: {REORDERED}"
 
 
 def _have_same_samples(one: RunOrder, other: RunOrder, joined: JoinedSources, stop: int) -> bool:
@@ -176,6 +172,7 @@ Key = tuple[str, int]
 NONE = SourceAccount("", 0, 0, 0, 0, 0, 0, 0.0, 0, 0)
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
 
+REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 IN_RUN = "samples in run: those that the earlier runs read, and the plan of the last run from there to its end"
 
 
@@ -195,9 +192,10 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     planned = read[0]
     if is_last:
         whole = order.order
-        sources = whole.list_sources() if isinstance(whole, ComposedOrder) else None
-        planned = np.array([len(whole)]) if sources is None else samples_per_dataset(sources, len(keys))
-        planned = planned - count_reads(order, [(0, first * order.knows_earlier)])[0]
+        sizes = (
+            samples_per_dataset(whole.list_sources(), len(keys)) if isinstance(whole, ComposedOrder) else [len(whole)]
+        )
+        planned = np.array(sizes) - count_reads(order, [(0, first * order.knows_earlier)])[0]
     counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
     for number, key in enumerate(keys):
         numbers.setdefault(key, []).append(number)
@@ -209,8 +207,8 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
         built = len(source.sequences), tokens, sum(len(members[each]) for each in own), in_run
         return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
 
-    firsts = [own[0] for own in numbers.values()]
-    return dict(zip(numbers, map_sources(order.order, firsts, account_source), strict=True))
+    rows = map_sources(order.order, [own[0] for own in numbers.values()], account_source)
+    return dict(zip(numbers, rows, strict=True))
 
 
 def tokens_of_source(source: Source) -> int:

@@ -69,8 +69,7 @@ def compare_documents(
         IndexError: a run has no such step.
     """
     joined = join_sources([first, second], [each.run.same_data if each.run else {} for each in (first, second)])
-    for source in second.sources:
-        joined.check_data(source)
+    joined.check_data(second.sources)
     marks = [mark_documents(first, first_steps, joined), mark_documents(second, second_steps, joined)]
     found = []
     for name in dict.fromkeys([*marks[0], *marks[1]]):

@@ -217,7 +217,7 @@ def export(
     *,
     docs: Docs = "ends",
     tokens: bool = False,
-    trained: bool | None = None,
+    trained: bool = False,
     workers: Workers = ONE_THREAD,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_rows: None,
@@ -230,7 +230,7 @@ def export(
         parts: the files, as `plan_by_rank` or `plan_by_steps` return them.
         docs: as in `RunOrder.table`; for packed files, whether to include file and block.
         tokens: read the tokens of each sample, and include them.
-        trained: include the column; None: only of a run with iterations to skip. Files of a history need one schema.
+        trained: include this column also of a run without iterations to skip, as files of a history need one schema.
         workers: workers that write the files, each a file at a time, and this call's share of the files.
         storage_options: options of the target's store.
         watch: called with the number of rows of each file that is written or exists.
@@ -262,7 +262,7 @@ class _FileWriter:
     fingerprint: str
     docs: Docs
     tokens: bool
-    trained: bool | None
+    trained: bool
 
     def __call__(self, part: ExportPart) -> Values:
         columns = {"docs": self.docs, "tokens": self.tokens}

@@ -214,5 +214,5 @@ def find_sources(
     for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
         for source, own in enumerate(joined.names_of(order.sources)):
             for name in (name for name in names if joined.names[name] == own):
-                joined.check_data(order.sources[source])
+                joined.check_data([order.sources[source]])
                 yield name, order, source, steps.stop, number == 0

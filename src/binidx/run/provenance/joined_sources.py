@@ -51,10 +51,11 @@ class JoinedSources:
         """Return the name of each dataset of one of the runs."""
         return [self.names[source.prefix] for source in sources]
 
-    def check_data(self, source: Source) -> None:
-        """Raise ConfigError if a dataset of one of the runs is other data now than the first run opened."""
-        name = self.names[source.prefix]
-        if source is not (first := self.sources[name]) and source.dataset.identity != first.dataset.identity:
+    def check_data(self, sources: Sequence[Source]) -> None:
+        """Raise ConfigError if a dataset of one of the runs is other data than the first run opened."""
+        for name, source in zip(self.names_of(sources), sources, strict=True):
+            if source is (first := self.sources[name]) or source.dataset.identity == first.dataset.identity:
+                continue
             raise ConfigError(f"{name}: replaced between two runs (found other lengths); ask about each run alone")
 
 
@@ -110,10 +111,9 @@ def note_apart(pairs: Sequence[tuple[Source, Source]]) -> list[str]:
     """Return a line about pairs of datasets that may be the same; none without such pairs."""
     named = [f"{redacted(one.name)} and {redacted(other.name)}" for one, other in pairs[:MOST_NAMED]]
     named += [f"{len(pairs) - MOST_NAMED:,} more pairs"] * (len(pairs) > MOST_NAMED)
-    way = "write checksums beside them (binidx convert --checksums), or"
     return [
-        f"{'; '.join(named)}: same lengths, tokens not compared, so counted apart; {way} "
-        f'"same_data": {json.dumps({redacted(one.prefix): redacted(other.prefix)})} into the run file'
+        f"{'; '.join(named)}: same lengths, tokens not compared, counted apart; binidx convert --checksums of both or "
+        f'"same_data": {json.dumps({redacted(one.prefix): redacted(other.prefix)})} in the run file joins them'
         for one, other in pairs[:1]
     ]
 

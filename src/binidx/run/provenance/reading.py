@@ -89,8 +89,9 @@ class Reading(Steps, Protocol):
     def per_process(self) -> PerProcess[Any]: ...
 
     def table(
-        self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False, trained: Any = True
-    ) -> Any: ...
+        self, steps: range, rank: int | None = None, *, docs: Any = ..., tokens: Any = ..., trained: Any = ...
+    ) -> Any:
+        """Return the reads of some steps as an Arrow table."""
 
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
         """Return the reads of some steps, of one rank or all."""

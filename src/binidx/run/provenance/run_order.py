@@ -220,19 +220,15 @@ class RunOrder:
         return join_sources([self])
 
     @property
-    def _blend(self) -> BlendedOrder | None:
-        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
-        return inner if isinstance(inner, BlendedOrder) else None
-
-    @property
     def is_blended(self) -> bool:
         """True if samples are those of a blend, and have a `dataset_id`."""
-        return self._blend is not None
+        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
+        return isinstance(inner, BlendedOrder)
 
     @property
     def has_rounds(self) -> bool:
         """True if sources of one name are rounds of one source: in a run in stages."""
-        return self._blend is not None and bool(self._blend.proof)
+        return self.run is not None and self.run.stages is not None
 
     def count_inputs(self, samples: Numbers) -> Numbers:
         """Return the number of input tokens of each sample, without pads."""
@@ -424,7 +420,7 @@ class RunOrder:
         return readings
 
     def table(
-        self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False, trained: Any = True
+        self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False, trained: bool = True
     ) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
 
@@ -434,7 +430,7 @@ class RunOrder:
             docs: "ends" for the documents of each sample, and its start and stop in the first and the last of them;
                 "spans" for each piece with its length, which takes five times as long; None for neither.
             tokens: include the stored tokens, with pads.
-            trained: include whether each sample was trained; None: only of a run with iterations to skip.
+            trained: include whether each sample was trained; False: only of a run with iterations to skip.
 
         Returns:
             One row for each sample, sorted by step, rank and slot.
@@ -447,8 +443,7 @@ class RunOrder:
 
         readings = self.reading.readings(steps, rank)
         contents = CONTENTS[docs](self.order, readings.sample)
-        shown = bool(self.reading.schedule.skipped_steps) if trained is None else trained
-        of_rows = self.reading.trained(readings.step) if shown else None
+        of_rows = self.reading.trained(readings.step) if trained or self.reading.schedule.skipped_steps else None
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None, of_rows)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
