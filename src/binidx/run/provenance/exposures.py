@@ -207,7 +207,7 @@ def read_ranges(
     ranges, length = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))], order.input_length(source)
     wanted = sorted_unique(ranges[:, 1])
     place, is_wanted = wanted.searchsorted(ranges[:, 1]), membership(wanted)
-    ranges[:, 3] = np.where(ranges[:, 3] < 0, count_tokens(order.sources[source], wanted)[place], ranges[:, 3])
+    ranges[:, 3] = np.where(ranges[:, 3] < 0, tokens_of_documents(order.sources[source], wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
     reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)
@@ -228,7 +228,7 @@ def read_ranges(
             yield reads, _join_pieces(read[piece], number, begin[piece], end[piece], ranges)
 
 
-def count_tokens(source: Source, documents: Numbers) -> Numbers:
+def tokens_of_documents(source: Source, documents: Numbers) -> Numbers:
     """Return the number of tokens of documents, which are in ascending order; IndexError if there is no such one."""
     bounds, sequences = source.dataset.document_indices, sequences_of(source, documents)
     lengths = np.concatenate([[0], source.dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
