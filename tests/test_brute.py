@@ -18,5 +18,5 @@ def test_passages_are_counted_by_the_tokens_that_loaders_served(name: str, tmp_p
 
 @pytest.mark.slow
 def test_a_hundred_thousand_passages_are_counted_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert brute.main(["exposures", "--passages", "100000", "--seed", "3"]) == 0
+    assert brute.main(["exposures", "--passages", "100000", "--seed", "4"]) == 0
     assert "passages are as they were served" in capsys.readouterr().out
