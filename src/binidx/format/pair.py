@@ -368,11 +368,6 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
             return _StoredBin(open_stored(tokens + SUFFIX, found=found))
         except ObjectNotFoundError:
             return None
-        except StorageError as error:
-            if verify or isinstance(error, CancelledReadError):
-                raise
-            logger.warning("%s: read without checksums, as these could not be looked up: %s", tokens, error)
-            return None
 
     known = CODECS.known
     encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
@@ -390,5 +385,11 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
         return stored
     finally:
         wait([*encoded, sums])
-    found_sums = sums.result()
+    try:
+        found_sums = sums.result()
+    except StorageError as error:
+        if verify or isinstance(error, CancelledReadError):
+            raise
+        logger.warning("%s: read without checksums, as these could not be looked up: %s", tokens, error)
+        found_sums = None
     return _StoredBin(plain, sums=found_sums.reader if found_sums else None)

@@ -35,7 +35,7 @@ from binidx.tools import main
 
 NOT_COMPARED = "same lengths, tokens not compared"
 STOP = 25
-COLUMNS = ("times", "samples", "samples_trained", "tokens", "first_step", "last_step")
+COLUMNS = ("times_started", "samples", "samples_trained", "tokens", "first_step", "last_step")
 
 
 def check_exposures(history: RunHistory, served: list[Any], names: dict[str, int]) -> None:
