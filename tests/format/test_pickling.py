@@ -51,7 +51,7 @@ def test_a_spawned_process_reads_the_same(arguments) -> None:
 
 def test_a_pickle_is_small_and_keeps_each_argument(arguments) -> None:
     data = pickle.dumps(IndexedDataset(**arguments))
-    assert len(data) < 700
+    assert len(data.replace(arguments["path_prefix"].encode(), b"")) < 650
     again = pickle.loads(data)
     assert again[3][0].tolist() == [15, 16, 17, 18]
     assert again.sequence_modes.tolist() == [5, 6, 7, 8, 9]

@@ -261,7 +261,7 @@ def test_any_error_ends_it_with_one_line_of_log_and_reads_go_on(
 ) -> None:
     died: list[object] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
-    monkeypatch.setattr(eviction, "_warned", set[str]())
+    monkeypatch.setattr(eviction, "_warned", dict[str, object]())
 
     class Failing(MarkedObject):
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
