@@ -34,7 +34,7 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.order.order_protocols import Numbers, Source
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.exposures import STEPS, Exposures, count_exposures
+from binidx.run.provenance.exposures import Exposures, count_exposures
 from binidx.run.provenance.history import find_sources
 from binidx.run.provenance.reading import OpenedRun, Reading, Steps
 from binidx.run.provenance.sample_rows import build_rows
@@ -142,7 +142,7 @@ def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
     names = {"samples": "samples_read", "samples_trained": "samples_trained", "tokens": "tokens_read"}
     return [
         {new: row[old] for old, new in {"source": "source", "document": "document", **names}.items()}
-        | {name: row[name] for name in STEPS}
+        | {name: row[name] for name in ("first_step", "last_step")}
         for row in exposure_rows(found)
     ]
 

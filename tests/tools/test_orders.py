@@ -411,6 +411,8 @@ def test_exposures_and_the_card_are_those_of_the_history(
     assert {row["source"] for row in reads if row["step"] >= 9} == {listed[-1][0]}
     (counted,), (found,) = rows(capsys, "where", *asked, "--count"), rows(capsys, "exposures", *asked)
     assert [(row["source"], row["document"]) for row in found["documents"]] == listed
+    columns = ["source", "document", "samples_read", "samples_trained", "tokens_read", "first_step", "last_step"]
+    assert {*map(tuple, counted)} == {tuple(columns)}
     for row, count in zip(found["documents"], counted, strict=True):
         pieces = [
             (each["step"], each["trained"], min(doc["dst"] + doc["len"], 24) - doc["dst"], doc["len"])
