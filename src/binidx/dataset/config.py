@@ -218,7 +218,8 @@ class BlendedMegatronDatasetConfig:
             raise ConfigError(f"random_seed: found {self.random_seed}, need 0 to 2^32 - 1")
         if self.trust_cache not in (None, "megatron"):
             raise ConfigError(f"trust_cache: found {self.trust_cache!r}, need 'megatron' or None")
-        parse_release_name(self.megatron_samples)
+        if self.megatron_samples != "main":
+            parse_release_name(self.megatron_samples)
         if (threads := self.num_dataset_builder_threads) < 1:
             raise ConfigError(f"num_dataset_builder_threads: found {threads}, need at least 1")
         for name in ("fast_cache_load", "defer_npy_index_mmap", "read_plan"):

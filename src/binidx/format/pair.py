@@ -39,7 +39,7 @@ from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import Found, find_object, head, is_absent, object_exists, object_identity
+from binidx.storage.requests.remote_object import find_object, head, is_absent, object_exists, object_identity
 from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
@@ -351,8 +351,9 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
         verify: True: a failure to look up the checksums is an error; None: a warning; False: they are not looked up.
     """
 
-    def find(suffix: str, codec: str, end_bytes: int) -> _StoredBin | None:
-        found = find_object(tokens + suffix, end_bytes=end_bytes)
+    def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
+        # Checksums that may not be read are not taken for absent ones.
+        found = find_object(tokens + suffix, end_bytes=end_bytes, refused_is_absent=suffix != SUFFIX)
         if found is None:
             return None
         return _StoredBin(open_stored(tokens + suffix, found=found), codec, end=found.end)
@@ -362,16 +363,9 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
         is_ready = suffix in CODECS or suffix in CODECS.builtin
         return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
 
-    def find_sums() -> _StoredBin | None:
-        try:
-            found = Found(head(tokens + SUFFIX, tokens.settings, folders=False))
-            return _StoredBin(open_stored(tokens + SUFFIX, found=found))
-        except ObjectNotFoundError:
-            return None
-
     known = CODECS.known
     encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
-    sums = REQUESTS.submit(find_sums if verify is not False else lambda: None)
+    sums = REQUESTS.submit(lambda: find(SUFFIX) if verify is not False else None)
     try:
         plain = open_stored(tokens)
     except StorageError as error:

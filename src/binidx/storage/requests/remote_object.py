@@ -87,11 +87,12 @@ def recorded_object(uri: str, identity: Mapping[str, Any] | None) -> Found | Non
     return Found(ObjectInfo(uri, int(identity["size"]), dict(identity)))
 
 
-def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
+def find_object(location: Location, *, end_bytes: int = 0, refused_is_absent: bool = True) -> Found | None:
     """Return the object at a location; None if the store reports that there is none, or refuses access to it.
 
     Args:
         end_bytes: how many of the object's last bytes to fetch, too, where the same request can do that.
+        refused_is_absent: False: a refusal is an error.
 
     Raises:
         StorageError: the store cannot be reached.
@@ -102,7 +103,7 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
         try:
             return Found(*await store.head(uri, tail_bytes=end_bytes, folders=False))
         except Exception as error:
-            if _is_absence(error) or _is_refusal(error):
+            if _is_absence(error) or (refused_is_absent and _is_refusal(error)):
                 return None
             raise
 
@@ -111,7 +112,7 @@ def find_object(location: Location, *, end_bytes: int = 0) -> Found | None:
     try:
         return Found(head(location, settings))
     except StorageError as error:
-        if is_absent(error):
+        if is_absent(error) and (refused_is_absent or isinstance(error, FileNotFoundError)):
             return None
         raise
 
