@@ -2,8 +2,9 @@
 
 Neighbouring steps are one spike if their losses, less what their mixtures of sources add, are above median + K * 1.4826
 * MAD of those of the WINDOW steps before, since the last change of the blend (MAD: median absolute deviation; Hampel's
-identifier). Samples are ranked by their loss above the mean of their source in the window. The losses are those that
-loader.record_losses wrote; the folder is by default `losses` beside RUN.
+identifier). A step with fewer than 10 such steps before it is not judged. Samples are ranked by their loss above the
+mean of their source in the window. The losses are those that loader.record_losses wrote; the folder is by default
+`losses` beside RUN.
 
 A run that names the one before it is looked at with its whole history: each step with the losses of the run that
 trained it, from `losses` beside the file of that run, or one --losses for all runs or for each, the earliest first.
@@ -34,7 +35,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
     options.add_argument("--losses", metavar="DIR", action="append", help="folder of the losses (losses, beside RUN)")
-    options.add_argument("--window", type=int, default=200, metavar="N", help="steps before a step (200)")
+    options.add_argument("--window", type=int, default=200, metavar="N", help="steps before a step (200; at least 10)")
     options.add_argument("--threshold", type=float, default=6.0, metavar="K", help="see above (6)")
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N")
     options.add_argument("--most-samples", type=int, default=8, metavar="N", help="samples of each spike (8)")

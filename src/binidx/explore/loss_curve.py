@@ -135,7 +135,7 @@ class LossCurve:
         first = int(window[0]) if len(window) else step
         before = [run.part(*np.searchsorted(run.steps, [first, step]).tolist()) for run in self.runs]
         median = float(np.median(self.losses[max(place - WINDOW, 0) : place])) if len(window) else np.nan
-        means = mean_losses(order, before, median)
+        means = mean_losses(order, before, median, own.names)
         at = np.minimum(np.searchsorted(own.positions, reads.position), len(own.positions) - 1)
         losses = np.where(own.positions[at] == reads.position, own.losses[at], np.nan)
         excess = losses - means[trace_origins(order.order, reads.sample).source]

@@ -232,6 +232,27 @@ def test_three_neighbouring_steps_above_their_limit_are_one_spike(noise: float, 
     assert spike.excess == pytest.approx(np.ones(12), abs=6 * noise + 1e-5)
 
 
+def test_a_copy_of_the_data_is_no_change_of_the_blend(tmp_path: Path) -> None:
+    rng, orders = np.random.default_rng(0), []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        prefix = write_source(tmp_path / folder / "en", random.Random(1), False)
+        dataset = binidx.load_dataset(prefix, 16, num_samples=80, tokenizer=Tokenizer()).wrapped
+        first = 20 * (folder == "b")
+        schedule = BatchSchedule(2, 2, 1, consumed_samples=first * 2, first_step=first)
+        orders.append(RunOrder.of_dataset(dataset, GlobalOrder(schedule, len(dataset))))
+    losses = (3 + 0.01 * rng.standard_normal(80)).astype(np.float32)
+    losses[42:44] += 4  # step 21, the second one of the copy
+    names = {order.sources[0].prefix: "en" for order in orders}
+    runs = [
+        RunLosses.of(order, np.arange(80), losses, stop, names) for order, stop in zip(orders, (20, 40), strict=True)
+    ]
+    assert [len(run.steps) for run in runs] == [20, 20]
+    (spike,) = find_spikes(runs)
+    assert (spike.step, spike.last_step) == (21, 21)
+    assert spike.excess == pytest.approx([4, 4], abs=0.1)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_spikes_are_those_of_the_formula(seed: int, tmp_path: Path) -> None:
     dataset, rng = random_run(tmp_path, seed), np.random.default_rng(seed)

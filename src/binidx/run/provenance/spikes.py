@@ -22,8 +22,8 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -85,6 +85,7 @@ class RunLosses:
         means: mean loss of each, shape (n,).
         bounds: step i has the losses from bounds[i] to before bounds[i + 1], shape (n + 1,).
         positions, losses: of samples, as `read_losses` returns them.
+        names: prefix of a source -> its name in the history, which copies of a dataset share; others have their prefix.
     """
 
     order: RunOrder
@@ -93,10 +94,16 @@ class RunLosses:
     bounds: Numbers
     positions: Numbers
     losses: NDArray[np.float32]
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, order: RunOrder, positions: Numbers, losses: NDArray[np.float32], stop_step: int | None = None
+        cls,
+        order: RunOrder,
+        positions: Numbers,
+        losses: NDArray[np.float32],
+        stop_step: int | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> RunLosses:
         """Return the losses of a run.
 
@@ -105,6 +112,7 @@ class RunLosses:
             positions, losses: as `read_losses` returns them; losses before the first step of the run are ignored.
             stop_step: first step whose losses are ignored: those of another run that went on from there, or of steps
                 that were given up. None: all must be of the run.
+            names: as for the class.
 
         Raises:
             ConfigError: losses behind the end of the run.
@@ -122,7 +130,7 @@ class RunLosses:
         steps = np.flatnonzero(np.diff(edges))
         bounds = np.append(edges[steps], len(positions))
         sums = np.add.reduceat(losses.astype(np.float64), bounds[:-1]) if len(steps) else np.empty(0)
-        return cls(order, steps + first, sums / np.diff(bounds), bounds, positions, losses)
+        return cls(order, steps + first, sums / np.diff(bounds), bounds, positions, losses, names or {})
 
     def part(self, first: int, stop: int) -> tuple[RunOrder, Numbers, NDArray[np.float32]]:
         """Return the order, and the positions and losses of the steps in places `first` to before `stop`."""
@@ -148,7 +156,7 @@ def find_spikes(runs: Sequence[RunLosses], *, window: int = 200, threshold: floa
     starts = np.cumsum([0, *(len(run.steps) for run in runs)]).tolist()
     means, seams = np.concatenate([np.empty(0), *(run.means for run in runs)]), [0]
     for earlier, run, start in zip([*runs[:1], *runs], runs, starts, strict=False):
-        seams += [start] * (run.order.description_hash != earlier.order.description_hash)
+        seams += [start] * (run.order.order.identity != earlier.order.order.identity)
         seams += [start + place for place in np.searchsorted(run.steps, run.order.stage_starts).tolist()]
     places, added = np.arange(len(means)), _mixture_losses(runs, starts, seams)
     sizes = np.minimum(window, places - np.array(seams)[np.searchsorted(seams, places, side="right") - 1])
@@ -163,7 +171,7 @@ def find_spikes(runs: Sequence[RunLosses], *, window: int = 200, threshold: floa
         reads = reads.at(np.isin(reads.position, positions))
         losses = losses[np.searchsorted(positions, reads.position)]
         before = [run.part(stop - sizes[stop] - start, stop - start) for run, start in zip(runs, starts, strict=False)]
-        excess = losses - mean_losses(order, before, middles[stop])[order.sources_of(reads.sample)]
+        excess = losses - mean_losses(order, before, middles[stop], runs[0].names)[order.sources_of(reads.sample)]
         ranked, peak = np.argsort(-np.nan_to_num(excess, nan=np.inf), kind="stable"), group[np.argmax(means[group])]
         loss, middle, limit = np.array([means, middles, limits])[:, peak].tolist()
         yield Spike(order, steps[0], steps[-1], loss, middle, limit, reads.at(ranked), losses[ranked], excess[ranked])
@@ -194,7 +202,10 @@ def _mixture_losses(runs: Sequence[RunLosses], starts: Sequence[int], seams: Seq
 
 
 def mean_losses(
-    order: RunOrder, parts: Iterable[tuple[RunOrder, Numbers, NDArray[np.float32]]], otherwise: float
+    order: RunOrder,
+    parts: Iterable[tuple[RunOrder, Numbers, NDArray[np.float32]]],
+    otherwise: float,
+    names: Mapping[str, str],
 ) -> NDArray[np.float64]:
     """Return the mean loss of each source of an order, shape (number of sources,).
 
@@ -202,16 +213,18 @@ def mean_losses(
         order: the order.
         parts: orders of runs, positions of samples, shape (n,), and the loss of each.
         otherwise: value of a source without a loss.
+        names: as for `RunLosses`.
     """
     sums, counts = Counter[str](), Counter[str]()
     for each, positions, losses in parts:
         sources = each.sources_of(each.reading.samples_at(positions[np.isfinite(losses)]))
         known = np.bincount(sources, losses[np.isfinite(losses)], len(each.sources)).tolist()
         for source, total, count in zip(each.sources, known, np.bincount(sources, minlength=len(known)), strict=True):
-            sums[source.prefix] += total
-            counts[source.prefix] += int(count)
-    names = [source.prefix for source in order.sources]
-    return np.array([sums[name] / counts[name] if counts[name] else otherwise for name in names], np.float64)
+            name = names.get(source.prefix, source.prefix)
+            sums[name] += total
+            counts[name] += int(count)
+    own = [names.get(source.prefix, source.prefix) for source in order.sources]
+    return np.array([sums[name] / counts[name] if counts[name] else otherwise for name in own], np.float64)
 
 
 def _get_limits(residuals: NDArray[np.float64], sizes: Numbers, window: int, threshold: float) -> NDArray[np.float64]:
@@ -261,7 +274,7 @@ def read_run_losses(
         place = Location(folders[min(number, len(folders) - 1)] or beside, run.config.storage_options)
         try:
             if stop is None or stop > run.first_step:
-                found = RunLosses.of(history.order_of(number), *read_losses(place), stop)
+                found = RunLosses.of(history.order_of(number), *read_losses(place), stop, history.joined.names)
                 runs.append((place.absolute, found))
         except ObjectNotFoundError as error:
             way = "the loader with losses_to= and record_losses writes them; --losses names their folder"
