@@ -9,6 +9,7 @@ from helpers.traceable_runs import random_run
 
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
+from binidx.dataset.staged.length_stages import LengthStage, LengthStagedDataset
 from binidx.order.blended_order import list_members
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
@@ -53,3 +54,15 @@ def test_without_repeats_no_document_is_looked_at(tmp_path: Path) -> None:
     dataset = random_run(tmp_path, 1)
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     assert all(each.seen == () for each in account(order, 1))
+
+
+def test_samples_of_each_length_count_their_own_tokens_and_starts(tmp_path: Path) -> None:
+    stages = [LengthStage(4, 16), LengthStage(16, 3), LengthStage(8, 6)]
+    dataset = LengthStagedDataset(random_run(tmp_path, 44), stages)
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
+    served = [np.asarray(dataset[sample]["tokens"]).tolist() for sample in range(25)]
+    found = account(order, 25, repeats=True)
+    assert [each.tokens_read for each in found] == [sum(map(len, served[:16])), sum(map(len, served[16:19])),
+                                                    sum(map(len, served[19:]))]  # fmt: skip
+    begun = sum(token % 1000 == 0 for tokens in served for token in tokens)
+    assert sum(times * count for each in found for times, count in enumerate(each.seen)) == begun

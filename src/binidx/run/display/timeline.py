@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import normalize
 from binidx.order.blended_order import map_sources
-from binidx.order.order_protocols import ComposedOrder, Numbers
-from binidx.run.provenance.accounts import STRETCH, tokens_of_source
+from binidx.order.order_protocols import Numbers
+from binidx.run.provenance.accounts import count_reads, tokens_of_source
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
@@ -171,12 +171,10 @@ class _Course:
 
     def __init__(self, order: RunOrder, group: Numbers, size: int, part: range, bounds: Numbers, first: int) -> None:
         self.order, self.num_sources, self._group = order, size, group
-        composed = order.order if isinstance(order.order, ComposedOrder) else None
-        self._sources = composed.list_sources() if composed else np.zeros(len(order.order), np.int16)
         before = order.reading.schedule.samples_before
         self._positions = [first, *(before(step) for step in np.clip(bounds, part.start, part.stop).tolist())]
-        reads = np.array([self._count(*span) for span in pairwise(self._positions)])
-        self.counts, read = reads[:, 0], reads[:, 1]
+        reads = np.array([count_reads(order, [span]) for span in pairwise(self._positions)])
+        self.counts, read = np.moveaxis(reads @ (group[:, None] == np.arange(size)), 1, 0)
         self._tokens = np.zeros(size, np.int64)
         self._tokens[self._group] = map_sources(
             order.order, range(len(self._group)), lambda number: tokens_of_source(order.sources[number])
@@ -206,15 +204,7 @@ class _Course:
     def _read(self, first: int, stop: int) -> tuple[Numbers, Numbers]:
         """Return source and number of input tokens of the samples at some positions."""
         samples = self.order.reading.samples_at(np.arange(first, stop))
-        return self._group[self._sources[samples]], self.order.count_inputs(samples)
-
-    def _count(self, first: int, stop: int) -> Numbers:
-        """Return the samples and input tokens of each source at some positions, shape (2, n)."""
-        counts = np.zeros((2, self.num_sources), np.int64)
-        for part in range(first, stop, STRETCH):
-            sources, inputs = self._read(part, min(part + STRETCH, stop))
-            counts += [np.bincount(sources, each, self.num_sources).astype(np.int64) for each in (None, inputs)]
-        return counts
+        return self._group[self.order.list_sources[samples]], self.order.count_inputs(samples)
 
 
 def _planned_shares(order: RunOrder, group: Numbers, size: int, firsts: Sequence[int]) -> NDArray[np.float64] | None:

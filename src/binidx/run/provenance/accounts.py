@@ -25,7 +25,7 @@ from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
 from binidx.errors import redacted, trims_traceback
 from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
-from binidx.order.order_protocols import ComposedOrder, Numbers, Source
+from binidx.order.order_protocols import Numbers, Source
 from binidx.run.provenance.contents import find_documents, trace_contents
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.joined_sources import JoinedSources
@@ -191,11 +191,8 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     read, untrained = (count_reads(order, spans) for spans in ([(first, schedule.samples_before(end))], skipped))
     planned = read[0]
     if is_last:
-        whole = order.order
-        sizes = (
-            samples_per_dataset(whole.list_sources(), len(keys)) if isinstance(whole, ComposedOrder) else [len(whole)]
-        )
-        planned = np.array(sizes) - count_reads(order, [(0, first * order.knows_earlier)])[0]
+        sizes = np.array(samples_per_dataset(order.list_sources, len(keys)))
+        planned = sizes - count_reads(order, [(0, first * order.knows_earlier)])[0]
     counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
     for number, key in enumerate(keys):
         numbers.setdefault(key, []).append(number)
@@ -227,13 +224,10 @@ def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
         spans: positions from the first to before the second of each pair.
     """
     counts = np.zeros((2, len(order.sources)), np.int64)
-    sources = order.order.list_sources() if isinstance(order.order, ComposedOrder) else np.zeros(1, np.int16)
     for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
         samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-        own = sources.take(samples, mode="clip")  # of one source alone 0
-        counts += [
-            np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, order.count_inputs(samples))
-        ]
+        own, inputs = order.list_sources[samples], order.count_inputs(samples)
+        counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
     return counts
 
 
@@ -244,14 +238,14 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
         np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
         for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
-    length, count = order.config.sequence_length, 0
+    count = 0
     for rows in row_blocks(first, stop, STRETCH):
         contents = trace_contents(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
         spans = contents.spans
+        source = np.repeat(contents.source, np.diff(spans.bounds))
         # What begins at S is the last label; the next sample of the stream feeds it.
-        begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
-        source = np.repeat(contents.source, np.diff(spans.bounds))[begun]
-        document = spans.document[begun]
+        begun = (spans.start == 0) & (spans.length > 0) & (spans.target < order.input_lengths[source])
+        source, document = source[begun], spans.document[begun]
         count += len(document)
         for number in np.unique(source).tolist():
             np.add.at(times[number], document[source == number], 1)

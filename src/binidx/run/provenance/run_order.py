@@ -37,7 +37,7 @@ from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.gpt_order import GPTOrder, LazyOrder
-from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.order.view import ViewOrder
@@ -232,12 +232,25 @@ class RunOrder:
 
     def count_inputs(self, samples: Numbers) -> Numbers:
         """Return the number of input tokens of each sample, without pads."""
+        inputs: Numbers = self.input_lengths[self.list_sources[samples]]
         if all(isinstance(member, GPTOrder | LazyOrder) for member in list_members(self.order)):
-            return np.full(len(samples), self.sequence_length)
+            return inputs
         spans, bounds = self.order.spans(samples)
-        total = np.concatenate([[0], np.cumsum(spans[:, 3])])[bounds]
-        inputs: Numbers = np.minimum(np.diff(total), self.sequence_length)
-        return inputs
+        return np.minimum(np.diff(np.concatenate([[0], np.cumsum(spans[:, 3])])[bounds]), inputs)
+
+    @cached_property
+    def list_sources(self) -> NDArray[np.int16]:
+        """Source of each sample, shape (number of samples,)."""
+        if isinstance(self.order, ComposedOrder):
+            return self.order.list_sources()
+        return np.broadcast_to(np.int16(0), len(self.order))
+
+    @cached_property
+    def input_lengths(self) -> Numbers:
+        """Number of input tokens of a sample of each source; in stages of several lengths a source has one length."""
+        if isinstance(self.order, BlendedOrder) and self.order.windows is not None:
+            return np.array([cast(Any, member).parameters.sequence_length for member in self.order.members])
+        return np.full(len(self.sources), self.sequence_length)
 
     @property
     def sequence_length(self) -> int:
@@ -245,16 +258,14 @@ class RunOrder:
         return self.config.sequence_length
 
     def input_length(self, source: int) -> int:
-        """Return the number of input tokens of a sample of a source; in stages of several lengths a source has one.
+        """Return the number of input tokens of a sample of a source, as `input_lengths` has it.
 
         Raises:
             ConfigError: fill in the middle, of which the order does not say which tokens are inputs.
         """
         if isinstance(self.config, GPTFIMDatasetConfig):
             raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
-        if isinstance(self.order, BlendedOrder) and self.order.windows is not None:
-            return int(cast(Any, self.order.members[source]).parameters.sequence_length)
-        return self.sequence_length
+        return int(self.input_lengths[source])
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
