@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, FormatError
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.reading import OpenedRun
@@ -84,7 +84,10 @@ def print_exposures(arguments: argparse.Namespace) -> None:
 def find_passage(history: OpenedRun, arguments: argparse.Namespace) -> dict[str, Numbers]:
     """Return prefix -> the tokens of each match of the text of the file --text, as `count_exposures` takes ranges."""
     options, sources = arguments.storage_options, history.select_sources()
-    text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
+    try:
+        text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{arguments.text}: not UTF-8 ({error}); needs a text file") from error
     names = {Location(source.prefix).uri: name for name, source in sources.items()}
     prefixes = [Location(prefix, options) for prefix in names]
     tokens = find_token_table(prefixes, arguments.tokenizer)

@@ -80,21 +80,21 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
+    if arguments.run and not arguments.queries:
+        raise ConfigError("run: needs --queries; of other texts: | binidx exposures RUN --documents -")
     history = open_order(arguments) if arguments.run else None
-    sources = history.select_sources() if history else {}
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
     prefixes = [as_prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
-    names_of: dict[str, str] = {}
-    if history is not None and not prefixes:
-        names_of = {source.prefix: name for name, source in sources.items()}
-        prefixes = [*names_of]
+    asked: list[str | None] = [*prefixes] or [None]
+    chosen = [history.select_sources(name) for name in asked] if history else []
+    sources = {name: source for each in chosen for name, source in each.items()}
+    names_of = {source.prefix: name for name, source in sources.items()}
+    prefixes = [*names_of] or prefixes
     if not (texts or arguments.queries) or not prefixes:
         raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
     if arguments.queries and (texts or arguments.tokens):
         raise ConfigError("queries, texts: found both, need one")
-    if history is not None and not arguments.queries:
-        raise ConfigError("run: needs --queries; of other texts: | binidx exposures RUN --documents -")
     options = arguments.storage_options
     items = read_queries(Location.of(arguments.queries, options), arguments.key) if arguments.queries else []
     ngrams: list[list[int]] = []
@@ -115,15 +115,11 @@ def grep(arguments: argparse.Namespace) -> None:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]
         if history is not None:
-            stop, own = stop_step(history, arguments.before_step), sources.keys() & result.hits.keys()
-            matches = {
-                name: locate_matches(
-                    sources[name].dataset, result.hits[name], patterns, table, normalize=result.normalized
-                )
-                for name in own
-            }
-            groups = {name: group_matches(ngrams, each) for name, each in matches.items()}
-            read = count_groups(history, groups, len(items), stop)
+            groups = {}
+            for name, hits in result.hits.items():
+                matches = locate_matches(sources[name].dataset, hits, patterns, table, normalize=result.normalized)
+                groups[name] = group_matches(ngrams, matches)
+            read = count_groups(history, groups, len(items), stop_step(history, arguments.before_step))
             counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
             rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)

@@ -139,12 +139,9 @@ def count_stored(history: Steps, stored: Mapping[str, Numbers], stop_step: int) 
 
 def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
     """Return a row for each document."""
-    names = {"samples": "samples_read", "samples_trained": "samples_trained", "tokens": "tokens_read"}
-    return [
-        {new: row[old] for old, new in {"source": "source", "document": "document", **names}.items()}
-        | {name: row[name] for name in ("first_step", "last_step")}
-        for row in exposure_rows(found)
-    ]
+    names = ("source", "document", "samples", "samples_trained", "tokens", "first_step", "last_step")
+    new = {"samples": "samples_read", "tokens": "tokens_read"}
+    return [{new.get(name, name): row[name] for name in names} for row in exposure_rows(found)]
 
 
 def _earlier(history: OpenedRun, arguments: argparse.Namespace, past: int) -> str:

@@ -231,3 +231,24 @@ def test_a_wrong_call_says_what_it_needs(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"7\n")))
     assert main(arguments) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_a_count_of_where_has_the_steps_of_its_samples_alone(binidx_out: Any) -> None:
+    (row,) = json.loads(binidx_out("where", "run.json", "--document", "7", "--source", EN, "--count", "--json"))
+    names = ["samples_read", "samples_trained", "tokens_read", "first_step", "last_step"]
+    assert [*row] == ["source", "document", *names]
+
+
+def test_a_text_that_is_no_utf8_is_refused_by_name(binidx_out: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("latin.txt").write_bytes("Hase mit Möhre".encode("latin-1"))
+    assert main(["exposures", "run.json", "--text", "latin.txt"]) != 0
+    assert "latin.txt: not UTF-8" in capsys.readouterr().err
+
+
+def test_items_count_the_reads_of_a_source_by_any_of_its_prefixes(binidx_out: Any, folder: Path) -> None:
+    call = ["grep", "--queries", "evals.jsonl", "--ngram", "8", "--run", "run.json", "--json"]
+    items = {item["id"]: item for item in json.loads(binidx_out(*call))["items"]}
+    named = {item["id"]: item for item in json.loads(binidx_out(*call, str(folder / CODE)))["items"]}
+    assert named["rabbit"] == items["rabbit"]
+    assert named["rabbit"]["samples_whole"] > 0
+    assert main([*call, "en_text_other"]) == 2
