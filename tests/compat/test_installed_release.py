@@ -61,6 +61,18 @@ def test_a_later_tree_is_known_by_its_varlen_dataset_and_named_in_the_log(
     )
 
 
+def test_a_major_release_is_later_than_those_of_major_0(tmp_path: Path) -> None:
+    (tmp_path / "package_info.py").write_text("MAJOR = 1\nMINOR = 2\nPATCH = 0\nPRE_RELEASE = ''\n")
+    assert read_release(tmp_path) == MAIN
+
+
+def test_a_megatron_that_a_script_made_itself_is_no_release() -> None:
+    made = "import sys, types; sys.modules |= {name: types.ModuleType(name) for name in ('megatron', 'megatron.core')}"
+    found = "from binidx.compat.megatron.serve import find_installed_release; print(find_installed_release())"
+    done = subprocess.run([sys.executable, "-c", f"{made}; {found}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == MAIN
+
+
 def test_a_script_gets_the_samples_of_the_installed_release_unless_it_asks_for_another(prefix: str) -> None:
     for options, release in (((), "0.16"), (("--megatron-samples=0.19.2",), "0.19.2")):
         [[found]] = start([*DROP_IN, *options, str(HERE / "spawning.py"), prefix]).lines()

@@ -65,13 +65,21 @@ class LossRecorder:
         self._place: Any = self.folder is not None and Location.of(self.folder)
         self._pid = 0  # of the process whose rows these are
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder, self.rank, self.most_rows, self.most_seconds)  # rows stay with their recorder
+
     def record(self, position: int, losses: Sequence[float] | Any) -> None:
         """Record the losses of samples at consecutive positions.
 
         Args:
             position: number of samples that were consumed before the first of them, over all ranks.
             losses: one of each sample, shape (n,): numbers, an array, or a tensor, which is copied to the host.
+
+        Raises:
+            ConfigError: there is no folder.
         """
+        if self.folder is None:
+            raise ConfigError("losses_to: found none, record_losses needs a folder; give it to the loader")
         writer = background("binidx-losses", self.most_seconds)
         if self._pid != os.getpid():  # a forked child has a copy of the rows
             self._pid, self._num_samples, self._rows = os.getpid(), 0, list[Any]()
@@ -94,8 +102,6 @@ class LossRecorder:
         Raises:
             ConfigError: there is no folder, or there are more or fewer losses than samples.
         """
-        if self.folder is None:
-            raise ConfigError("losses_to: found none, record_losses needs a folder; give it to the loader")
         if (count := len(losses)) != sampler.micro_batch_size:
             raise ConfigError(f"losses: found {count}, needs {sampler.micro_batch_size}, one of each sample")
         size = sampler.samples_per_step

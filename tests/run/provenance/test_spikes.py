@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import signal
 import subprocess
@@ -158,6 +159,21 @@ def test_a_handler_of_a_signal_may_close_a_recorder_that_is_being_closed(tmp_pat
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [column.tolist() for column in read_losses(tmp_path)] == [[0, 7], [1.0, 0.25]]
+
+
+def test_a_recorder_is_pickled_without_its_rows(tmp_path: Path) -> None:
+    recorder = LossRecorder(tmp_path, 3)
+    recorder.record(0, [1.0, 2.0])
+    copied = pickle.loads(pickle.dumps(recorder))
+    copied.record(2, [3.0])
+    for each in (recorder, copied):
+        each.close()
+    assert read_losses(tmp_path)[1].tolist() == [1, 2, 3]
+
+
+def test_a_recorder_without_a_folder_is_an_error_at_the_first_record() -> None:
+    with pytest.raises(ConfigError, match="losses_to: found none"):
+        LossRecorder(None).record(0, [1.0])
 
 
 def test_folders_without_losses_and_damaged_files_are_errors(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def find_installed_release() -> str:
     """Return the release of the Megatron that this process imports, a name in `RELEASES`; main's without Megatron."""
     try:
         spec = importlib.util.find_spec("megatron.core")
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):  # the latter for a module that a script made itself
         spec = None
     return MAIN if spec is None or spec.origin is None else read_release(Path(spec.origin).parent)
 
@@ -95,10 +95,11 @@ def read_release(core: Path) -> str:
         core: its folder `megatron/core`.
     """
     described = dict(re.findall(r"^(\w+) = ['\"]?(\w*)", (core / "package_info.py").read_text(), re.MULTILINE))
-    version, pre_release = f"{described['MAJOR']}.{described['MINOR']}", described.get("PRE_RELEASE", "")
+    major, minor, pre_release = int(described["MAJOR"]), int(described["MINOR"]), described.get("PRE_RELEASE", "")
+    version = f"{major}.{minor}"
     varlen = core.parent / "training/datasets/varlen_dataset.py"
     latest = NEWEST if varlen.is_file() and "class VarlenDataset" in varlen.read_text() else MAIN
-    release = version if version in RELEASES else EARLIEST if int(described["MINOR"]) < 16 else latest
+    release = version if version in RELEASES else EARLIEST if (major, minor) < (0, 16) else latest
     if release != version or pre_release:
         name = version + pre_release
         logger.warning("Megatron %s: no known release; its samples are taken to be those of %s", name, release)
