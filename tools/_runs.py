@@ -54,7 +54,7 @@ def add_normalize(options: argparse.ArgumentParser) -> None:
 def print_comparison(normalized: bool) -> None:
     """Print how texts were compared, to stderr."""
     rules = "in normal form (NFKC, case folded, a run of blanks and punctuation is one blank)"
-    plain = "byte for byte; --normalize folds Unicode forms, case, blanks and punctuation"
+    plain = "byte for byte; --normalize folds case, Unicode, blanks, punctuation"
     print(f"compared {rules if normalized else plain}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ each, `samples` counts the samples with a token of it as an input, `trained` tho
 
 --text counts each match of the text of a file, byte for byte, or with --normalize in normal form (binidx grep --help).
 A match is all tokens that hold a byte of it: `whole` counts the samples of which all of them are inputs, `part` those
-of which only some are. The last label of a sample is no input.
+of which only some are. The last label of a sample is no input. "tokens A to B" ends before token B.
 
 A sample that is read again counts again. A run that names the one before it is counted over its whole history. Only
 indices are read, and with --text the tokens, once: a million documents take seconds for each hundred million samples.
@@ -56,7 +56,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_run(options)
     which = options.add_mutually_exclusive_group(required=True)
     which.add_argument("--documents", metavar="LIST", help="a list of documents; - reads stdin")
-    which.add_argument("--text", metavar="FILE", help="a passage: the text of this file")
+    which.add_argument("--text", metavar="FILE", help="a passage: the text of this file, without newlines at its end")
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N (default: all)")
     options.add_argument("--no-earlier", action="store_true", help="leave out samples before consumed_samples")
     options.add_argument("--tokenizer", metavar="URI", help="with --text; by default that of the manifests")
@@ -93,6 +93,7 @@ def find_passage(history: OpenedRun, arguments: argparse.Namespace) -> dict[str,
     tokens = find_token_table(prefixes, arguments.tokenizer)
     how = {"normalize": arguments.normalize}
     hits = search_documents(prefixes, [text], tokens, watch=arguments.watch, **how).hits
+    arguments.watch.end_stage()
     print_comparison(arguments.normalize)
     return {
         name: locate_matches(sources[name].dataset, hits[prefix], [text], tokens, **how)[:, [0, 2, 3]]

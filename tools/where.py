@@ -6,9 +6,10 @@ and row it came from are shown where its source has lineage. Such a document may
 id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
 
 A run that names the one before it, or has phases, is searched over its whole history; --count prints how often each
-document was read and trained, first and last. Of a resumed run that names none, the samples before its consumed_samples
-are searched, too; their step, rank and slot (null in JSON) are in the run.json of the earlier part. A cyclic run that
-names none must be searched part by part, with --no-earlier.
+document was read and trained, first and last, and counts the last label of a sample, too, which `binidx exposures` does
+not, as it is no input. Of a resumed run that names none, the samples before its consumed_samples are searched, too;
+their step, rank and slot (null in JSON) are in the run.json of the earlier part. A cyclic run that names none must be
+searched part by part, with --no-earlier.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

@@ -165,7 +165,8 @@ def take_inventory(run: Run) -> RunInventory:
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
     if run.config.order is not None:
-        raise ConfigError(f"plan: knows Megatron's order, found {run.config.order!r}; plan the run without it")
+        found = type(run.config.order).__name__
+        raise ConfigError(f"order: found {found}, plan knows Megatron's order alone; plan the run without it")
     rest = required_indices(run.config, run.sizes)
     if run.stages is None:
         return rest

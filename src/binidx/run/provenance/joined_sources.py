@@ -111,11 +111,11 @@ def note_apart(pairs: Sequence[tuple[Source, Source]]) -> list[str]:
     """Return a line about pairs of datasets that may be the same; none without such pairs."""
     named = [f"{redacted(one.name)} and {redacted(other.name)}" for one, other in pairs[:MOST_NAMED]]
     named += [f"{len(pairs) - MOST_NAMED:,} more pairs"] * (len(pairs) > MOST_NAMED)
+    same_data = json.dumps({redacted(one.prefix): redacted(other.prefix) for one, other in pairs})
     return [
         f"{'; '.join(named)}: same lengths, tokens not compared, counted apart; binidx convert --checksums of both or "
-        f'"same_data": {json.dumps({redacted(one.prefix): redacted(other.prefix)})} in the run file joins them'
-        for one, other in pairs[:1]
-    ]
+        f'"same_data": {same_data} in the run file joins them'
+    ] * bool(pairs)
 
 
 def check_alias(one: Source, other: Source) -> None:
