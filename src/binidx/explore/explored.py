@@ -146,7 +146,8 @@ class Explored:
 
     def numbers_of(self, order: Reading) -> list[int]:
         """Return the numbers here of the sources of one of the runs, and -1 at the end, of a sample of no source."""
-        return [*(self.numbers[source.prefix] for source in order.sources), -1]
+        numbers = self.numbers
+        return [*(numbers[source.prefix] for source in order.sources), -1]
 
     def prefix(self, source: int) -> Location:
         """Return the location of a source."""

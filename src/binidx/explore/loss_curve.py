@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, MissingDriverError
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import trace_origins
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.spikes import RunLosses, mean_losses, read_run_losses
@@ -138,7 +137,7 @@ class LossCurve:
         means = mean_losses(order, before, median, own.names)
         at = np.minimum(np.searchsorted(own.positions, reads.position), len(own.positions) - 1)
         losses = np.where(own.positions[at] == reads.position, own.losses[at], np.nan)
-        excess = losses - means[trace_origins(order.order, reads.sample).source]
+        excess = losses - means[order.sources_of(reads.sample)]
         return list(zip(losses.tolist(), excess.tolist(), strict=True))
 
 

@@ -52,6 +52,17 @@ def test_samples_in_the_run_of_a_history_are_those_read_and_those_that_the_last_
     assert f"\n{IN_RUN}\nconsumed_train_samples" in capsys.readouterr().out
 
 
+def test_runs_with_the_same_rounds_have_one_note(tmp_path: Path) -> None:
+    corpora = [write_corpus(tmp_path / name, number) for number, name in ((1, "en"), (2, "code"))]
+    stages = [binidx.Stage((corpora, [0.7, 0.3]), 40, 120), binidx.Stage((corpora, [0.9, 0.1]), 160)]
+    file, _ = save_history(
+        tmp_path, *(run_over((corpora, [0.7, 0.3]), step, stages=stages) for step in (0, 10)), stop=50
+    )
+    notes = account(open_history(file), 50).notes
+    assert any("rounds" in note for note in notes)
+    assert len({*notes}) == len(notes)
+
+
 def test_rounds_of_a_source_after_a_stage_are_one_row_and_a_note(tmp_path: Path) -> None:
     corpora = [write_corpus(tmp_path / name, number) for number, name in ((1, "en"), (2, "code"))]
     stages = [binidx.Stage((corpora, [0.7, 0.3]), 40, 120), binidx.Stage((corpora, [0.9, 0.1]), 160)]

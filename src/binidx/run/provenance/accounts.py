@@ -138,7 +138,7 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
             accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
     if len(parts) > 1:
         notes += [IN_RUN, *find_changes([each for each, _ in parts], joined)]
-    return Accounts(accounts.values(), notes)
+    return Accounts(accounts.values(), [*dict.fromkeys(notes)])  # two runs may have the same rounds
 
 
 def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
