@@ -184,11 +184,8 @@ def compare_releases(dataset: Any, release: str) -> list[str]:
     """
     found: set[str] = set()
     for part in _parts(dataset):
-        ours, theirs = (
-            find_rules_in_effect(part.config, part.release_rules, name)
-            for name in (part.config.megatron_samples, release)
-        )
-        found |= ours ^ theirs
+        ours = find_rules_in_effect(part.config, part.release_rules, part.config.megatron_samples)
+        found |= ours ^ find_rules_in_effect(part.config, part.release_rules, release)
     return sorted(found)
 
 

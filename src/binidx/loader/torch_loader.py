@@ -466,7 +466,8 @@ class Batches(Iterator[Any]):
             batch = batch.unpack(pin=self._pin)
         last, self._last = self._last, time.perf_counter()
         add_usage({**self._counts, "seconds": self._last - last, "wait_seconds": self._last - began})
-        self._close = self._close or background().add(self, functools.partial(_log_usage, self._before))
+        before = self._before
+        self._close = self._close or background().add(self, lambda: log_report(usage_since(before)))
         self._on_batch()
         return batch
 
@@ -490,8 +491,3 @@ def _deferred_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if interrupts:
         signal.raise_signal(signal.SIGINT)
-
-
-def _log_usage(before: dict[str, float]) -> None:
-    """Log the usage since `before`."""
-    log_report(usage_since(before))

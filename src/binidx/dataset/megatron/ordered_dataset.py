@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
-from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import describe, digest
@@ -62,7 +61,7 @@ class OrderedDataset(ABC):
         super().__init_subclass__(**kwargs)
         # torch's DataLoader prefers __getitems__: without this it would bypass a subclass's own __getitem__.
         if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
-            cls.__getitems__ = _one_by_one  # type: ignore[attr-defined]
+            cls.__getitems__ = lambda self, idxs: [self[idx] for idx in idxs]  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in UNPICKLED}
@@ -190,7 +189,3 @@ UNPICKLED = ("_samples", "_assemble", "build_context")
 def get_order_option(config: BlendedMegatronDatasetConfig) -> OrderOption | None:
     """Return the option `order` of a config; None if it is not set, or the kind of dataset has no such option."""
     return config.order if isinstance(config, GPTDatasetConfig) else None
-
-
-def _one_by_one(self: Any, idxs: Sequence[int | None]) -> list[Sample]:
-    return [self[idx] for idx in idxs]

@@ -87,9 +87,7 @@ class AzureStore(FsspecWrites, DirectStore):
         )
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
-        def check(status: int, headers: Mapping[str, str]) -> None:
-            check_response(info, where, status, headers)
-
+        check = functools.partial(check_response, info, where)
         return check_length(info.uri, where, await self._download(info.uri, where, check))
 
     def read_start(self, fs: Any, uri: str, num_bytes: int) -> bytes:
