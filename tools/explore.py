@@ -20,7 +20,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import secrets
@@ -73,9 +72,12 @@ def explore(arguments: argparse.Namespace) -> None:
     server = build_server(build_app(explored, token, hosts, f"binidx-{port}"))
     serving = threading.Thread(target=server.run, args=([socket],), daemon=True)
     serving.start()
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         serving.join()
-    os._exit(0)  # the threads of a request that is in flight would be waited for
+        status = 1  # its error has been printed
+    except KeyboardInterrupt:
+        status = 0
+    os._exit(status)  # the threads of a request that is in flight would be waited for
 
 
 main = command("explore", __doc__, add_options, explore)

@@ -32,6 +32,16 @@ def test_the_release_is_that_of_the_installed_package() -> None:
     assert read_release(Path(megatron.gpt.__file__).parents[1]) == "0.16"
 
 
+@pytest.mark.parametrize("text", [None, "", "MAJOR = 0\n", "MAJOR = 'x'\nMINOR = 'y'\n"])
+def test_a_megatron_that_names_no_version_is_taken_for_main_with_a_warning(
+    text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if text is not None:
+        (tmp_path / "package_info.py").write_text(text)
+    assert read_release(tmp_path) == MAIN
+    assert f"as {tmp_path} names no version): no known release" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("minor", "varlen", "release", "warns"),
     [

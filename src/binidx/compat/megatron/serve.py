@@ -94,8 +94,11 @@ def read_release(core: Path) -> str:
     Args:
         core: its folder `megatron/core`.
     """
-    described = dict(re.findall(r"^(\w+) = ['\"]?(\w*)", (core / "package_info.py").read_text(), re.MULTILINE))
-    major, minor, pre_release = int(described["MAJOR"]), int(described["MINOR"]), described.get("PRE_RELEASE", "")
+    try:
+        described = dict(re.findall(r"^(\w+) = ['\"]?(\w*)", (core / "package_info.py").read_text(), re.MULTILINE))
+        major, minor, pre_release = int(described["MAJOR"]), int(described["MINOR"]), described.get("PRE_RELEASE", "")
+    except (OSError, KeyError, ValueError):  # of a fork
+        major, minor, pre_release = 1, 0, f" (assumed, as {core} names no version)"
     version = f"{major}.{minor}"
     varlen = core.parent / "training/datasets/varlen_dataset.py"
     latest = NEWEST if varlen.is_file() and "class VarlenDataset" in varlen.read_text() else MAIN
