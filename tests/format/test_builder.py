@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import tracemalloc
 import uuid
 from pathlib import Path
@@ -17,6 +18,7 @@ from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.threads import background
 
 THREE = [Document([1, 2, 3], [2, 1], []), Document([], [], []), Document([4], [0, 1], [])]
 
@@ -210,6 +212,9 @@ def test_without_finalize_nothing_appears_and_nothing_is_left(how: str, tmp_path
         builder.close()
     del builder
     gc.collect()
+    done = queue.SimpleQueue[None]()
+    background().tokens.put(lambda: done.put(None))  # behind the token of a forgotten builder
+    done.get(timeout=600)
     assert pair(old) == before
     assert left_in(tmp_path) == ["en.bin", "en.idx"]
 
