@@ -193,6 +193,18 @@ def write_certificate(path: Path) -> Path:
 
 
 @contextlib.contextmanager
+def served_by_thread(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serve from a thread of this process during the block."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextlib.contextmanager
 def http_objects(objects: Mapping[str, bytes], *, certificate: Path | None = None) -> Iterator[Server]:
     """Serve the objects from a thread of this process, over TLS if there is a certificate."""
     with Server(objects) as server:
@@ -200,10 +212,5 @@ def http_objects(objects: Mapping[str, bytes], *, certificate: Path | None = Non
             server.scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
+        with served_by_thread(server):
             yield server
-        finally:
-            server.shutdown()
-            thread.join()

@@ -23,7 +23,6 @@ import hashlib
 import hmac
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
+
+from servers.http_objects import served_by_thread
 
 KEY, SECRET, REGION = "test-key-id", "test-key-secret", "cn-test"
 SUB_RESOURCES = {"uploads", "uploadId", "partNumber", "security-token", "bucketInfo", "objectMeta", "acl", "append"}
@@ -371,11 +372,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def oss_server() -> Iterator[OssServer]:
     """Serve an empty bucket from a thread of this process."""
-    with OssServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with OssServer() as server, served_by_thread(server):
+        yield server

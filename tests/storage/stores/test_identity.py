@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from helpers.random_datasets import Document, build_ours
 from helpers.reader_stacks import summed
 from helpers.zstd_segments import compressed
 from servers.gcs import Store
-from servers.http_objects import Server, http_objects
+from servers.http_objects import Server, http_objects, served_by_thread
 
 import binidx
 from binidx.errors import ObjectChangedError, ShortReadError
@@ -175,11 +174,8 @@ def heedless_web() -> Iterator[Server]:
 def heedless_gcs() -> Iterator[Store]:
     with Store() as store:
         store.heedless = True
-        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        yield store
-        store.shutdown()
-        thread.join()
+        with served_by_thread(store):
+            yield store
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)

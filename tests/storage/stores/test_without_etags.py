@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.proxied_store import TRANSPORTS
 from servers.gcs import Store
-from servers.http_objects import Server, http_objects
+from servers.http_objects import Server, http_objects, served_by_thread
 
 from binidx.errors import ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
@@ -60,15 +60,10 @@ def place(request: pytest.FixtureRequest, web: Server) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def unversioned_gcs() -> Iterator[Store]:
-    import threading
-
     with Store() as store:
         store.versioned = False
-        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        yield store
-        store.shutdown()
-        thread.join()
+        with served_by_thread(store):
+            yield store
 
 
 def with_setting(options: dict[str, Any], **settings: Any) -> dict[str, Any]:
