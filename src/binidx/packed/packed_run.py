@@ -267,7 +267,7 @@ class PackedRunOrder:
     @property
     def joined(self) -> JoinedSources:
         """The sources by their prefix."""
-        return join_sources([self])
+        return join_sources([self.sources])
 
     def select_sources(self, name: str | None = None) -> dict[str, Source]:
         """Return the datasets by their prefix: that of a prefix, those of a set's name, or all.

@@ -68,7 +68,9 @@ def compare_documents(
         ConfigError: a source of both runs has other data in one of them, or as `join_sources`.
         IndexError: a run has no such step.
     """
-    joined = join_sources([first, second], [each.run.same_data if each.run else {} for each in (first, second)])
+    orders = first, second
+    same_data = [order.run.same_data if order.run else {} for order in orders]
+    joined = join_sources([order.sources for order in orders], same_data)
     joined.check_data(second.sources)
     marks = [mark_documents(first, first_steps, joined), mark_documents(second, second_steps, joined)]
     found = []

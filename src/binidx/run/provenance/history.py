@@ -99,8 +99,9 @@ class RunHistory:
         Raises:
             ConfigError: as `join_sources`, or `same_data` of a run names no dataset of the history.
         """
-        orders, same_data = map(self.order_of, range(len(self.runs))), [run.same_data for run in self.runs]
-        joined = join_sources([*orders], same_data)
+        datasets = [self.order_of(number).sources for number in range(len(self.runs))]
+        same_data = [run.same_data for run in self.runs]
+        joined = join_sources(datasets, same_data)
         for name in (name for each in same_data for name in each.values() if name not in joined.names):
             raise ConfigError(f"same_data: found {name}, needs a source of an earlier run: {', '.join(joined.names)}")
         return joined

@@ -18,14 +18,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.order.order_protocols import Source
-
-if TYPE_CHECKING:
-    from binidx.run.provenance.reading import Reading
 
 MOST_NAMED = 3
 """Most pairs of datasets that a note names."""
@@ -59,18 +55,18 @@ class JoinedSources:
             raise ConfigError(f"{name}: replaced between two runs (found other lengths); ask about each run alone")
 
 
-def join_sources(orders: Sequence[Reading], same_data: Sequence[Mapping[str, str]] = ()) -> JoinedSources:
-    """Return the datasets of the orders of some runs, the earliest first, and log those that may be copies.
+def join_sources(datasets: Sequence[Sequence[Source]], same_data: Sequence[Mapping[str, str]] = ()) -> JoinedSources:
+    """Return the datasets of some runs, and log those that may be copies of others.
 
     Args:
-        orders: the orders.
+        datasets: those of each run, the earliest first.
         same_data: that of each run, if any run has it.
 
     Raises:
         ConfigError: one prefix, relative to different directories, names two datasets; or `same_data` of a run joins
             datasets that are not the same.
     """
-    runs = [{source.prefix: source for source in order.sources} for order in orders]
+    runs = [{source.prefix: source for source in sources} for sources in datasets]
     stored = {prefix: source for run in runs[::-1] for prefix, source in run.items()}
     stored = {prefix: stored[prefix] for run in runs for prefix in run}
     prefixes = [{text: each.prefix for each in run.values() for text in (each.name, each.prefix)} for run in runs]

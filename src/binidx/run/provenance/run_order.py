@@ -217,7 +217,7 @@ class RunOrder:
     @property
     def joined(self) -> JoinedSources:
         """The sources by their names."""
-        return join_sources([self])
+        return join_sources([self.sources])
 
     @property
     def is_blended(self) -> bool:
