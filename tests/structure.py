@@ -12,6 +12,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +30,22 @@ WORST = re.compile(
 PROVIDERS = re.compile(
     r"\b(s3fs|gcsfs|adlfs|aiobotocore|botocore|boto3|S3FileSystem|GCSFileSystem|HTTPFileSystem|AbstractFileSystem)\b"
 )
+
+Trees = dict[str, ast.Module]
+"""Syntax tree of each module, by its dotted name."""
+CIRCLES = {
+    frozenset({"binidx.dataset.megatron.megatron_dataset", "binidx.dataset.megatron.ordered_dataset"}),
+    frozenset({"binidx.run.display.figures", "binidx.run.display.timeline", "binidx.run.provenance.accounts"}),
+    frozenset({"binidx.run.provenance.export", "binidx.run.provenance.run_order"}),
+    frozenset(f"binidx.storage.cache.{name}" for name in ("cached_object", "disk_cache", "eviction", "filling")),
+    frozenset({"binidx.storage.stores.s3", "binidx.storage.stores.s3_upload"}),
+}
+"""Modules that may import each other, as sets. It only becomes smaller: remove a set whose circle is gone."""
+DEPTHS = {"compat": 6, "dataset": 5, "storage": 5, "format": 2, "jobs": 2, "native": 2, "run": 2, "testing": 2}
+DEPTHS |= dict.fromkeys(("corpus", "errors", "explore", "loader", "order", "packed", "prepare"), 3)
+"""Most own classes in a chain of bases, by package; 1 in others. They only fall: lower one whose chain is shorter."""
+TYPE_CHECKS = 15
+"""Most checks for dataset classes outside `dataset/`. It only falls: lower it with each check that goes."""
 
 
 def modules() -> Iterator[Path]:
@@ -113,6 +130,111 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, f"begins with a clause: {text.splitlines()[0][:90]}"
 
 
+def syntax_trees(*folders: Path) -> Trees:
+    """Syntax trees of the modules below folders, with absolute imports; a package is its `__init__`."""
+    trees: Trees = {}
+    for path, top in [(path, folder.parent) for folder in folders for path in sorted(folder.rglob("*.py"))]:
+        parts = path.relative_to(top).with_suffix("").parts
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = ".".join(parts[:-1])
+                node.module, node.level = resolve_name("." * node.level + (node.module or ""), package), 0
+        trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = tree
+    return trees
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Local and full name of each import of a module: at the top, in functions, and for types only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            yield from ((alias.asname or alias.name, base + alias.name) for alias in node.names)
+
+
+def circles(trees: Trees) -> set[frozenset[str]]:
+    """Largest sets of modules of which each imports all others, by itself or by other modules."""
+    reached = dict[str, set[str]]()
+    for module, tree in trees.items():
+        targets = {name if name in trees else name.rpartition(".")[0] for _, name in imported_names(tree)}
+        reached[module] = (targets & trees.keys()) - {module}
+    for middle in trees:  # Warshall's algorithm
+        for targets in reached.values():
+            if middle in targets:
+                targets |= reached[middle]
+    mutual = {module: frozenset(name for name in reached[module] if module in reached[name]) for module in trees}
+    return {*filter(None, mutual.values())}
+
+
+def own_bases(trees: Trees) -> dict[str, list[str]]:
+    """Full name of each class -> those of its bases that are defined in these modules, too."""
+    bases = dict[str, list[str]]()
+    for module, tree in trees.items():
+        names = dict(imported_names(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                texts = (ast.unparse(base).partition("[")[0] for base in node.bases)
+                parts = (text.partition(".") for text in texts)
+                bases[f"{module}.{node.name}"] = [
+                    names.get(first, first if dot else f"{module}.{first}") + dot + rest for first, dot, rest in parts
+                ]
+    return {name: [base for base in found if base in bases] for name, found in bases.items()}
+
+
+def deepest_classes(trees: Trees) -> dict[str, tuple[int, str]]:
+    """Sub-package or module at the top -> classes in its longest chain of own bases, and the class at its end.
+
+    A class without a base of its own, as one of a Protocol, has a chain of 1.
+    """
+    bases = own_bases(trees)
+
+    def depth(name: str) -> int:
+        return 1 + max(map(depth, bases[name]), default=0)
+
+    deepest = dict[str, tuple[int, str]]()
+    for name in sorted(bases):
+        part = name.split(".")[1]
+        deepest[part] = max(deepest.get(part, (0, "")), (depth(name), name), key=lambda chain: chain[0])
+    return deepest
+
+
+def dataset_classes(trees: Trees) -> set[str]:
+    """Names of the classes of `dataset/` that end in "Dataset", without low-level ones, which are IndexedDatasets."""
+    bases = own_bases(trees)
+
+    def is_low_level(name: str) -> bool:
+        return name.endswith(".IndexedDataset") or any(map(is_low_level, bases[name]))
+
+    names = [name for name in bases if name.endswith("Dataset") and name.split(".")[1] == "dataset"]
+    return {name.rpartition(".")[2] for name in names if not is_low_level(name)}
+
+
+def type_checks(trees: Trees) -> list[str]:
+    """Module and line of each `isinstance`, `issubclass` and class pattern of a dataset class outside `dataset/`."""
+    classes, checks = dataset_classes(trees), list[str]()
+    for module, tree in trees.items():
+        names = dict(imported_names(tree))
+        for node in ast.walk(tree) if module.split(".")[1:2] != ["dataset"] else ():
+            kinds: list[ast.expr] = [node.cls] if isinstance(node, ast.MatchClass) else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                kinds = node.args[1:]
+            parts = [part for kind in kinds for part in ast.walk(kind) if isinstance(part, ast.Name | ast.Attribute)]
+            texts = [ast.unparse(part) for part in parts]
+            if any(names.get(text, text).rpartition(".")[2] in classes for text in texts):
+                checks.append(f"{module}:{node.lineno}")
+    return checks
+
+
+def rises(
+    mutual: set[frozenset[str]], chains: dict[str, tuple[int, str]], checks: list[str]
+) -> Iterator[list[str] | tuple[int, str]]:
+    """Circles, chains of bases and checks of types that `CIRCLES`, `DEPTHS` and `TYPE_CHECKS` do not allow."""
+    yield from (sorted(circle) for circle in mutual if not any(circle <= allowed for allowed in CIRCLES))
+    yield from (chain for part, chain in chains.items() if chain[0] > DEPTHS.get(part, 1))
+    if len(checks) > TYPE_CHECKS:
+        yield checks
+
+
 def main() -> int:
     """Print the table; the exit status is 1 if a bound is broken."""
     files = list(modules())
@@ -140,11 +262,19 @@ def main() -> int:
     print(f"docstrings that begin with a clause, and forbidden words: {worst or 0}")
     unchecked = [*tests_without_a_check()]
     print(f"tests without a check: {unchecked or 0}")
+    trees = syntax_trees(PACKAGE, ROOT / "tools")
+    mutual, checks = circles(trees), type_checks(trees)
+    chains = deepest_classes({module: tree for module, tree in trees.items() if module.startswith("binidx.")})
+    print(f"circles of modules: {sorted(map(sorted, mutual)) or 0}")
+    print(f"longest chains of own classes: { {part: chain for part, chain in chains.items() if chain[0] > 1} }")
+    print(f"checks for dataset classes outside dataset/: {len(checks)}")
+    more = [*rises(mutual, chains, checks)]
+    print(f"more circles, longer chains, more checks than are allowed: {more or 0}")
     if "--list" in sys.argv:
-        print(*asked, *worst, sep="\n")
+        print(*asked, *worst, *checks, sep="\n")
     full = {folder for folder, count in folders.items() if count > LARGEST_FOLDER}
     large = [str(path) for path, size in zip(files, sizes, strict=True) if size > LARGEST_MODULE]
-    broken = [*full, *large, *worst, *unchecked]
+    broken = [*full, *large, *worst, *unchecked, *more]
     return 1 if broken else 0
 
 
