@@ -20,7 +20,7 @@ from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.fsspec_store import open_filesystem
 from binidx.storage.stores.s3 import S3Store
-from binidx.storage.stores.s3_upload import body_headers
+from binidx.storage.stores.s3_requests import body_headers
 from binidx.storage.writing.concatenate import SourcePiece, open_join
 from binidx.storage.writing.publish import create_object, delete_object, write_object
 

@@ -24,7 +24,6 @@ from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored, read_whole
 from binidx.storage.store_protocols import ObjectInfo
-from binidx.storage.stores import s3_upload
 from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing import concatenate
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, plan_concatenation
@@ -261,8 +260,8 @@ def test_progress_counts_a_part_when_it_is_copied_and_waits_for_no_other(toy_cop
 
 
 def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_upload, "STALL_SECONDS", 1.0)
-    monkeypatch.setattr(s3_upload, "COPIED_BYTES_PER_SECOND", 1 << 50)
+    monkeypatch.setattr("binidx.storage.stores.s3.STALL_SECONDS", 1.0)
+    monkeypatch.setattr("binidx.storage.stores.s3.COPIED_BYTES_PER_SECOND", 1 << 50)
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, contents = stored(s3.fresh(), [6 * MIB, 6 * MIB])
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers]
@@ -281,7 +280,7 @@ def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest
 
 
 def test_an_interrupt_ends_the_copies_in_flight(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_upload, "STALL_SECONDS", 100_000.0)
+    monkeypatch.setattr("binidx.storage.stores.s3.STALL_SECONDS", 100_000.0)
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, _ = stored(s3.fresh(), [6 * MIB, 6 * MIB])
         made = open_join(

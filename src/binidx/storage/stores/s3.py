@@ -2,7 +2,8 @@
 
 Requests are sent directly (`direct`) at URLs that are signed as s3fs signs them (`signing`), and through s3fs where
 that is refused or fails; s3fs alone looks for folders, writes objects only if they are absent, and lists the parts of
-an upload. The client that reads has no retries of its own, as `storage.requests` retries.
+an upload. The client that reads has no retries of its own, as `storage.requests` retries. The parts of an upload are
+sent directly, too: aiobotocore copies each body and sends it in small pieces, for four times the CPU.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import functools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import unquote_plus
-from xml.etree import ElementTree
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape
 
 from fsspec.asyn import sync
 
-from binidx.errors import redacted
+from binidx.errors import SlowCopyError, StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.direct import (
@@ -39,18 +41,37 @@ from binidx.storage.stores.direct import (
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
     HTTPStatusError,
+    PartsLostError,
+    cause_of,
     driver_text,
     http_status,
+    storage_errors,
 )
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.identity import object_info, size_and_tail
 from binidx.storage.stores.range_client import MAX_ERROR_BYTES
-from binidx.storage.stores.s3_upload import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS, S3Upload, body_headers
+from binidx.storage.stores.s3_requests import (
+    DirectResponse,
+    as_body,
+    body_headers,
+    composite_tag,
+    copy_headers,
+    parse_page,
+    versions_of,
+)
 from binidx.storage.stores.signing import NO_HEADERS, one_origin_session, quick_session, sign
 
 logger = logging.getLogger(__name__)
 SPARE = 8
 """Connections of a reading client beyond the requests in flight, for requests that are hedged."""
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
+"""Longest time to send one part of an upload: a constant, plus the time of its bytes at the lowest rate of a link."""
+
+COPIED_BYTES_PER_SECOND = 1_000_000
+"""Lowest rate at which the store itself copies a part, one of a few at once on slow disks."""
 
 
 class S3Store(FsspecWrites, DirectStore):
@@ -123,14 +144,14 @@ class S3Store(FsspecWrites, DirectStore):
         if not wanted["Key"] or (answer and answer.status == 404):
             raise FileNotFoundError(uri)
         response = await self.fs._call_s3("head_object", self.fs.kwargs, self.fs.req_kw, **wanted)
-        return checked_info(uri, {"size": response["ContentLength"], **_versions(response)}), b""
+        return checked_info(uri, {"size": response["ContentLength"], **versions_of(response)}), b""
 
     async def _tail(self, uri: str, tail_bytes: int) -> tuple[ObjectInfo, bytes]:
         response = await self._begin_get(self.fs, uri, f"bytes=-{tail_bytes}")
         size, part_bytes = size_and_tail(response.get("ContentRange"), response.get("ContentLength"), tail_bytes)
         async with (body := response["Body"]):
             tail = await read_at_most(body.read, part_bytes) if part_bytes else b""
-        return checked_info(uri, {"size": size, **_versions(response)}), tail if len(tail) == part_bytes else b""
+        return checked_info(uri, {"size": size, **versions_of(response)}), tail if len(tail) == part_bytes else b""
 
     async def _begin_get(self, fs: Any, uri: str, where: str, **condition: str) -> Any:
         """Return s3fs' response to a request for a range, whose body is not read yet."""
@@ -179,7 +200,7 @@ class S3Store(FsspecWrites, DirectStore):
                 logger.debug("%s: listed by its driver: %s", request.bucket, driver_text(error))
         page = await self.fs._call_s3("list_objects_v2", self.fs.kwargs, self.fs.req_kw, **wanted)
         objects = {
-            entry["Key"]: object_info(entry["Key"], {"size": entry["Size"], **_versions(entry)})
+            entry["Key"]: object_info(entry["Key"], {"size": entry["Size"], **versions_of(entry)})
             for entry in page.get("Contents", [])
         }
         return objects, page.get("NextContinuationToken", "") if page.get("IsTruncated") else ""
@@ -285,59 +306,169 @@ class S3Store(FsspecWrites, DirectStore):
         return S3Upload(self, uri, token)
 
 
-def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
-    """Return the objects of a response to ListObjectsV2 by key, and the token of the next page, or "".
+class S3Upload:
+    """A multipart upload: its parts outlive this process until they are completed or aborted."""
 
-    Raises:
-        ValueError: an object without a name, size or ETag.
-        ElementTree.ParseError: it is no XML.
-    """
-    root = ElementTree.fromstring(text)
-    space = root.tag.removesuffix("ListBucketResult")
-    is_quoted = root.findtext(f"{space}EncodingType") == "url"
-    objects = {}
-    for entry in root.iter(f"{space}Contents"):
-        key, size, etag = (entry.findtext(space + name) for name in ("Key", "Size", "ETag"))
-        if not key or not size or not etag:
-            raise ValueError("a list without names, sizes or ETags")
-        key = unquote_plus(key) if is_quoted else key
-        num_bytes = int(size)
-        objects[key] = ObjectInfo(key, num_bytes, {"size": num_bytes, "etag": etag})  # `object_info` takes 5 us
-    is_cut = root.findtext(f"{space}IsTruncated") == "true"
-    return objects, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
+    def __init__(self, store: S3Store, uri: str, token: str) -> None:
+        self._store, self._uri = store, uri
+        bucket, key = store.split(uri)
+        self._object = {"Bucket": bucket, "Key": key}
+        self._sent, self._aborted = set[Future[Any]](), False
+        exists = bool(token) and self._list(token) is not None
+        self.token = token if exists else self._create()
+
+    def _create(self) -> str:
+        answer = self._request("POST", fields="uploads=")
+        token = answer and answer.text_of("InitiateMultipartUploadResult", "UploadId")
+        return token or str(self._call("create_multipart_upload")["UploadId"])
+
+    def arrived(self) -> Mapping[int, tuple[int, str]]:
+        return self._list(self.token) or {}
+
+    def write(self, part: int, data: Sequence[memoryview]) -> str:
+        fs, headers = self._store.fs, body_headers(data)
+
+        async def send() -> Mapping[str, str]:
+            sent = self._store.request("PUT", self._object, headers, data=data, fields=self._part(part))
+            if (answer := await sent) and answer.status == 200:
+                return answer.headers
+            body = b"".join(data)  # botocore takes bytes and files, no views
+            request = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
+            # botocore's timeout begins when the whole body is sent.
+            return await asyncio.wait_for(request, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
+
+        with self._loss_reported():
+            return self._tag(self._send(fs, send()))
+
+    def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
+        wanted: dict[str, Any] = {"CopySource": self._store.object_of(source.uri)}
+        wanted.update({"CopySourceIfMatch": source.identity["etag"]} if "etag" in source.identity else {})
+        wanted.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where != (0, source.size) else {})
+        seconds = max(STALL_SECONDS + (where[1] - where[0]) / COPIED_BYTES_PER_SECOND, self._store.read_timeout)
+
+        async def send() -> Mapping[str, str]:
+            headers = copy_headers(wanted)
+            sent = self._store.request("PUT", self._object, headers, fields=self._part(part), seconds=None)
+            if (answer := await sent) and (tag := answer.text_of("CopyPartResult", "ETag")):
+                return {"ETag": tag}
+            fs = self._store.copying_fs()
+            request = fs._call_s3("upload_part_copy", **self._object, UploadId=self.token, PartNumber=part, **wanted)
+            return (await request)["CopyPartResult"]  # type: ignore[no-any-return]
+
+        with storage_errors(source.uri), self._loss_reported():
+            try:
+                return self._tag(self._send(self._store.fs, asyncio.wait_for(send(), seconds)))
+            except TimeoutError:
+                raise SlowCopyError(
+                    f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
+                    "a read_timeout in storage_options['config_kwargs'] above that allows more"
+                ) from None
+
+    def complete(self, tags: Mapping[int, str]) -> str:
+        tagged = "".join(
+            f"<Part><PartNumber>{part}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            for part, tag in sorted(tags.items())
+        )
+        body = f'<CompleteMultipartUpload xmlns="{NAMESPACE}">{tagged}</CompleteMultipartUpload>'.encode()
+        answer = self._request("POST", {"Content-Length": str(len(body))}, [memoryview(body)], self._upload)
+        if answer and (tag := answer.text_of("CompleteMultipartUploadResult", "ETag")):
+            return str(tag)
+        numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
+        try:
+            with self._loss_reported():
+                parts = {"Parts": numbered}
+                done = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload=parts)
+                return str(done.get("ETag", ""))
+        except PartsLostError as error:
+            # The response to an earlier request may have been lost.
+            present, needed = self._present_tag(), composite_tag([tag for _, tag in sorted(tags.items())])
+            if present and present.strip('"') == needed:
+                return present
+            raise PartsLostError(f"{error} (its ETag would be {needed}, found {present or 'none'})") from error
+
+    def _present_tag(self) -> str:
+        """Return the ETag of the object that has the name now; "" if there is none, or none that may be read."""
+        try:
+            return str(self._call("head_object").get("ETag", ""))
+        except (FileNotFoundError, PermissionError):
+            return ""
+
+    def _tag(self, answer: Mapping[str, Any]) -> str:
+        if "ETag" not in answer:
+            raise StorageError(
+                f"{self._uri}: the response to a part has no ETag, needed one to publish the object; let the server, "
+                "and any proxy before it, send ETag headers, or write to a disk and upload the files with another tool"
+            )
+        return str(answer["ETag"])
+
+    @contextlib.contextmanager
+    def _loss_reported(self) -> Iterator[None]:
+        """Raise PartsLostError for a driver's error in the block if this upload does not exist any more."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") != "NoSuchUpload":
+                raise
+            raise PartsLostError(
+                f"{self._uri}: its upload was completed or aborted meanwhile, by another process or by a rule of the "
+                "bucket; run it again"
+            ) from cause_of(error)
+
+    def abort(self) -> None:
+        self._aborted = True
+        for sent in list(self._sent):
+            sent.cancel()
+        self._call("abort_multipart_upload", UploadId=self.token)
+
+    @property
+    def _upload(self) -> str:
+        """Field of a query that names this upload."""
+        return f"uploadId={quote(self.token, safe='~')}"
+
+    def _part(self, part: int) -> str:
+        return f"partNumber={part}&{self._upload}"
+
+    def _request(
+        self, verb: str, headers: Mapping[str, str] = NO_HEADERS, data: Sequence[memoryview] = (), fields: str = ""
+    ) -> Any:
+        """Send a request without the driver, and return its response; None: the driver has to send it."""
+        send = functools.partial(self._store.request, data=data, fields=fields)
+        with contextlib.suppress(HTTPStatusError):
+            return sync(self._store.fs.loop, send, verb, self._object, headers)
+        return None
+
+    def _send(self, fs: Any, request: Coroutine[Any, Any, Any]) -> Any:
+        """Send a request that `abort` can cancel, and return its response; after `abort`, no request is sent."""
+        sent = asyncio.run_coroutine_threadsafe(request, fs.loop)
+        self._sent.add(sent)
+        sent.add_done_callback(self._sent.discard)
+        if self._aborted:
+            sent.cancel()
+        return sent.result()
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        return self._store.fs.call_s3(method, **self._object, **arguments)
+
+    def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
+        """Return bytes and tag of each part that has arrived; None if there is no such upload any more."""
+        parts: dict[int, tuple[int, str]] = {}
+        page: dict[str, Any] = {}
+        while True:
+            try:
+                answer = self._call("list_parts", UploadId=token, **page)
+            except OSError as error:
+                # 404: completed or aborted since; 400: never an upload of this store
+                if isinstance(error, FileNotFoundError) or http_status(error) in (400, 404):
+                    return None
+                raise
+            parts.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
+            if not answer.get("IsTruncated"):
+                return parts
+            page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
 
 
 _refused: dict[tuple[int, str, str], float] = {}
 """(id of a filesystem, bucket, verb) -> time up to which such requests are left to the driver, as one was refused."""
-
-
-class DirectResponse(NamedTuple):
-    """Response to a request that was sent without the driver; of the body at most as much as was requested."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def text_of(self, root: str, name: str) -> str:
-        """Return a text of a successful response in XML; "" if it is an error, or has none of this name.
-
-        Args:
-            root, name: tags without their namespace.
-        """
-        with contextlib.suppress(ElementTree.ParseError):
-            document = ElementTree.fromstring(self.body)
-            if self.status == 200 and document.tag.endswith(root):
-                return document.findtext(f"{document.tag.removesuffix(root)}{name}") or ""
-        return ""
-
-
-async def as_body(data: Sequence[memoryview]) -> AsyncIterator[memoryview]:
-    """Yield copies of the pieces of a body, each of which is sent before the next one is copied.
-
-    The transport may still hold the last piece when a request has failed, and the memory of `data` is used again.
-    """
-    for view in data:
-        yield memoryview(bytes(view))
 
 
 def users_config(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,7 +488,3 @@ def endpoint(*options: Mapping[str, Any]) -> dict[str, str]:
     ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return {} if named or ignored or not url else {"endpoint_url": url}
-
-
-def _versions(response: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: response.get(name) for name in ("ETag", "LastModified", "VersionId")}
