@@ -35,8 +35,6 @@ Trees = dict[str, ast.Module]
 """Syntax tree of each module, by its dotted name."""
 CIRCLES = {
     frozenset({"binidx.dataset.megatron.megatron_dataset", "binidx.dataset.megatron.ordered_dataset"}),
-    frozenset({"binidx.run.display.figures", "binidx.run.display.timeline", "binidx.run.provenance.accounts"}),
-    frozenset({"binidx.run.provenance.export", "binidx.run.provenance.run_order"}),
     frozenset(f"binidx.storage.cache.{name}" for name in ("cached_object", "disk_cache", "eviction", "filling")),
 }
 """Modules that may import each other, as sets. It only becomes smaller: remove a set whose circle is gone."""

@@ -24,7 +24,6 @@ from binidx.explore.views import BINS
 from binidx.run.display.figures import (
     COLUMN_INCHES,
     FORMATS,
-    draw_accounts,
     draw_blend,
     draw_epochs,
     draw_lengths,
@@ -72,7 +71,7 @@ def draw(explored: Explored, arguments: argparse.Namespace) -> Any:
     if arguments.figure == "repeats":
         if not isinstance(explored.history, RunHistory):
             raise ConfigError(f"figure: {arguments.run} is over packed files, needs a run over .bin and .idx")
-        return draw_accounts(account(explored.history, explored.steps.stop, repeats=True), arguments.width)
+        return account(explored.history, explored.steps.stop, repeats=True).plot(arguments.width)
     steps = parse_steps(explored.history, arguments.steps) if arguments.steps else explored.steps
     timeline = explored.timeline(steps, BINS)
     return (draw_blend if arguments.figure == "blend" else draw_epochs)(timeline, arguments.width)

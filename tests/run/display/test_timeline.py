@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
-from binidx.run.display.figures import FORMATS, draw_accounts, draw_blend, draw_epochs, figure_bytes
+from binidx.run.display.figures import FORMATS, draw_blend, draw_epochs, figure_bytes
 from binidx.run.display.timeline import build_timeline
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
@@ -25,7 +26,7 @@ def random_order(folder: Path, seed: int) -> RunOrder:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bins_hold_the_samples_that_are_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.run.provenance.accounts.STRETCH", 5)
+    monkeypatch.setattr("binidx.run.provenance.history.STRETCH", 5)
     order = random_order(tmp_path, seed)
     num_steps = order.num_steps() or 2 * len(order.order)
     steps = range(num_steps // 4, num_steps)
@@ -69,7 +70,7 @@ def test_planned_shares_of_stages_change_where_stages_begin(tmp_path: Path) -> N
 def test_equal_figures_are_equal_files(kind: str, tmp_path: Path) -> None:
     order = random_order(tmp_path, 4)
     timeline, accounts = build_timeline(order, range(20)), account(order, 20, repeats=True)
-    for draw, values in ((draw_blend, timeline), (draw_epochs, timeline), (draw_accounts, accounts)):
-        first, second = (figure_bytes(draw(values), kind) for _ in range(2))
+    for draw in (partial(draw_blend, timeline), partial(draw_epochs, timeline), accounts.plot):
+        first, second = (figure_bytes(draw(), kind) for _ in range(2))
         assert first == second
         assert len(first) > 1000

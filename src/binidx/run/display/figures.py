@@ -1,4 +1,4 @@
-"""Figures of a run at the size of a paper's column: blend and epochs over steps, repeats of documents.
+"""Figures of a run at the size of a paper's column: blend and epochs over steps, lengths of sequences.
 
 They need matplotlib, of the extra `plot`, and are its `Figure`s: `figure.savefig("blend.pdf")`.
 """
@@ -13,7 +13,6 @@ import numpy as np
 
 from binidx.errors import ConfigError, MissingDriverError, redacted
 from binidx.run.display.timeline import Timeline
-from binidx.run.provenance.accounts import SourceAccount
 
 COLUMN_INCHES = 3.3
 """Width of a column of most conferences."""
@@ -44,14 +43,14 @@ def draw_blend(timeline: Timeline, width: float = COLUMN_INCHES) -> Any:
         steps, shares = timeline.bounds, timeline.shares
         bottom = np.zeros(len(shares))
         for source, name in enumerate(timeline.names):
-            axes.stairs(bottom + shares[:, source], steps, baseline=bottom, fill=True, label=_short(name))
+            axes.stairs(bottom + shares[:, source], steps, baseline=bottom, fill=True, label=short_name(name))
             bottom += shares[:, source]
         if timeline.planned is not None:
             for row in np.cumsum(timeline.planned, axis=1)[:, :-1].T:
                 axes.stairs(row, steps, color="black", linewidth=0.6, linestyle="--", baseline=None)
         axes.set(xlabel="step", ylabel="share of samples", xlim=(steps[0], steps[-1]), ylim=(0, 1))
 
-    return _draw(draw, width)
+    return draw_figure(draw, width)
 
 
 def draw_epochs(timeline: Timeline, width: float = COLUMN_INCHES) -> Any:
@@ -64,34 +63,10 @@ def draw_epochs(timeline: Timeline, width: float = COLUMN_INCHES) -> Any:
 
     def draw(axes: Any) -> None:
         for source, name in enumerate(timeline.names):
-            axes.plot(timeline.bounds, timeline.epochs[:, source], label=_short(name))
+            axes.plot(timeline.bounds, timeline.epochs[:, source], label=short_name(name))
         axes.set(xlabel="step", ylabel="epochs", xlim=(timeline.bounds[0], timeline.bounds[-1]), ylim=(0, None))
 
-    return _draw(draw, width)
-
-
-def draw_accounts(accounts: Sequence[SourceAccount], width: float = COLUMN_INCHES) -> Any:
-    """Return a figure of the repeats of documents of each source if they were counted, else of the tokens read.
-
-    Args:
-        accounts: as `account` returns them.
-        width: width in inches.
-    """
-
-    def draw(axes: Any) -> None:
-        if not any(source.seen for source in accounts):
-            axes.barh([_short(source.source) for source in accounts], [source.tokens_read for source in accounts])
-            axes.invert_yaxis()
-            axes.set(xlabel="tokens read")
-            return
-        room = 0.8 / len(accounts)
-        for place, source in enumerate(accounts):
-            shares = np.array(source.seen) / max(sum(source.seen), 1)
-            axes.bar(np.arange(len(shares)) + (place + 0.5) * room - 0.4, shares, room, label=_short(source.source))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(xlabel="times started", ylabel="share of documents")
-
-    return _draw(draw, width)
+    return draw_figure(draw, width)
 
 
 def draw_lengths(bars: Mapping[str, Sequence[tuple[int, int, int]]], width: float = COLUMN_INCHES) -> Any:
@@ -106,10 +81,10 @@ def draw_lengths(bars: Mapping[str, Sequence[tuple[int, int, int]]], width: floa
         for name, own in bars.items():
             counts = np.array([count for _, _, count in own]) / max(sum(count for _, _, count in own), 1)
             edges = [low for low, _, _ in own] + [high + 1 for _, high, _ in own[-1:]]
-            axes.stairs(counts, edges, label=_short(name))
+            axes.stairs(counts, edges, label=short_name(name))
         axes.set(xlabel="tokens in a sequence", ylabel="share of sequences", xscale="symlog")
 
-    return _draw(draw, width)
+    return draw_figure(draw, width)
 
 
 def figure_bytes(figure: Any, kind: str) -> bytes:
@@ -137,7 +112,16 @@ def _style() -> Any:
     return matplotlib.rc_context({**STYLE, "svg.hashsalt": "binidx"})
 
 
-def _draw(draw: Callable[[Any], None], width: float) -> Any:
+def draw_figure(draw: Callable[[Any], None], width: float) -> Any:
+    """Return a figure with a legend of what `draw` draws on its axes.
+
+    Args:
+        draw: draws on matplotlib's axes.
+        width: width in inches.
+
+    Raises:
+        MissingDriverError: matplotlib is not installed.
+    """
     with _style():
         from matplotlib.figure import Figure
 
@@ -153,5 +137,6 @@ def _draw(draw: Callable[[Any], None], width: float) -> Any:
     return figure
 
 
-def _short(prefix: str) -> str:
+def short_name(prefix: str) -> str:
+    """Return the last part of the prefix of a source, for a label."""
     return redacted(prefix).rstrip("/").rpartition("/")[2].removesuffix("_text_document")

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.accounts import count_reads, tokens_of_source
-from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.history import RunHistory, count_reads, tokens_of_source
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 

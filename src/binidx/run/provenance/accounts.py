@@ -25,14 +25,12 @@ from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
 from binidx.errors import redacted, trims_traceback
 from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
-from binidx.order.order_protocols import Numbers, Source
+from binidx.order.order_protocols import Source
+from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.provenance.contents import find_documents, trace_contents
-from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.history import STRETCH, RunHistory, count_reads, tokens_of_source
 from binidx.run.provenance.joined_sources import JoinedSources
 from binidx.run.provenance.run_order import RunOrder
-
-STRETCH = 1 << 18
-"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ class Accounts(list[SourceAccount]):
         super().__init__(rows)
         self.notes = notes
 
-    def plot(self, width: float = 3.3) -> Any:
-        """Return a figure of the repeats of documents if they were counted, else of the tokens read.
+    def plot(self, width: float = COLUMN_INCHES) -> Any:
+        """Return a figure of the repeats of documents of each source if they were counted, else of the tokens read.
 
         Args:
             width: width in inches, by default that of a paper's column.
@@ -88,9 +86,21 @@ class Accounts(list[SourceAccount]):
         Raises:
             MissingDriverError: matplotlib is not installed.
         """
-        from binidx.run.display.figures import draw_accounts
 
-        return draw_accounts(self, width)
+        def draw(axes: Any) -> None:
+            if not any(source.seen for source in self):
+                axes.barh([short_name(source.source) for source in self], [source.tokens_read for source in self])
+                axes.invert_yaxis()
+                axes.set(xlabel="tokens read")
+                return
+            room = 0.8 / len(self)
+            for place, source in enumerate(self):
+                shares, label = np.array(source.seen) / max(sum(source.seen), 1), short_name(source.source)
+                axes.bar(np.arange(len(shares)) + (place + 0.5) * room - 0.4, shares, room, label=label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set(xlabel="times started", ylabel="share of documents")
+
+        return draw_figure(draw, width)
 
     def _repr_html_(self) -> str:
         names = ("documents", "tokens", "samples_in_run", "samples_read", "tokens_read", "epochs_read")
@@ -206,29 +216,6 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
 
     rows = map_sources(order.order, [own[0] for own in numbers.values()], account_source)
     return dict(zip(numbers, rows, strict=True))
-
-
-def tokens_of_source(source: Source) -> int:
-    """Return the number of stored tokens in the split of a source (of one epoch)."""
-    own, index = source.sequences, source.dataset.index
-    if not isinstance(own, range):
-        return int(index.sequence_lengths[own].sum(dtype=np.int64))
-    return index.tokens_of(own)
-
-
-def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
-    """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
-
-    Args:
-        order: the order of a run.
-        spans: positions from the first to before the second of each pair.
-    """
-    counts = np.zeros((2, len(order.sources)), np.int64)
-    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
-        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-        own, inputs = order.list_sources[samples], order.count_inputs(samples)
-        counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
-    return counts
 
 
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.megatron.blended import row_blocks
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.accounts import STRETCH
 from binidx.run.provenance.contents import trace_contents
+from binidx.run.provenance.history import STRETCH
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps

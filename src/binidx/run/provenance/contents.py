@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from binidx.order.blended_order import Columns, gather_columns, list_members, re
 from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Numbers, Order
 from binidx.order.source_order import SourceOrder
+
+Docs = Literal["ends", "spans"] | None
+"""Columns for the documents of a sample: as `RunOrder.table`."""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,8 @@ from binidx.format.arrow import pa, parquet
 from binidx.jobs.parts import ONE_THREAD, PerProcess, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import DocumentContents, DocumentSpans, SampleContents, SampleOrigins
+from binidx.run.provenance.contents import Docs, DocumentContents, DocumentSpans, SampleContents, SampleOrigins
 from binidx.run.provenance.reading import Reading
-from binidx.run.provenance.run_order import Docs
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location

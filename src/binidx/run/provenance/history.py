@@ -9,13 +9,14 @@ Every question takes steps of the whole history, and is answered run by run, eac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from binidx.dataset.megatron.blended import row_blocks
 from binidx.errors import ConfigError
 from binidx.index.cache.index_files import digest
 from binidx.order.order_protocols import Numbers, Source
@@ -25,6 +26,9 @@ from binidx.run.provenance.reading import Reading, Steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps
+
+STRETCH = 1 << 18
+"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -217,3 +221,26 @@ def find_sources(
             for name in (name for name in names if joined.names[name] == own):
                 joined.check_data([order.sources[source]])
                 yield name, order, source, steps.stop, number == 0
+
+
+def tokens_of_source(source: Source) -> int:
+    """Return the number of stored tokens in the split of a source (of one epoch)."""
+    own, index = source.sequences, source.dataset.index
+    if not isinstance(own, range):
+        return int(index.sequence_lengths[own].sum(dtype=np.int64))
+    return index.tokens_of(own)
+
+
+def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
+    """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
+
+    Args:
+        order: the order of a run.
+        spans: positions from the first to before the second of each pair.
+    """
+    counts = np.zeros((2, len(order.sources)), np.int64)
+    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
+        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+        own, inputs = order.list_sources[samples], order.count_inputs(samples)
+        counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
+    return counts

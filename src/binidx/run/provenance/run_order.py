@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
+    Docs,
     SampleContents,
     SampleOrigins,
     read_text,
@@ -87,8 +88,6 @@ def sequences_of(source: Source, documents: Numbers) -> Numbers:
         raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
     return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
 
-
-Docs = Literal["ends", "spans"] | None
 
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
     "ends": trace_documents,
