@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
@@ -174,29 +175,33 @@ class BlendedMegatronDatasetConfig:
     Source: Megatron Core, `BlendedMegatronDatasetConfig`.
     """
 
-    random_seed: int
-    sequence_length: int
-    blend: Blend | None = None
-    blend_per_split: Sequence[Blend | None] | None = None
-    multiple_validation_sets: bool | None = None
-    full_validation: bool | None = None
-    split: str | None = None
-    split_matrix: SplitMatrix | None = field(init=False, default=None)
-    num_dataset_builder_threads: int = 1
-    path_to_cache: str | None = None
-    mmap_bin_files: bool = True
-    mock: bool = field(init=False, default=False)
-    tokenizer: Any = None
-    mid_level_dataset_surplus: float = 0.005
-    allow_ambiguous_pad_tokens: bool | None = False
-    fast_cache_load: bool = False
-    defer_npy_index_mmap: bool = False
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
-    trust_cache: Literal["megatron"] | None = None
-    cache_small_indices: bool = False
-    megatron_samples: str = "main"
-    read_plan: bool = False
-    written_paths: Mapping[str, str] | None = field(default=None, repr=False)
+    random_seed: int = field(metadata=affects("order", masked="samples", fim="samples"))
+    sequence_length: int = field(metadata=affects("order", "samples"))
+    blend: Blend | None = field(default=None, metadata=affects("place", "order"))
+    blend_per_split: Sequence[Blend | None] | None = field(default=None, metadata=affects("place", "order"))
+    multiple_validation_sets: bool | None = field(default=None, metadata=affects(lists="order"))
+    full_validation: bool | None = field(default=None, metadata=affects(lists="order"))
+    split: str | None = field(default=None, metadata=affects("order"))
+    split_matrix: SplitMatrix | None = field(init=False, default=None, metadata=affects("order"))
+    num_dataset_builder_threads: int = field(default=1, metadata=affects("start"))
+    path_to_cache: str | None = field(default=None, metadata=affects("place"))
+    mmap_bin_files: bool = field(default=True, metadata=affects("start"))
+    mock: bool = field(init=False, default=False, metadata=affects("order"))
+    tokenizer: Any = field(default=None, metadata=affects("samples", chats="order"))
+    mid_level_dataset_surplus: float = field(default=0.005, metadata=affects("order"))
+    allow_ambiguous_pad_tokens: bool | None = field(default=False, metadata=affects("samples"))
+    fast_cache_load: bool = field(default=False, metadata=affects("start"))
+    defer_npy_index_mmap: bool = field(default=False, metadata=affects("start"))
+    # May hold secrets, so no repr and no file of a run has them.
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, metadata=affects("place", saved=False))
+    # "order": an index of other data would be accepted.
+    trust_cache: Literal["megatron"] | None = field(default=None, metadata=affects("start", "order"))
+    cache_small_indices: bool = field(default=False, metadata=affects("start"))
+    megatron_samples: str = field(
+        default="main", metadata=affects(chats="samples", masked="samples", fim="samples", saved=False)
+    )
+    read_plan: bool = field(default=False, metadata=affects("start", saved=False))
+    written_paths: Mapping[str, str] | None = field(default=None, repr=False, metadata=affects("place", saved=False))
 
     def __post_init__(self) -> None:
         for name in ("random_seed", "sequence_length", "num_dataset_builder_threads"):
@@ -366,24 +371,24 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     Source: Megatron Core, `GPTDatasetConfig`.
     """
 
-    reset_position_ids: bool | None = False
-    reset_attention_mask: bool | None = False
-    eod_mask_loss: bool | None = False
-    create_attention_mask: bool = False
-    drop_last_partial_validation_sequence: bool = True
-    add_extra_token_to_sequence: bool = True
-    inter_document_masking: bool = False
-    object_storage_cache_path: str | None = None
-    data_parallel_size: int = 1
-    sequence_parallel_size: int = 0
-    hybrid_context_parallel: bool = False
-    sequences_per_dataset: Mapping[str, Sequence[int]] | None = None
-    token_dtype_code: int | None = field(init=False, default=None)
-    context_parallel_size: int | None = None
-    sft_mock_dataset_config_json: str | None = None
-    varlen_mock_dataset_config_json: str | None = None
-    varlen_sbhd_validation: bool = False
-    order: Any = None
+    reset_position_ids: bool | None = field(default=False, metadata=affects("samples"))
+    reset_attention_mask: bool | None = field(default=False, metadata=affects("samples"))
+    eod_mask_loss: bool | None = field(default=False, metadata=affects("samples"))
+    create_attention_mask: bool = field(default=False, metadata=affects("samples"))
+    drop_last_partial_validation_sequence: bool = field(default=True, metadata=affects(valid="order"))
+    add_extra_token_to_sequence: bool = field(default=True, metadata=affects("order", "samples"))
+    inter_document_masking: bool = field(default=False, metadata=affects("samples"))
+    object_storage_cache_path: str | None = field(default=None, metadata=affects("place"))
+    data_parallel_size: int = field(default=1, metadata=affects(chats="order", padded="samples"))
+    sequence_parallel_size: int = field(default=0, metadata=affects(chats="order", padded="samples"))
+    hybrid_context_parallel: bool = field(default=False, metadata=affects(chats="order", padded="samples"))
+    sequences_per_dataset: Mapping[str, Sequence[int]] | None = field(default=None, metadata=affects("nothing"))
+    token_dtype_code: int | None = field(init=False, default=None, metadata=affects("nothing"))
+    context_parallel_size: int | None = field(default=None, metadata=affects(chats="order", padded="samples"))
+    sft_mock_dataset_config_json: str | None = field(default=None, metadata=affects(chats="order"))
+    varlen_mock_dataset_config_json: str | None = field(default=None, metadata=affects(chats="order"))
+    varlen_sbhd_validation: bool = field(default=False, metadata=affects(chats="samples"))
+    order: Any = field(default=None, metadata=affects("order", "samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

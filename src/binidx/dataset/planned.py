@@ -33,6 +33,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import described_fields, words_of
 from binidx.dataset.baked import Baked, PositionedDataset
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample, is_first_rank
@@ -143,20 +144,21 @@ def part_location(directory: Location, part: range) -> Location:
     return directory / f"{part.start:012d}.rows"
 
 
-NOT_IN_PLAN = frozenset({
-    "blend", "blend_per_split", "split", "num_dataset_builder_threads", "path_to_cache", "tokenizer", "mmap_bin_files",
-    "fast_cache_load", "defer_npy_index_mmap", "storage_options", "trust_cache", "written_paths",
-    "cache_small_indices", "object_storage_cache_path", "read_plan", "order",
-})  # fmt: skip
-"""Fields of a config on which no place of a token depends, or that the name of a plan has in another form."""
+IN_ANOTHER_FORM = {"split", "order", "tokenizer"}
+"""Fields that names of plans have as bookends, and as the text of the order; the tokenizer in no form, since it has no
+text that is the same in each process, and moves no token of stored data."""
 
-MOVES_NO_TOKEN = frozenset({
-    "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask", "inter_document_masking",
-    "data_parallel_size", "context_parallel_size", "sequence_parallel_size", "hybrid_context_parallel",
-    "sequences_per_dataset", "megatron_samples", "allow_ambiguous_pad_tokens", "multiple_validation_sets",
-    "full_validation", "sft_mock_dataset_config_json", "varlen_mock_dataset_config_json", "varlen_sbhd_validation",
-})  # fmt: skip
-"""Fields on which no place of a token depends in the kinds that have plans, but that the names of early plans have."""
+
+def hashed_fields(config: GPTDatasetConfig, split: Split) -> tuple[list[str], set[str]]:
+    """Return the fields of a config in the names of early plans, and those of them that today's names lack.
+
+    Early names have all fields but those of places and of the start. Today's lack those that move no token of the split
+    in the kinds that have plans. Both have all fields of a subclass, whatever they affect, as stored plans do.
+    """
+    known = described_fields(GPTDatasetConfig)
+    ways = {name for name, option in known.items() if words_of(option) & {"place", "start"}} | IN_ANOTHER_FORM
+    lacking = {name for name, option in known.items() if "order" not in words_of(option, split.name)}
+    return [option.name for option in fields(config) if option.init and option.name not in ways], lacking
 
 
 def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples: int | None) -> list[Location]:
@@ -174,15 +176,14 @@ def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples:
     is_list = config.multiple_validation_sets and split is Split.valid
     if config.path_to_cache is None or blend is None or is_list:
         return []
-    names = [option.name for option in fields(config) if option.init and option.name not in NOT_IN_PLAN]
+    names, lacking = hashed_fields(config, split)
     early: dict[str, Any] = {name: getattr(config, name) for name in names}
-    without = MOVES_NO_TOKEN if split is Split.valid else MOVES_NO_TOKEN | {"drop_last_partial_validation_sequence"}
     order = config.order and format_order(config.order.pinned(config.storage_options))
     bookends = config.split_matrix and config.split_matrix[split.value]
     prefixes = [config.as_written(prefix) for prefix in blend[0]]
     early |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}
     early |= {"split": split.name, "num_samples": num_samples}
-    cache, now = Location(config.path_to_cache, config.storage_options), early.keys() - without
+    cache, now = Location(config.path_to_cache, config.storage_options), early.keys() - lacking
     both = [json.dumps({name: early[name] for name in kept}, sort_keys=True, default=str) for kept in (now, early)]
     return [cache / f"{xxhash.xxh3_128_hexdigest(text.encode())}-{split.name}-read-plan" for text in both]
 

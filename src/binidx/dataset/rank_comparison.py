@@ -28,7 +28,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from datetime import timedelta
 from inspect import get_annotations
 from typing import Any
@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from binidx.dataset.affects import described_fields, words_of
 from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -57,13 +58,8 @@ FIELDS_SECONDS = 60.0
 LIBRARY = ("binidx", "megatron")
 """Packages whose configs have the fields that ranks compare; a user's subclass may add fields of one rank."""
 
-NOT_COMPARED = frozenset({
-    "blend", "blend_per_split", "split", "split_matrix", "mid_level_dataset_surplus", "sequences_per_dataset",
-    "num_dataset_builder_threads", "path_to_cache", "object_storage_cache_path", "mmap_bin_files", "storage_options",
-    "trust_cache", "cache_small_indices", "read_plan", "written_paths", "fast_cache_load", "defer_npy_index_mmap",
-    "token_dtype_code",
-})  # fmt: skip
-"""Fields of a config that name places and ways to read, or of which all that matters is in the order."""
+IN_THE_ORDER = ("split", "split_matrix", "mid_level_dataset_surplus")
+"""Fields that only the identity of the order has, with the documents and numbers of samples that follow from them."""
 
 TOKENIZER_FIELDS = ("unique_identifiers", "eod", "pad", "eos", "bos", "cls", "sep", "mask", "vocab_size")
 
@@ -303,10 +299,16 @@ def identify_options(datasets: list[Any]) -> Any:
 
 def _list_options(config: Any) -> dict[str, Any]:
     kinds = [kind for kind in type(config).__mro__ if kind.__module__.partition(".")[0] in LIBRARY]
+    known = described_fields(type(config))
     names = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
     tokenizer = {name: find_token(config.tokenizer, name) for name in TOKENIZER_FIELDS}
-    options = {name: getattr(config, name) for name in names if name not in NOT_COMPARED}
+    options = {name: getattr(config, name) for name in names if name not in known or is_compared(known[name])}
     return {**options, "tokenizer": {name: value for name, value in tokenizer.items() if value is not None}}
+
+
+def is_compared(option: Field[Any]) -> bool:
+    """Return whether ranks compare a field: it affects the order or the samples, and names no place or way to read."""
+    return words_of(option) <= {"order", "samples"} and option.name not in IN_THE_ORDER
 
 
 def _describe_object(thing: Any) -> Any:

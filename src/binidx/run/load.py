@@ -58,9 +58,6 @@ OTHER_OPTIONS = {
 }
 """Option of other libraries, or of the loader -> the hint."""
 
-SHOWN = ("random_seed", "sequence_length", "blend", "split", "tokenizer", *MASK_FLAGS)
-"""Fields of a config that `as_code` prints also where they have their defaults."""
-
 
 @trims_traceback
 def load_dataset(
@@ -293,10 +290,10 @@ class LoadedDataset(DatasetView):
         return redacted_text("\n".join(["config = binidx.GPTDatasetConfig(", *lines, ")", *built]))
 
     def _fields(self) -> dict[str, str]:
-        """Return the fields of the config that matter, as code."""
+        """Return the fields of the config that differ from their defaults, or have none in Megatron Core, as code."""
         values = {field.name: (getattr(self.config, field.name), field) for field in fields(self.config) if field.init}
         named = {
-            name: repr(value) for name, (value, field) in values.items() if name in SHOWN or value != field.default
+            name: repr(value) for name, (value, field) in values.items() if name in MASK_FLAGS or value != field.default
         }
         if isinstance(self._tokenizer, str):
             eod = f", eod={self.config.tokenizer.eod}" if needs_eod(self.config) else ""

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import cached_property
 from typing import Any, get_type_hints
 
+from binidx.dataset.affects import affects, described_fields, is_saved, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -99,7 +100,7 @@ class Run:
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
     same_data: Mapping[str, str] = field(default_factory=dict)
-    other_fields: Mapping[str, Any] = field(default_factory=dict)
+    other_fields: Mapping[str, Any] = field(default_factory=dict, metadata=affects("nothing", saved=False))
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -354,14 +355,14 @@ def read_run_file(file: Location) -> bytes:
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths or {})
-    saved = [option.name for option in fields(written) if option.init and option.name not in UNSAVED]
+    saved = [option.name for option in fields(written) if option.init and is_saved(option)]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
         config["order"] = format_order(order.pinned(run.config.storage_options))
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
-    described = {option.name: getattr(run, option.name) for option in fields(run) if option.name not in UNSAVED}
+    described = {option.name: getattr(run, option.name) for option in fields(run) if is_saved(option)}
     steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
         config["steps"] = steps
@@ -401,7 +402,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": _pair(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    known = {option.name for option in fields(Run)} - {*UNSAVED, *STEPS}
+    known = {option.name for option in fields(Run) if is_saved(option)} - STEPS.keys()
     others = {name: value for name, value in values.items() if name not in known}
     return Run(
         **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
@@ -433,20 +434,16 @@ def _pair(blend: Any) -> Any:
 
 
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
-    """Return a dataclass of the fields of `kind` that its file has: without `left_out`, some with other `types`."""
+    """Return a dataclass of the saved fields of `kind`, without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
         (option.name, hints[option.name], field(default=option.default, default_factory=option.default_factory))
         for option in fields(kind)
-        if option.init and option.name not in left_out
+        if option.init and is_saved(option) and option.name not in left_out
     ]
     added = [(name, types[name] | None, None) for name in types.keys() - {option.name for option in fields(kind)}]
     return make_dataclass(kind.__name__, [*described, *added], kw_only=True)
 
-
-UNSAVED = ("storage_options", "written_paths", "read_plan", "megatron_samples", "other_fields")
-"""Fields that the file lacks: secrets, paths of this process and how it starts, an option without effect on GPT
-samples, and the fields of a newer version, which stand in the file by themselves."""
 
 STEPS = {
     option.name: option.default
@@ -460,30 +457,26 @@ STEPS = {
 """Fields with their defaults that stand in `config.steps` of the file, and only if they are set: there an earlier
 version refuses them, while it ignores an unknown field of the run."""
 
-WITHOUT_EFFECT = (
-    *("num_dataset_builder_threads", "mmap_bin_files", "fast_cache_load", "defer_npy_index_mmap"),
-    *("cache_small_indices", "object_storage_cache_path", "path_to_cache"),
-)
-"""Options of a config on which no sample depends."""
-
 
 def tolerates_in_run(path: str, similar: str) -> bool:
     """Return whether a run with an unknown field reads the same samples without it.
 
     A run itself: unless the field is a misspelt option, since all options of a run change what its ranks read. Newer
     versions add fields here only as notes. In the config, where they add options that change the order, only the
-    misspelt options `WITHOUT_EFFECT`. In a tokenizer, a stage or a blend never.
+    misspelt options that affect only places or the start. In a tokenizer, a stage or a blend never.
     """
-    return not similar if path == "$" else path == "$.config" and similar in WITHOUT_EFFECT
+    described = described_fields(GPTDatasetConfig)
+    harmless = [name for name, option in described.items() if words_of(option) <= {"place", "start"}]
+    return not similar if path == "$" else path == "$.config" and similar in harmless
 
 
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
-        (*UNSAVED, *STEPS),
+        [*STEPS],
         config=_model_of_file(
-            *(GPTDatasetConfig, UNSAVED),
+            GPTDatasetConfig,
             tokenizer=SavedTokenizer,
             trust_cache=str | None,
             steps=_model_of_file(Run, [option.name for option in fields(Run) if option.name not in STEPS]),

@@ -47,6 +47,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
     reset_attention_mask: bool | None = None
     eod_mask_loss: bool | None = None
     create_attention_mask: bool = True
+    # Without words of `binidx.dataset.affects`: names of stored plans have these fields, and ranks compare them.
     s3_cache_path: str | None = None
     dynamic_context_parallel: bool = False
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.assemble.masking import MaskedAssemble, MaskedWordPieceDatasetConfig, concatenate_tokens
 from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
@@ -35,7 +36,7 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     Source: Megatron Core, `BERTMaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
     """
 
-    classification_head: bool | None = None
+    classification_head: bool | None = field(default=None, metadata=affects("order", "samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

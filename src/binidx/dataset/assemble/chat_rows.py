@@ -16,12 +16,13 @@ begin beyond S is empty; the label of a truncated row is a pad. 0.16 appends an 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.assemble.chat import IGNORE, Conversation, add_system_message, parse_row, split_conversations
 from binidx.dataset.config import GPTDatasetConfig, find_token, padding_multiple
 from binidx.dataset.megatron_releases import Rule, follows
@@ -97,7 +98,7 @@ class SFTDatasetConfig(GPTDatasetConfig):
     Source: ours.
     """
 
-    shuffle: bool = False
+    shuffle: bool = field(default=False, metadata=affects("order"))
 
 
 class SFTLowLevelDataset(JsonLines):

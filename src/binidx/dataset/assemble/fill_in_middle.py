@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron_releases import Rule, follows
@@ -65,12 +66,12 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
     Source: Megatron-LM, `GPTFIMDatasetConfig`. Difference: errors instead of assertions.
     """
 
-    fim_rate: float | None = None
-    fim_spm_rate: float | None = None
-    fim_extra_tokens: Mapping[str, str] | None = None
-    fim_split_sample: str | None = None
-    fim_fragment_rate: float | None = None
-    fim_no_prefix: str | None = None
+    fim_rate: float | None = field(default=None, metadata=affects("samples"))
+    fim_spm_rate: float | None = field(default=None, metadata=affects("samples"))
+    fim_extra_tokens: Mapping[str, str] | None = field(default=None, metadata=affects("samples"))
+    fim_split_sample: str | None = field(default=None, metadata=affects("samples"))
+    fim_fragment_rate: float | None = field(default=None, metadata=affects("samples"))
+    fim_no_prefix: str | None = field(default=None, metadata=affects("samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.config import BlendedMegatronDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.errors import ConfigError, FormatError
@@ -284,13 +285,13 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     Source: Megatron Core, `MaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
     """
 
-    masking_probability: float | None = None
-    short_sequence_probability: float | None = None
-    masking_max_ngram: int | None = None
-    masking_do_full_word: bool | None = None
-    masking_do_permutation: bool | None = None
-    masking_use_longer_ngrams: bool | None = None
-    masking_use_geometric_distribution: bool | None = None
+    masking_probability: float | None = field(default=None, metadata=affects("samples"))
+    short_sequence_probability: float | None = field(default=None, metadata=affects("order"))
+    masking_max_ngram: int | None = field(default=None, metadata=affects("samples"))
+    masking_do_full_word: bool | None = field(default=None, metadata=affects("samples"))
+    masking_do_permutation: bool | None = field(default=None, metadata=affects("samples"))
+    masking_use_longer_ngrams: bool | None = field(default=None, metadata=affects("samples"))
+    masking_use_geometric_distribution: bool | None = field(default=None, metadata=affects("samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.assemble.masking import MaskedAssemble, MaskedSpan, MaskedWordPieceDatasetConfig, concatenate_tokens
 from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
@@ -37,8 +38,8 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     Source: Megatron Core, `T5MaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
     """
 
-    sequence_length_encoder: int | None = field(init=False, default=None)
-    sequence_length_decoder: int | None = None
+    sequence_length_encoder: int | None = field(init=False, default=None, metadata=affects("order", "samples"))
+    sequence_length_decoder: int | None = field(default=None, metadata=affects("samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,12 +10,13 @@ Megatron Core writes such files (`preprocess_mmdata.py`) and has a config and ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.affects import affects
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble, SourceRows, SourceTokens
@@ -58,9 +59,9 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
     Source: Megatron Core, `MultimodalDatasetConfig`. Difference: errors instead of assertions.
     """
 
-    image_h: int | None = None
-    image_w: int | None = None
-    preprocess_func: Callable[[dict[str, Any]], dict[str, Any]] = unchanged
+    image_h: int | None = field(default=None, metadata=affects("samples"))
+    image_w: int | None = field(default=None, metadata=affects("samples"))
+    preprocess_func: Callable[[dict[str, Any]], dict[str, Any]] = field(default=unchanged, metadata=affects("samples"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
