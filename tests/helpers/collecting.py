@@ -27,8 +27,9 @@ from binidx.storage.stats import add_usage, log_report, usage
 
 HANG_SECONDS = 20
 TRACED = (
-    *("readahead.py", "filling.py", "losses.py", "threads.py", "stats.py", "memory.py", "cancellation.py"),
-    *("threading.py", "_base.py", "torch_loader.py", "logging/__init__.py", "indexed_dataset_builder.py"),
+    *("readahead.py", "filling.py", "fill_progress.py", "losses.py", "threads.py", "stats.py", "memory.py"),
+    *("cancellation.py", "threading.py", "_base.py", "torch_loader.py", "logging/__init__.py"),
+    "indexed_dataset_builder.py",
 )
 
 Scene = tuple[Callable[[], object], Callable[[], object]]
@@ -53,9 +54,9 @@ def filling() -> Scene:
     fill = ahead._filling = CacheFilling([], lambda: None, is_expected=False)  # type: ignore[arg-type, return-value]
 
     def path() -> None:
-        with fill.trainer_waiting(), fill.extents.measured(1):
-            fill._arrival.wait(0.0)
-        fill._note_arrival()
+        with fill.progress.trainer_waiting(), fill.progress.extents.measured(1):
+            fill.progress._arrival.wait(0.0)
+        fill.progress.note_arrival()
 
     return path, lambda: ahead._scope.cancelled and fill._scope.cancelled
 

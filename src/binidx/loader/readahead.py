@@ -222,7 +222,7 @@ class ReadAheadQueue:
         self._window.serve(waiting=not group.is_read and in_flight <= GROUPS_IN_FLIGHT and not is_throttled())
         self._fill()
         group.hurry()
-        with self._filling.trainer_waiting() if self._filling else contextlib.nullcontext():
+        with self._filling.progress.trainer_waiting() if self._filling else contextlib.nullcontext():
             group.wait()
         try:
             samples = group.take(self._read)
@@ -243,7 +243,7 @@ class ReadAheadQueue:
         """
         if self._is_local:
             return
-        most = 1 if self._filling is not None and self._filling.ends_soon else self._window.batches
+        most = 1 if self._filling is not None and self._filling.progress.ends_soon else self._window.batches
         free = most - sum(group.num_batches for group in self._groups)
         if is_throttled():
             free, self._next_size = min(free, int(all(group.is_read for group in self._groups))), 1

@@ -78,31 +78,23 @@ def test_an_eviction_does_not_fail_for_what_others_reserve_meanwhile(tmp_path: P
         with quota.reserved(count) as reservation:
             return reservation is not None
 
-    class Keeper:
-        """A filling that needs no block; another thread reserves bytes while it is asked."""
-
-        def needs(self, path: str) -> bool:
-            if not others:
-                used = quota.used()
-                others.append(threads.submit(reserve, 2 * BLOCK))
-                while quota.used() == used:
-                    time.sleep(0.001)
-            return False
+    def needs(path: str) -> bool:
+        """Need no block; another thread reserves bytes meanwhile."""
+        if not others:
+            used = quota.used()
+            others.append(threads.submit(reserve, 2 * BLOCK))
+            while quota.used() == used:
+                time.sleep(0.001)
+        return False
 
     others: list[Future[bool]] = []
-    quota.keepers.append(Keeper())  # type: ignore[arg-type]
+    quota.keepers.append(needs)
     with ThreadPoolExecutor(1) as threads:
         assert reserve(BLOCK)
         assert others[0].result()
 
 
 def test_a_forked_child_evicts_what_fillings_of_its_parent_needed(tmp_path: Path) -> None:
-    class Keeper:
-        """A filling that needs every block."""
-
-        def needs(self, path: str) -> bool:
-            return True
-
     def reserve() -> None:
         with quota.reserved(BLOCK) as reservation:
             assert reservation is not None
@@ -110,7 +102,7 @@ def test_a_forked_child_evicts_what_fillings_of_its_parent_needed(tmp_path: Path
     read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
     gc.collect()
     quota = cached_object.get_quota(str(tmp_path), disk_bytes(tmp_path))
-    quota.keepers.append(Keeper())  # type: ignore[arg-type]
+    quota.keepers.append(lambda path: True)
     assert ended_well(forked(reserve))
 
 

@@ -19,16 +19,10 @@ from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched
 
 from binidx.errors import ObjectChangedError
 from binidx.storage.cache import eviction, filling
-from binidx.storage.cache.cached_object import CachedObject
+from binidx.storage.cache.block_files import CachedContent
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.filling import (
-    PAYING_SHARE,
-    CacheFilling,
-    ExtentUses,
-    Throughput,
-    choose_extents,
-    paying_share,
-)
+from binidx.storage.cache.fill_progress import FillProgress, Throughput
+from binidx.storage.cache.filling import PAYING_SHARE, CacheFilling, ExtentUses, choose_extents, paying_share
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.testing import ended_well, forked
 
@@ -132,13 +126,15 @@ def test_what_misses_meanwhile_is_read_by_ranges_and_later_in_chunks_again(tmp_p
     assert fetched(log) == [(5000, 5010), (4096, 8192)]
 
 
-def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path) -> None:
+def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads, go, waits = list[Range](), threading.Event(), threading.Event()
 
-    class Watched(CacheFilling):
-        def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
+    class Watched(FillProgress):
+        def wait_for_extents(self, content: CachedContent, chunks: Sequence[int]) -> None:
             waits.set()
-            super().wait_for_extents(cached, chunks)
+            super().wait_for_extents(content, chunks)
 
     class Held(MarkedObject):
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -146,9 +142,10 @@ def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path
             go.wait()
             return super().read(ranges)
 
+    monkeypatch.setattr(filling, "FillProgress", Watched)
     reader = small(Held(DATA), tmp_path)
-    begun = filling_of(reader, make=Watched)
-    with begun.trainer_waiting(), ThreadPoolExecutor(1) as threads:
+    begun = filling_of(reader)
+    with begun.progress.trainer_waiting(), ThreadPoolExecutor(1) as threads:
         begun.advance()
         until(lambda: bool(reads))
         sample = threads.submit(reader.read, [(5000, 5010)])
@@ -176,7 +173,7 @@ def test_a_forked_child_does_not_wait_for_extents_of_its_parent(tmp_path: Path) 
         assert bytes(reader.read([(5000, 5010)])[0]) == DATA[5000:5010]
 
     begun.advance()
-    until(lambda: reader.cached.filling is begun)
+    until(lambda: reader.cached.filling is begun.progress)
     assert ended_well(forked(read))
     go.set()
     begun.thread.join(600)

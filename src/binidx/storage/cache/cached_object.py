@@ -43,13 +43,11 @@ from binidx.storage.cache.block_files import (
     write_meta,
 )
 from binidx.storage.cache.eviction import CacheQuota, Reservation, warn_once
+from binidx.storage.cache.fill_progress import FillProgress
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.cache.seals import Seal, make_seal
 from binidx.storage.interfaces import Range
 from binidx.storage.stores.local import node_view
-
-if TYPE_CHECKING:
-    from binidx.storage.cache.filling import CacheFilling
 
 
 class ChunkLocks:
@@ -155,10 +153,10 @@ class CachedObject:
         quota: limit of the bytes in the cache directory; like `locks`, of a `writable` object.
         locks: locks of the chunks that this process is fetching, against other processes.
         flights: fetches in progress in the threads of this process.
-        filling: the filling that brings most of the object in the background; None: there is none.
+        filling: progress of the filling that brings most of the object in the background; None: there is none.
     """
 
-    filling: CacheFilling | None = None
+    filling: FillProgress | None = None
     quota: CacheQuota
     locks: ChunkLocks
 

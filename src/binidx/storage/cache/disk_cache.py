@@ -153,8 +153,8 @@ class DiskCache:
         filling = self.cached.filling
         if chunks and self.cached.writable:
             if filling:
-                filling.wait_for_extents(self.cached, chunks)
-            self.fill_chunks(filling.chunks_to_await(self.cached, chunks) if filling else chunks)
+                filling.wait_for_extents(self.content, chunks)
+            self.fill_chunks(filling.chunks_to_await(self.content, chunks) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
         num_bytes = sum(stop - start for start, stop in uncached)

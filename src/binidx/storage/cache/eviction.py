@@ -26,12 +26,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
-
-if TYPE_CHECKING:
-    from binidx.storage.cache.filling import CacheFilling
 
 logger = logging.getLogger(__name__)
 FREE_PART = 10
@@ -114,7 +110,7 @@ class CacheQuota:
 
     Attributes:
         release: called before an eviction, to unmap blocks of this process.
-        keepers: fillings of this process, whose blocks stay while a later step needs them.
+        keepers: return whether a filling of this process needs a block later, by its path; such blocks stay.
         pause_reason: why caching was stopped last; "" if it never was.
 
     Raises:
@@ -131,7 +127,7 @@ class CacheQuota:
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent process may have held; its fillings have none in this one."""
-        self.keepers: list[CacheFilling] = []
+        self.keepers: list[Callable[[str], bool]] = []
         self._lock, self._evicting = threading.Lock(), threading.Lock()
         self._writing = [threading.Lock() for _ in range(MAX_WRITES)]
         self._coming = 0  # bytes that threads of this process have reserved and not written yet
@@ -209,7 +205,7 @@ class CacheQuota:
                 blocks = self.recount()
                 total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
                 excess, freed = self.excess(), 0
-                unneeded = [block for block in blocks if not any(keeper.needs(block.path) for keeper in self.keepers)]
+                unneeded = [block for block in blocks if not any(needs(block.path) for needs in self.keepers)]
                 for block, removed in evict(unneeded, excess + total // FREED_PART if excess > 0 else 0):
                     if removed:
                         self._add(-block.num_bytes)

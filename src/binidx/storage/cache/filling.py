@@ -21,14 +21,13 @@ Source: ours; NoPFS (Dryden et al. 2021) for the known future, CoorDL (Mohan et 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,9 +36,9 @@ from numpy.typing import NDArray
 
 from binidx.errors import CancelledReadError
 from binidx.storage.cache.block_files import block_path
-from binidx.storage.cache.cached_object import CachedObject
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.fill_progress import PROBES, YIELD_SECONDS, FillProgress
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import RangeReader
@@ -61,27 +60,11 @@ IN_FLIGHT = 8 if available_cores() <= 2 else 16
 On two cores 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written.
 """
 
-PROBES = 16
-"""Extents that are fetched before the choice is made again with measured rates."""
-
 ROOM_PART = 8
 """An eighth of the room of a cache stays for its tables, index files and chunks of other reads."""
 
-SOON_SECONDS = 15.0
-"""While a filling ends within this time, little is read ahead by ranges: the CPU of one sample fetches 1 MB of extents.
-A trainer that waits most of the time anyway waits for extents then: the ranges beside a filling of 1 GB took a tenth of
-the CPU of two cores that also ran proxy and server.
-"""
-
-ASSUMED_RATE = 100e6
-"""Bytes per second of extents before they are measured."""
-
 CHOOSE_SECONDS, LONGEST_PAUSE = 15.0, 480.0
 """Shortest and longest time between two choices while the room is full."""
-
-YIELD_SECONDS, WAITING_SHARE = 0.2, 0.5
-"""Longest pause before an extent while the trainer waits for ranges; no pause if it has waited for more than this share
-of the time: then ranges do not suffice, and extents are what it waits for."""
 
 FOREVER = np.iinfo(np.int64).max
 """Step of the last read of an extent that is to stay."""
@@ -138,47 +121,6 @@ def choose_extents(uses: ExtentUses, share: float, room_bytes: float, step: int)
     return ordered
 
 
-class Throughput:
-    """Bytes per second of some reads, by the time in which at least one of them ran, and their mean duration."""
-
-    def __init__(self) -> None:
-        self._lock, self._running, self._since = threading.Lock(), 0, 0.0
-        self.num_bytes = self.busy_seconds = self.all_seconds = 0.0
-        self.count = 0
-
-    @contextlib.contextmanager
-    def measured(self, num_bytes: int) -> Iterator[None]:
-        """Count a read of some bytes, if it succeeds in the block."""
-        began = time.monotonic()
-        with self._lock:
-            self._since = began if not self._running else self._since
-            self._running += 1
-        read = 0
-        try:
-            yield
-            read = num_bytes
-        finally:
-            now = time.monotonic()
-            with self._lock:
-                self._running -= 1
-                self.busy_seconds += 0.0 if self._running else now - self._since
-                self.num_bytes += read
-                self.all_seconds += now - began
-                self.count += 1
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second of the reads that have ended; 0 before the first one."""
-        with self._lock:
-            busy = self.busy_seconds + (time.monotonic() - self._since if self._running else 0.0)
-        return self.num_bytes / busy if self.num_bytes else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Mean duration of a read; infinite before the first one."""
-        return self.all_seconds / self.count if self.count else math.inf
-
-
 class CacheFilling:
     """Filling of the disk caches of some objects, by daemon threads, from the first `advance` to `stop`.
 
@@ -189,25 +131,18 @@ class CacheFilling:
 
     Attributes:
         step: number of the next step.
-        ranges, extents: throughput of the reads of each kind.
+        progress: extents in flight, and rates.
         thread: the thread that chooses; it ends when all is filled, and soon after `stop`.
     """
 
     def __init__(
         self, readers: Sequence[RangeReader], count_uses: Callable[[], ExtentUses], *, is_expected: bool
     ) -> None:
-        self.step, self.ranges, self.extents = 0, Throughput(), Throughput()
+        self.step = 0
+        self.progress = FillProgress(EXTENT_BYTES, sum(reader.size for reader in readers) if is_expected else 0)
         self._readers, self._count_uses, self._is_expected = readers, count_uses, is_expected
         self._caches: dict[int, DiskCache | None] = {}
-        self._scope, self._calm = Scope(), threading.Event()
-        self._began, self._waited, self._waits_since = time.monotonic(), 0.0, math.inf
-        self._calm.set()
-        self._in_flight: dict[tuple[str, int], float] = {}
-        self._objects: dict[str, int] = {}
-        # Of a filling that ends soon: (object, extent) -> its place in `ExtentUses`; places to fetch first.
-        self._coming: dict[tuple[int, int], int] = {}
-        self._urgent, self._arrival = deque[int](), Flight[int, None]()
-        self._bytes_left = sum(reader.size for reader in readers) if is_expected else 0
+        self._scope = Scope()
         self._last_steps: dict[str, int] = {}
         self.thread = threading.Thread(target=self._run, name="binidx-fill", daemon=True)
         for number, reader in enumerate(readers):
@@ -219,75 +154,18 @@ class CacheFilling:
         self.step += steps
         is_first = self.thread.ident is None and not self._scope.cancelled
         if is_first:
-            self._began, self._waited = time.monotonic(), 0.0
+            self.progress.begin()
             self.thread.start()
         return is_first
 
     def stop(self) -> None:
         """Stop filling: cancel the extents in flight. Extents that were filled stay."""
         self._scope.cancel()
-        self._bytes_left = 0
-        self._note_arrival()
+        self.progress.bytes_left = 0
+        self.progress.note_arrival()
         for cache in [*self._caches.values()]:
-            if cache is not None and cache.cached.filling is self:
+            if cache is not None and cache.cached.filling is self.progress:
                 cache.cached.filling = None
-
-    @contextlib.contextmanager
-    def trainer_waiting(self) -> Iterator[None]:
-        """Begin no extent in the block, in which the trainer waits for a batch, unless it waits most of the time."""
-        self._waits_since = began = time.monotonic()
-        self._calm.clear()
-        try:
-            yield
-        finally:
-            self._calm.set()
-            self._waits_since = math.inf
-            self._waited += time.monotonic() - began
-
-    def chunks_to_await(self, cached: CachedObject, chunks: Sequence[int]) -> list[int]:
-        """Return the missing chunks that come sooner with their extent, which is in flight, than by a range."""
-        in_flight, content = self._in_flight, cached.content
-        latest = time.monotonic() + self.ranges.seconds - self.extents.seconds
-
-        def is_sooner(chunk: int) -> bool:
-            began = in_flight.get((content.key, chunk * content.chunk_bytes // EXTENT_BYTES))
-            return began is not None and began < latest
-
-        return [*filter(is_sooner, chunks)] if in_flight and self.extents.count else []
-
-    def wait_for_extents(self, cached: CachedObject, chunks: Sequence[int]) -> None:
-        """Wait for the extents of missing chunks, if the trainer waits most of the time, and all is filled soon."""
-        content = cached.content
-        number = self._objects.get(content.key, -1)
-        extents = {(number, chunk * content.chunk_bytes // EXTENT_BYTES) for chunk in chunks}
-        is_urgent = False
-        while True:
-            arrival = self._arrival
-            places = [place for extent in extents if (place := self._coming.get(extent)) is not None]
-            if not places or not self._is_awaited or not self.ends_soon:
-                return
-            if not is_urgent:
-                self._urgent.extend(places)
-                is_urgent = True
-            arrival.wait(YIELD_SECONDS)
-
-    def _note_arrival(self) -> None:
-        arrival, self._arrival = self._arrival, Flight()
-        arrival.land({})
-
-    @property
-    def _is_awaited(self) -> bool:
-        """True if the trainer has waited for most of the time since the filling began."""
-        now = time.monotonic()
-        waited = self._waited + max(0.0, now - self._waits_since)
-        return waited > WAITING_SHARE * (now - self._began)
-
-    @property
-    def ends_soon(self) -> bool:
-        """True if all is likely to be filled soon after the start, so that reading far ahead by ranges does not pay."""
-        rate = self.extents.rate if self.extents.count >= PROBES else ASSUMED_RATE
-        is_short = 0 < self._bytes_left < SOON_SECONDS * rate
-        return is_short and time.monotonic() < self._began + 2 * SOON_SECONDS
 
     def needs(self, path: str) -> bool:
         """Return whether a later step needs an extent that is kept in a block, by the path of its file."""
@@ -301,7 +179,7 @@ class CacheFilling:
                 reader = lazy.split([])[1][0][0]
             cache = reader if isinstance(reader, DiskCache) and reader.fill != "never" else None
             if cache is not None and self._is_expected:
-                self._objects[cache.content.key], cache.cached.filling = number, self
+                self.progress.objects[cache.content.key], cache.cached.filling = number, self.progress
             self._caches[number] = cache
         return self._caches[number]
 
@@ -341,10 +219,10 @@ class CacheFilling:
 
         def choose(room: float, step: int) -> NDArray[np.int64]:
             nonlocal share
-            share = 0.0 if fills_all else paying_share(self.ranges.rate, self.extents.rate)
+            share = 0.0 if fills_all else paying_share(self.progress.ranges.rate, self.progress.extents.rate)
             return choose_extents(uses, share, room, step)
 
-        quota.keepers.append(self)
+        quota.keepers.append(self.needs)
         try:
             while True:
                 step = self.step  # before unmapping: what it needs no more can then be evicted for what is chosen
@@ -352,7 +230,7 @@ class CacheFilling:
                 room = quota.capacity() * (1 - 1 / ROOM_PART)
                 chosen = choose(room, step)
                 missing = chosen[~filled[chosen]]
-                self._bytes_left = int(uses.sizes[missing].sum())
+                self.progress.bytes_left = int(uses.sizes[missing].sum())
                 if len(missing) and self._fetch(uses, missing, filled, lambda room=room: choose(room, self.step)):  # type: ignore[misc]
                     pause = CHOOSE_SECONDS
                 elif len(chosen) == len(choose(math.inf, step)) and not len(missing):
@@ -361,9 +239,9 @@ class CacheFilling:
                     Flight[int, None]().wait(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
         finally:
-            quota.keepers.remove(self)
-        if self.extents.count:
-            moved, seconds = bytes_text(self.extents.num_bytes), time.monotonic() - began
+            quota.keepers.remove(self.needs)
+        if self.progress.extents.count:
+            moved, seconds = bytes_text(self.progress.extents.num_bytes), time.monotonic() - began
             logger.info("%s: filled with %s in %.1f s; %.2g of an extent pays", quota.directory, moved, seconds, share)
 
     def _unmap_unneeded(self) -> None:
@@ -387,19 +265,20 @@ class CacheFilling:
         Raises:
             The first error; the other threads then end.
         """
+        progress = self.progress
         pending, begun, errors = deque(places.tolist()), set[int](), list[BaseException | None]()
-        probes, lock = 0 if self.extents.count else PROBES, threading.Lock()
+        probes, lock = 0 if progress.extents.count else PROBES, threading.Lock()
         extents = zip(uses.objects[places].tolist(), uses.numbers[places].tolist(), strict=True)
-        self._coming = dict(zip(extents, pending, strict=True)) if self.ends_soon else {}
+        progress.coming = dict(zip(extents, pending, strict=True)) if progress.ends_soon else {}
 
         def next_place() -> int | None:
             nonlocal pending, probes
             with lock:
-                if 0 < probes <= self.extents.count:
+                if 0 < probes <= progress.extents.count:
                     chosen, probes = begun | {*choose().tolist()}, 0
                     pending = deque(filter(chosen.__contains__, pending))
-                    self._coming = {extent: place for extent, place in self._coming.items() if place in chosen}
-                for queue in (self._urgent, pending):
+                    progress.coming = {extent: place for extent, place in progress.coming.items() if place in chosen}
+                for queue in (progress.urgent, pending):
                     while queue:
                         if (place := queue.popleft()) not in begun and not filled[place]:
                             begun.add(place)
@@ -413,10 +292,10 @@ class CacheFilling:
                         if not self._fetch_extent(uses, place):
                             errors.append(None)
                         filled[place] = not errors
-                        self._bytes_left -= int(uses.sizes[place])
+                        progress.bytes_left -= int(uses.sizes[place])
                         with lock:
-                            self._coming.pop((int(uses.objects[place]), int(uses.numbers[place])), None)
-                        self._note_arrival()
+                            progress.coming.pop((int(uses.objects[place]), int(uses.numbers[place])), None)
+                        progress.note_arrival()
             except BaseException as error:
                 errors.append(error)
 
@@ -425,8 +304,8 @@ class CacheFilling:
             thread.start()
         for thread in threads:
             thread.join()
-        self._coming = {}  # where there was no room, nothing comes for a while
-        self._note_arrival()
+        progress.coming = {}  # where there was no room, nothing comes for a while
+        progress.note_arrival()
         if error := next(filter(None, errors), None):
             raise error
         return not errors
@@ -444,15 +323,16 @@ class CacheFilling:
         missing = cached.absent(chunks_of([(start, start + size)], content.chunk_bytes))
         if not missing:
             return True
-        if not self._is_awaited:
-            self._calm.wait(YIELD_SECONDS)
+        progress = self.progress
+        if not progress.is_awaited:
+            progress.calm.wait(YIELD_SECONDS)
         key, num_bytes = (content.key, start // EXTENT_BYTES), min(len(missing) * content.chunk_bytes, size)
-        self._in_flight[key] = time.monotonic()
+        progress.in_flight[key] = time.monotonic()
         try:
-            with self.extents.measured(num_bytes):
+            with progress.extents.measured(num_bytes):
                 cache.fill_chunks(missing)
         finally:
-            self._in_flight.pop(key, None)
+            progress.in_flight.pop(key, None)
         if cached.absent(missing):
             return False
         add_usage({"filled extents": 1, "filled bytes": num_bytes})
