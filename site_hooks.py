@@ -23,6 +23,7 @@ from mkdocs.utils import get_relative_url
 
 import binidx
 import binidx.errors
+from binidx.dataset.affects import described_fields
 from binidx.tools import COMMANDS
 from binidx.tools._command import parser
 
@@ -82,16 +83,33 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rank the page in the search, fill in the table of commands, give errors and settings identifiers for links."""
+    """Rank the page in the search, fill in derived tables, give errors and settings identifiers for links."""
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
     rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
     markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | purpose |", "|---|---|", *rows]))
+    markdown = re.sub(r"<!-- affects (\w+) -->", lambda found: affected_by(found[1]), markdown)
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
         markdown = markdown.replace("```text", "```{ .text .wrap }")
     if page.file.src_uri == "reference/settings.md":
         markdown = re.sub(r"^\| `(BINIDX_[A-Z_]+)`", r"| `\1`{ #\1 }", markdown, flags=re.M)
     return markdown
+
+
+def affected_by(word: str) -> str:
+    """Return the options of all configs that affect what a word of `binidx.dataset.affects` names, in Markdown."""
+    configs = [getattr(binidx, name) for name in binidx.HOMES if name.endswith("DatasetConfig")]
+    options = {}
+    for config in sorted(configs, key=lambda kind: len(kind.__mro__)):
+        options |= {name: option for name, option in described_fields(config).items() if option.init}
+    texts = []
+    for name, option in options.items():
+        scopes = [scope for scope, scoped in option.metadata["scoped"].items() if scoped == word]
+        if word in option.metadata["words"]:
+            texts.append(f"`{name}`")
+        elif scopes:
+            texts.append(f"`{name}` ({', '.join(scopes)})")
+    return ", ".join(texts)
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:

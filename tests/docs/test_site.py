@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,13 @@ def test_no_code_of_a_command_page_is_punctuation() -> None:
     for name in COMMANDS:
         codes = re.findall(r"<code[^>]*>([^<]*)</code>", hooks.command_page(name))
         assert [code for code in codes if not re.search(r"\w", code)] == []
+
+
+def test_the_table_of_options_has_each_option_of_each_config() -> None:
+    words = re.findall(r"<!-- affects (\w+) -->", read_page("reference/python/datasets"))
+    listed = {name for word in words for name in re.findall(r"`(\w+)`", import_module("site_hooks").affected_by(word))}
+    configs = [getattr(binidx, name) for name in binidx.__all__ if name.endswith("DatasetConfig")]
+    assert listed == {option.name for config in configs for option in fields(config) if option.init}
 
 
 def test_pages_of_commands_link_to_the_pages_that_use_them() -> None:
