@@ -34,11 +34,11 @@ from typing import Any
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
-from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.jobs.parts import Workers
+from binidx.order.requests import find_blend
 from binidx.run.provenance.read_planning import prepare_read_plan
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
@@ -122,9 +122,9 @@ def num_indices(wanted: Run) -> int:
     """Return the number of indices to build; 0 for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
         return 0
-    required = [required_indices(phase.config, phase.sizes) for phase in wanted.phases]
-    blends = sum(len(each.blends) for each in required) if wanted.config.path_to_cache else 0
-    return sum(len(each.indices) for each in required) + blends
+    requests = [request for phase in wanted.phases for split in phase.requests().values() for request in split]
+    blends = sum(find_blend(request) is not None for request in requests) if wanted.config.path_to_cache else 0
+    return sum(len(request.sources) for request in requests) + blends
 
 
 def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
         "source": f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
         "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if is_blend else len(dataset.order.sources[0].sequences),
-        "samples": len(dataset),
+        "documents": None if is_blend else len(dataset.index_order.sources[0].sequences),
+        "samples": len(dataset.index_order),
         "epochs": None if is_blend else dataset.num_epochs,
         "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
         "seconds": outcome.seconds if outcome else 0.0,

@@ -31,10 +31,9 @@ from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
 from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
 from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
 from binidx.dataset.planned import PlannedDataset as PlannedDataset
-from binidx.dataset.staged.length_stages import LengthStage as LengthStage
-from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
-from binidx.dataset.staged.staged_blend import Stage as Stage
-from binidx.dataset.staged.staged_blend import StagedBlendedDataset as StagedBlendedDataset
+from binidx.dataset.staged import LengthStagedDataset as LengthStagedDataset
+from binidx.dataset.staged import Stage as Stage
+from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
 from binidx.dataset.torch_bridge import find_topology as find_topology
 from binidx.format.idx import DType as DType
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
@@ -52,6 +51,7 @@ from binidx.loader.samplers import RandomSeedDataset as RandomSeedDataset
 from binidx.loader.torch_loader import build_pretraining_data_loader as build_pretraining_data_loader
 from binidx.order.order_options import OrderOption as OrderOption
 from binidx.order.order_options import register_order as register_order
+from binidx.order.staged.window_order import LengthStage as LengthStage
 from binidx.order.view import View as View
 from binidx.packed.nesting import Nesting as Nesting
 from binidx.packed.packed_files import PackedDataset as PackedDataset

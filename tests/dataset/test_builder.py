@@ -15,9 +15,9 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset import builder
-from binidx.dataset.megatron.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
+from binidx.index.blend import samples_per_dataset
 from binidx.order import gpt_order
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object

@@ -15,11 +15,11 @@ import binidx
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import BlendError, ConfigError, IndexBuildError
 from binidx.native.mappings import first_fit
+from binidx.order.requests import OverRequest
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import StoredSource
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.node_check import check_node
-from binidx.run.plan.run_plan import plan_run
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
@@ -286,9 +286,14 @@ def test_an_order_over_a_blend_must_say_which_source_each_sample_is_of(blend: di
             return len(self.inner)
 
     @dataclass(frozen=True)
+    class BlindRequest(OverRequest):
+        def serve(self, order: Any) -> Any:
+            return Blind(order)
+
+    @dataclass(frozen=True)
     class Option(binidx.OrderOption):
-        def wrap(self, order: Any, options: Any, *, is_whole: bool) -> Any:
-            return Blind(order) if is_whole else order
+        def request(self, inner: Any) -> Any:
+            return BlindRequest(inner)
 
     with pytest.raises(ConfigError, match="order: Blind of 3 sources is no ComposedOrder"):
         load(blend, 90, order=Option())
@@ -296,11 +301,7 @@ def test_an_order_over_a_blend_must_say_which_source_each_sample_is_of(blend: di
         check_order(Blind(load(blend, 90).order))
 
 
-@pytest.mark.parametrize("options", [{}, {"over": "source"}, {"how": "rebuild"}])
-def test_a_plan_names_an_order_that_it_does_not_know(one: str, options: Any, tmp_path: Path) -> None:
-    viewed = load(one, 100, order=binidx.View(listed(tmp_path, 0), **options))
+def test_a_node_is_checked_for_a_run_with_an_order(one: str, tmp_path: Path) -> None:
+    viewed = load(one, 100, order=binidx.View(listed(tmp_path, 0)))
     run = binidx.Run(viewed.config, [100, 0, 0], 4, 1)
-    with pytest.raises(ConfigError, match="order: found View, plan knows Megatron's order alone; plan the run"):
-        plan_run(run)
-    if options.get("how") is None:
-        assert check_node(run) == check_node(replace(run, config=replace(run.config, order=None)))
+    assert check_node(run) == check_node(replace(run, config=replace(run.config, order=None)))

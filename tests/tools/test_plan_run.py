@@ -18,7 +18,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 import binidx
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
-from binidx.dataset.staged.staged_blend import Stage
+from binidx.dataset.staged import Stage
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.tools import main

@@ -8,36 +8,41 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from inspect import get_annotations, signature
-from math import ceil
 from typing import Any, SupportsIndex, TypeVar
 
-from binidx.dataset.blend_arguments import Blend, is_sequence_of
+from binidx.dataset.blend_arguments import is_sequence_of
 from binidx.dataset.config import (
     BlendedMegatronDatasetConfig,
     GPTDatasetConfig,
     Split,
     SplitMatrix,
     check_num_samples,
-    normalize,
     split_indices,
     split_range,
 )
-from binidx.dataset.megatron.blended import BlendedDataset
+from binidx.dataset.megatron.blended import BlendedDataset, request_parts
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import get_order_option
+from binidx.dataset.megatron.ordered_dataset import (
+    OrderedDataset,
+    check_listed_sources,
+    make_opener,
+    request_order,
+)
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
 from binidx.dataset.planned import PlannedDataset, open_plan
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
+from binidx.dataset.split_requests import WHOLE, Sizes, SplitRequests, group_requests
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
+from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.storage.location import Location
 from binidx.storage.stats import span
 from binidx.storage.threads import OPENS, rare_collections
@@ -55,30 +60,6 @@ TopLevelDataset = BlendedDataset | MegatronDataset | PlannedDataset
 
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
 """One dataset per split, or the list of its validation sets; None if the split has no share."""
-
-
-Sizes = Sequence[int | None]
-
-WHOLE = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Prefixes whose datasets are built together.
-
-    Args:
-        prefixes, weights: as in a blend of the config.
-        matrix: start and end of each split in the sequences, from 0 to 1; None for a split not built of the prefixes.
-        requested: number of samples to build of each prefix for each split; None is one epoch.
-        blended: whether each split is a blend of the prefixes' datasets; else it is the dataset of the only prefix, or
-            a list of the prefixes' datasets.
-    """
-
-    prefixes: Sequence[str]
-    weights: Sequence[float] | None
-    matrix: SplitMatrix
-    requested: Sequence[Sizes]
-    blended: bool
 
 
 class BlendedMegatronDatasetBuilder:
@@ -144,8 +125,8 @@ class BlendedMegatronDatasetBuilder:
         for split, blend, size in zip(Split, blends or (), sizes, strict=False):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
-        lists = [plan for plan in plan_distributions(config, sizes) if len(plan.prefixes) > 1 and not plan.blended]
-        if lists and config.full_validation and sizes[Split.valid.value] is not None:
+        valid = config.blend_per_split and config.multiple_validation_sets and config.blend_per_split[Split.valid.value]
+        if valid and len(valid[0]) > 1 and config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
     @trims_traceback
@@ -170,7 +151,8 @@ class BlendedMegatronDatasetBuilder:
         check_listed_sources(self.config, self.other_prefixes)
         agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
         with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
-            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent, warns=self.warns))
+            options = {"warns": self.warns, "run_prefixes": self.other_prefixes}
+            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent, **options))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
                 if isinstance(entry, list):
@@ -178,8 +160,8 @@ class BlendedMegatronDatasetBuilder:
                 elif entry is not None:
                     datasets[split.name] = entry
             for dataset in datasets.values():
-                if not isinstance(dataset, PlannedDataset):
-                    dataset.apply_order_option(is_whole=True)
+                if isinstance(dataset, OrderedDataset):
+                    dataset.order  # noqa: B018 - opens it, for its errors
             if is_distributed():
                 compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
@@ -192,13 +174,11 @@ class BlendedMegatronDatasetBuilder:
         built: Built = [*self._open_planned()]
         with open_pins(self.config, self.opened) if self.pinned else contextlib.nullcontext() as pins:
             pairs = pins.pairs if pins else {}
-            for wanted in plan_distributions(self.config, self.sizes):
-                matrix = self._chosen(wanted.matrix)
-                matrix = [None if dataset else bookends for dataset, bookends in zip(built, matrix, strict=True)]
-                if any(matrix):
-                    datasets = self._build_prefixes(wanted, matrix, context, pairs)
-                    added = self._build_distribution(wanted, datasets, context)
-                    built = [old if new is None else new for old, new in zip(built, added, strict=True)]
+            for group in group_requests(self.cls, self.config, self.sizes):
+                chosen = {split: requests for split, requests in group.items() if split in self.splits}
+                chosen = {split: requests for split, requests in chosen.items() if built[split.value] is None}
+                for split, dataset in self._build_group(chosen, context, pairs).items() if chosen else ():
+                    built[split.value] = dataset
             if pins:
                 pins.check_indices(indexed_datasets(built))
         return built
@@ -219,43 +199,41 @@ class BlendedMegatronDatasetBuilder:
         """Return a split matrix with None for the splits that are not to be built."""
         return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
-    def _build_distribution(
-        self, wanted: Distribution, built: Sequence[Sequence[MegatronDataset | None]], context: BuildContext
-    ) -> Built:
-        """Return a dataset, a blend or a list for each split, made of the datasets of all prefixes."""
-        splits = [[dataset for dataset in datasets if dataset is not None] for datasets in zip(*built, strict=True)]
-        if wanted.blended:
-            works = [
-                partial(self._blend, wanted.weights, size, datasets)
-                for size, datasets in zip(self.sizes, splits, strict=True)
-            ]
-            return [*(run_concurrently if self._is_remote([]) else run_in_order)(works, context)]
-        if len(wanted.prefixes) > 1:
-            return [datasets or None for datasets in splits]
-        return [datasets[0] if datasets else None for datasets in splits]
+    def _build_group(
+        self, group: SplitRequests, context: BuildContext, pinned: Mapping[str, ListedPair]
+    ) -> dict[Split, Any]:
+        """Return the dataset of each split, its blend, or its list of validation sets."""
+        sources = {split: [own for each in requests for own in each.sources] for split, requests in group.items()}
+        built = self._build_prefixes([*zip(*sources.values(), strict=True)], context, pinned)
+        datasets = {split: [of_prefix[split.value] for of_prefix in built] for split in group}
+        blends = [split for split, [first, *_] in group.items() if isinstance(first, BlendRequest)]
+        works = [partial(self._blend, group[split][0], datasets[split]) for split in blends]
+        made = (run_concurrently if self._is_remote([]) else run_in_order)(works, context)
+        single = {split: own if len(own) > 1 else own[0] for split, own in datasets.items()}
+        return {**single, **dict(zip(blends, made, strict=True))}
 
     def _build_prefixes(
-        self, wanted: Distribution, matrix: SplitMatrix, context: BuildContext, pinned: Mapping[str, ListedPair]
+        self, sources: Sequence[Sequence[SourceRequest]], context: BuildContext, pinned: Mapping[str, ListedPair]
     ) -> Sequence[list[MegatronDataset | None]]:
-        """Return the datasets of each prefix, one per split.
+        """Return the datasets of each prefix, one per split; `sources` has its requests.
 
         Remote prefixes are opened at the same time, with as many requests as a process may have in flight. The config
         limits the number of threads that compute; each prefix gets its share of them.
         """
-        prefixes, requested = wanted.prefixes, wanted.requested
+        prefixes = [str(of_prefix[0].prefix) for of_prefix in sources]
         if len(prefixes) == 1:
-            return [self._build_prefix(prefixes[0], matrix, requested[0], context, pinned.get(prefixes[0]))]
+            return [self._build_requests(sources[0], context, pinned.get(prefixes[0]))]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
         pairs = dict[str, ListedPair]()
 
-        def build(prefix: str, sizes: Sizes, context: BuildContext) -> list[MegatronDataset | None]:
+        def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
                 run_checks(context.checks)
-                return self._build_prefix(prefix, matrix, sizes, context, pairs.get(prefix))
+                return self._build_requests(requests, context, pairs.get(str(requests[0].prefix)))
 
-        works = [partial(build, prefix, sizes) for prefix, sizes in zip(prefixes, requested, strict=True)]
+        works = [partial(build, of_prefix) for of_prefix in sources]
         if not is_remote:
             run = run_in_order if threads == 1 else partial(run_concurrently, in_this_thread=[True] * len(works))
             return run(works, context)
@@ -269,6 +247,16 @@ class BlendedMegatronDatasetBuilder:
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
         return any(uri and Location(uri).local_path is None for uri in (*prefixes, self.config.path_to_cache))
+
+    def _build_requests(
+        self, requests: Sequence[SourceRequest], context: BuildContext, listed: ListedPair | None
+    ) -> list[MegatronDataset | None]:
+        """Return the datasets of the requests of a prefix, one per split."""
+        of_split = {request.split: request for request in requests}
+        wanted = [of_split.get(split.name) for split in Split]
+        matrix = [None if request is None else request.bookends for request in wanted]
+        sizes = [None if request is None else request.num_samples for request in wanted]
+        return self._build_prefix(requests[0].prefix, matrix, sizes, context, listed)
 
     def _build_prefix(
         self,
@@ -294,42 +282,13 @@ class BlendedMegatronDatasetBuilder:
         ]
 
     def _blend(
-        self, weights: Sequence[float] | None, size: int | None, datasets: list[MegatronDataset], context: BuildContext
-    ) -> BlendedDataset | None:
-        if not datasets:
-            return None
-        measured = measure_blend(weights, size, [*map(len, datasets)])
-        return self.blended_class(datasets, *measured, self.config, context=context)
-
-
-def check_listed_sources(config: BlendedMegatronDatasetConfig, other_prefixes: Collection[str]) -> None:
-    """Raise ConfigError if the option `order` names no source of a run.
-
-    Args:
-        config: options of the run, with the prefixes of all splits.
-        other_prefixes: those that the caller builds besides.
-    """
-    if (option := get_order_option(config)) is not None:
-        blends = [config.blend, *(config.blend_per_split or ())]
-        prefixes = {prefix for blend in blends if blend for prefix in blend[0]}
-        names = {str(config.as_written(prefix)) for prefix in prefixes | {*other_prefixes}}
-        option.check_sources(names, config.storage_options)
-
-
-def measure_blend(
-    weights: Sequence[float] | None, size: int | None, lengths: Sequence[int]
-) -> tuple[Sequence[float], int | None]:
-    """Return the weights and the size with which a blend is built.
-
-    Args:
-        weights: one per dataset; None: in proportion to their lengths.
-        size: number of samples requested; None is all samples.
-        lengths: number of samples of each dataset; they count only without weights or a size.
-    """
-    if weights is not None and size is not None:
-        shares = normalize(list(weights))
-        return shares, sum(ceil(size * share) for share in shares)
-    return lengths, None if size is None else min(size, sum(lengths))
+        self, request: BlendRequest, datasets: Sequence[MegatronDataset], context: BuildContext
+    ) -> BlendedDataset:
+        if request.weights is None:
+            opened = replace(request, parts=request_parts(datasets, self.config))
+            drawn = find_blend(request_order(self.config, opened, self.other_prefixes))
+            request = request.measured([len(make_opener(self.config).open(part)) for part in drawn.parts])
+        return self.blended_class([*datasets], request.weights or [], request.size, self.config, context=context)
 
 
 def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:
@@ -441,53 +400,3 @@ def run_concurrently(
         for future in pending.values():
             future.cancel()
         raise errors[0] from errors[0].__cause__
-
-
-def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
-    """Return the one distribution of all splits, or one per split that has a blend of its own.
-
-    Args:
-        config: options of the run.
-        sizes: the least number of samples of each split; None is one epoch.
-    """
-
-    def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
-        prefixes, weights = blend
-        requested: Sequence[Sizes] = [sizes] * len(prefixes)
-        if blended:
-            requested = sizes_per_dataset(len(prefixes), weights, sizes, config.mid_level_dataset_surplus)
-        return Distribution(prefixes, weights, matrix, requested, blended)
-
-    if config.blend is not None:
-        prefixes, weights = config.blend
-        matrix = config.split_matrix or [None] * len(Split)
-        return [plan(config.blend, matrix, len(prefixes) > 1 or weights is not None)]
-    distributions = []
-    for split, blend in zip(Split, config.blend_per_split or (), strict=False):
-        if blend is not None:
-            is_list = config.multiple_validation_sets and split is Split.valid
-            matrix = [WHOLE if other is split else None for other in Split]
-            distributions.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
-    return distributions
-
-
-def sizes_per_dataset(
-    num_datasets: int, weights: Sequence[float] | None, sizes: Sizes, surplus: float
-) -> Sequence[Sizes]:
-    """Return, for each dataset, the number of samples to build of each split.
-
-    That is its share by weight, rounded up, plus `surplus`, a fraction of it, rounded up again. A size of None is one
-    epoch; without weights all are None.
-
-    Args:
-        num_datasets: number of datasets of the blend.
-        weights: share of each dataset; None: not weighted.
-        sizes: number of samples of each split; None is one epoch.
-        surplus: `mid_level_dataset_surplus` of the config.
-
-    Source: Megatron Core, which also rounds twice.
-    """
-    if weights is None:
-        return [[None] * len(Split)] * num_datasets
-    shares = normalize(list(weights))
-    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]

@@ -25,6 +25,8 @@ from binidx.dataset.affects import affects
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
+from binidx.index.blend import normalize
+from binidx.index.documents import split_range
 from binidx.order.order_options import parse_order
 
 Bookends = tuple[float, float]
@@ -44,12 +46,6 @@ class Split(Enum):
     train = 0
     valid = 1
     test = 2
-
-
-def normalize(weights: list[float] | list[int]) -> list[float]:
-    """Return weights divided by their sum, in float64. Source: Megatron Core; its rounding decides ties of a blend."""
-    array = np.asarray(weights, dtype=np.float64)
-    return [float(weight) for weight in array / np.sum(array)]
 
 
 def parse_and_normalize_split(split: str) -> list[float]:
@@ -94,17 +90,6 @@ def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
     """
     elements = split_range(bookends, num_elements)
     return np.arange(elements.start, elements.stop, dtype=np.int32)
-
-
-def split_range(bookends: Bookends, num_elements: int) -> range:
-    """Return the elements of one split as a range: an array of 300 million numbers takes 1.2 GB.
-
-    Args:
-        bookends: start and end of the split, from 0 to 1.
-        num_elements: number of elements of all splits.
-    """
-    begin, end = (round(edge * float(num_elements)) for edge in bookends)
-    return range(begin, end)
 
 
 MOST_TOKENS, SAMPLE_BYTES = (1 << 31) - 1, 28

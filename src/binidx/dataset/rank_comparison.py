@@ -268,20 +268,23 @@ def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[t
         yield name, f"{json.dumps(ours):.200}", f"{json.dumps(theirs):.200}"
 
 
-def identify(dataset: Any) -> Any:
+def identify(dataset: Any, *, is_part: bool = False) -> Any:
     """Return all values that samples and their order depend on, without the place of the data, in JSON values.
 
     Args:
         dataset: a dataset; a user's own is identified by its class and number of samples.
+        is_part: whether it is one of the datasets of a blend, which draws from the order of its index.
     """
-    size: dict[str, Any] = {"num_samples": len(dataset)}
+    served = dataset.opened.order if is_part else dataset.order if isinstance(dataset, OrderedDataset) else dataset
+    size: dict[str, Any] = {"num_samples": len(served)}
     if isinstance(dataset, PlannedDataset):
         size["order"] = dataset.plan.fingerprint
     if isinstance(dataset, BlendedDataset):
-        return {**dataset.order_identity, **size, "datasets": [*map(identify, dataset.datasets)]}
+        parts = [identify(part, is_part=True) for part in dataset.datasets]
+        return {**dataset.order_identity, **size, "datasets": parts}
     if not isinstance(dataset, MegatronDataset):
         return {"class": recorded_name(type(dataset)), **size}
-    order = dataset.order_identity
+    order = served.identity
     if isinstance(order, str):  # Megatron's text, which has the place of the data, and not the data
         order = {key: value for key, value in json.loads(order).items() if key != "dataset_path"}
         if isinstance(dataset.dataset, IndexedDataset):

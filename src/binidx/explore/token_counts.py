@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import row_blocks
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.blend import row_blocks
 
 BLOCK = 1 << 20
 """Lengths counted at once."""

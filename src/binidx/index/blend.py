@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.documents import check_array, check_within, out_or_empty
+from binidx.index.documents import ArrayAllocator, check_array, check_within, out_or_empty
 from binidx.native import arguments, blend_index
 
 BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
@@ -17,7 +18,9 @@ BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
 MAX_DATASETS = 2**15 - 2
 """Megatron Core accepts fewer than 32767 datasets."""
 
-CHECKED_AT_ONCE = 1 << 20
+CHECKED_AT_ONCE = COUNTED_AT_ONCE = 1 << 20
+
+ARRAYS = ("dataset_index", "dataset_sample_index")
 
 
 def build_blend_index(
@@ -110,3 +113,59 @@ def _check_datasets(datasets: NDArray[np.float64] | NDArray[np.int64], size: int
 def _out_or_new_index(out: BlendIndex | None, size: int) -> BlendIndex:
     datasets, samples = out or (None, None)
     return out_or_empty(datasets, size, np.int16), out_or_empty(samples, size, np.int64)
+
+
+@contextlib.contextmanager
+def blend_arrays(writer: ArrayAllocator, weights: Sequence[float], size: int | None) -> Iterator[BlendIndex]:
+    """Yield the two index arrays of a blend, each straight in its file, to be filled in the block.
+
+    Args:
+        writer: writes the arrays.
+        weights: numbers of samples of the datasets if `size` is None.
+        size: number of samples; None is all of them.
+    """
+    shape = (sum(map(int, weights)) if size is None else size,)
+    with writer.array(ARRAYS[0], shape, np.int16) as ids, writer.array(ARRAYS[1], shape, np.int64) as samples:
+        yield ids, samples
+
+
+def build_blend_arrays(writer: ArrayAllocator, weights: Sequence[float], size: int | None, threads: int) -> None:
+    """Build the two index arrays of a blend.
+
+    Args:
+        writer: writes the arrays.
+        weights: share of each dataset; without a size, its number of samples.
+        size: number of samples; None is all samples of the datasets.
+        threads: number of threads.
+    """
+    with blend_arrays(writer, weights, size) as out:
+        if size is None:
+            build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
+        else:
+            build_blend_index(np.asarray(weights, np.float64), size, num_threads=threads, out=out)
+
+
+def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
+    """Return the number of samples of each dataset.
+
+    It counts in blocks, because NumPy copies what it counts to int64: 8 GB for a billion samples.
+
+    Args:
+        dataset_index: dataset of each sample, shape (size,).
+        num_datasets: number of datasets of the blend.
+    """
+    served = np.zeros(num_datasets, np.int64)
+    for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):
+        served += np.bincount(dataset_index[rows], minlength=num_datasets)
+    return list(served.tolist())
+
+
+def row_blocks(first: int, stop: int, size: int) -> Iterator[slice]:
+    """Yield slices of up to `size` rows that cover the rows from `first` to before `stop`."""
+    return (slice(begin, min(begin + size, stop)) for begin in range(first, stop, size))
+
+
+def normalize(weights: list[float] | list[int]) -> list[float]:
+    """Return weights divided by their sum, in float64. Source: Megatron Core; its rounding decides ties of a blend."""
+    array = np.asarray(weights, dtype=np.float64)
+    return [float(weight) for weight in array / np.sum(array)]

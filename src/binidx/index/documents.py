@@ -177,3 +177,14 @@ def map_windows(work: Callable[[int], Result], windows: range, threads: int) -> 
         return [work(first) for first in windows]
     with CPU.executor(threads) as pool:
         return list(pool.map(work, windows))
+
+
+def split_range(bookends: tuple[float, float], num_elements: int) -> range:
+    """Return the elements of one split as a range: an array of 300 million numbers takes 1.2 GB.
+
+    Args:
+        bookends: start and end of the split, from 0 to 1.
+        num_elements: number of elements of all splits.
+    """
+    begin, end = (round(edge * float(num_elements)) for edge in bookends)
+    return range(begin, end)

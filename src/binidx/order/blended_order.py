@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source, Spans
+from binidx.order.ranged_order import LazyOrder
 from binidx.order.source_order import SourceOrder, join_ranges, membership, stretches
 from binidx.storage.threads import OPENS
 
@@ -78,9 +78,10 @@ class BlendedOrder(MembersOrder):
         windows: the order whose samples are cut into those of the parts; its identity is that of the data, in the place
             of "datasets". None: the samples are not cut.
         proof: description of the checks that the order has passed; of a blend in stages.
+        seams: start of each stage, a `binidx.order.staged.staged_order.Seam`; none without stages.
 
     Attributes:
-        parts, fields, windows, proof: the arguments.
+        parts, fields, windows, proof, seams: the arguments.
         members: the own order of each source. It is the part, or below it if the part is a view.
 
     Source: Megatron Core, `BlendedDataset`; `windows` are ours.
@@ -99,8 +100,9 @@ class BlendedOrder(MembersOrder):
         *,
         windows: Order | None = None,
         proof: str = "",
+        seams: Sequence[Any] = (),
     ) -> None:
-        self.parts, self.fields, self.windows, self.proof = parts, fields, windows, proof
+        self.parts, self.fields, self.windows, self.proof, self.seams = parts, fields, windows, proof, seams
         self.members = [list_members(part)[0] for part in parts]
         self.has_views = any(part is not member for part, member in zip(parts, self.members, strict=True))
         self.set_arrays(arrays)

@@ -13,15 +13,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.errors import ConfigError
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import get_origin
 from binidx.index.packing import ARRAYS, Pack, build_packed_index
 from binidx.native.mappings import best_fit, first_fit
 from binidx.native.permutations import RandomState
-from binidx.order.gpt_order import SMALL, GPTParameters, IndexOptions
+from binidx.order.gpt_order import SMALL, GPTParameters
+from binidx.order.opener import IndexOptions
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Bounds, Numbers, Source
+from binidx.order.requests import Request, SourceRequest
 from binidx.order.source_order import SourceOrder, find_positions, join_ranges
 
 
@@ -126,7 +129,7 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
             extra=int(parameters.add_extra_token),
         )
 
-    if not source.dataset.is_stored or (len(source.sequences) <= SMALL and not options.cache_small):
+    if not source.dataset.is_stored or (len(source.sequences) <= SMALL and not options.opener.cache_small):
         return build_in_memory(fill)
     fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}
     cache = options.cache(origin=get_origin(source.dataset))
@@ -138,18 +141,44 @@ PACKINGS: dict[str, Pack] = {"best_fit": best_fit, "first_fit": first_fit}
 
 
 @dataclass(frozen=True)
+class PackRule:
+    """A packing as a rule of a source: see `order.requests.SourceRule`.
+
+    Args:
+        parameters: options of the order.
+        packing: a name of PACKINGS.
+        is_option: whether it is the option `order` of a config; then the last token of each piece has no label.
+    """
+
+    parameters: GPTParameters
+    packing: str
+    is_option: bool = True
+    uncounted: ClassVar[str] = "order: documents are counted as if samples had no pads; a packing serves more samples"
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        return {"packing": self.packing} if self.is_option else {}
+
+    def open(self, source: Source, options: IndexOptions) -> PackedOrder:
+        arrays = load_or_build_packed_index(PACKINGS[self.packing], self.parameters, source, options)
+        return PackedOrder(self.parameters, source, arrays, ends_documents=self.is_option)
+
+
+@dataclass(frozen=True)
 class BestFit(OrderOption):
     """Order of whole documents, packed by best fit: `index.packing`."""
 
     PACKING: ClassVar[str] = "best_fit"
 
-    def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {"packing": self.PACKING}
+    def request(self, inner: Request) -> Request:
+        return inner.map_sources(self._pack)
 
-    def open_source(self, parameters: GPTParameters, source: Source, options: IndexOptions) -> SourceOrder:
-        parameters = replace(parameters, kind=f"{parameters.kind}-{self.PACKING}")
-        arrays = load_or_build_packed_index(PACKINGS[self.PACKING], parameters, source, options)
-        return PackedOrder(parameters, source, arrays)
+    def _pack(self, source: SourceRequest) -> SourceRequest:
+        if isinstance(source.rule, PackRule):
+            raise ConfigError(f"order: {source.kind} packs documents by itself; use GPTDataset")
+        parameters = source.parameters
+        rule = PackRule(replace(parameters, kind=f"{parameters.kind}-{self.PACKING}"), self.PACKING)
+        return replace(source, rule=rule)
 
 
 @dataclass(frozen=True)

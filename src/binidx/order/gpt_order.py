@@ -1,43 +1,34 @@
 """Megatron Core's order of GPT samples: S + 1 consecutive tokens of the shuffled, concatenated sequences.
 
-    sample i  ─ shuffle_index ─►  rows j and j + 1 of sample_index: where it starts and ends in document_index
-              ─ document_index ─►  spans of sequences
-
-The index is loaded from its cache, built, or read by ranges:
-
-    manifest ─► its arrays and the .idx, pinned ─► shuffle_index of the samples ─► their rows of sample_index
-             ─► their slices of document_index ─► lengths of these sequences           four round trips
+sample i  ─ shuffle_index ─►  rows j and j + 1 of sample_index: where it starts and ends in document_index
+          ─ document_index ─►  spans of sequences
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, NOT_KEPT, BuildContext, IndexCache, Outcome, has_fingerprint
-from binidx.index.cache.index_files import Arrays, IndexName
-from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
+from binidx.index.cache.index_cache import NOT_KEPT, Outcome
+from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
-from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
-from binidx.index.documents import Documents
+from binidx.index.document_sample import EpochPlan, build_sample_index, count_tokens, plan_epochs, shuffle_dtype
+from binidx.index.documents import Documents, fill_numbers
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
 from binidx.native.gpt_samples import GPTIndex
 from binidx.native.permutations import RandomState
-from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
-from binidx.order.source_order import SourceOrder, StoredSource, find_positions, join_ranges, sorted_unique
-from binidx.storage.requests.remote_object import recorded_object
-from binidx.storage.stores.identity import same_object
+from binidx.order.opener import DEFAULT_OPENER, IndexOptions, Opener
+from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex
+from binidx.order.source_order import SourceOrder, find_positions, join_ranges, sorted_unique
 
 SMALL = 2**15
 """Number of samples, and documents of all epochs, up to which an index is not cached: building it takes 0.2 ms, as does
@@ -106,40 +97,6 @@ class GPTParameters:
             plan: the epochs of the index.
         """
         return num_documents * plan.num_epochs + plan.num_samples <= SMALL
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """Options of the cache and of the build of an index; they never change its arrays.
-
-    Args:
-        find_name: returns the name of the index in the cache; small indices need none.
-        cache_small: whether a small index is cached, too.
-        trust: whether arrays without a manifest, as Megatron writes them, are used.
-        threads: number of threads that build.
-        context: options of this build.
-        digests: gets the XXH3 of each array that is loaded or published, by name.
-    """
-
-    find_name: Callable[[], IndexName]
-    cache_small: bool = False
-    trust: bool = False
-    threads: int = 1
-    context: BuildContext = field(default=DEFAULT_CONTEXT, repr=False)
-    digests: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def name(self) -> IndexName:
-        """Name of the index in the cache."""
-        return self.find_name()
-
-    def cache(self, **options: Any) -> IndexCache:
-        """Return the cache of the index.
-
-        Args:
-            options: further arguments of `IndexCache`.
-        """
-        return IndexCache(self.name.files, **{"context": self.context, "digests": self.digests, **options})
 
 
 class GPTOrder(SourceOrder):
@@ -212,6 +169,41 @@ class GPTOrder(SourceOrder):
     def __len__(self) -> int:
         return len(self.sample_index) - 1 if "sample_index" in vars(self) else self.plan.num_samples
 
+    def cut(self, sequence_length: int, options: IndexOptions) -> GPTOrder:
+        """Return the order of the same stream of documents in samples of another length, in the order of the stream.
+
+        Its sample_index has the start of each sample, and its shuffle_index 0, 1, 2, ...
+
+        Args:
+            sequence_length: number of tokens of a sample.
+            options: of the cache of these two arrays, and of their build.
+        """
+        parameters, dataset, plan = self.parameters, self.source.dataset, self.plan
+
+        def build(writer: ArrayWriter) -> None:
+            rows = build_sample_index(
+                dataset.sequence_lengths,
+                self.document_index,
+                sequence_length,
+                plan.num_tokens,
+                add_extra_token=parameters.add_extra_token,
+                threads=options.opener.threads,
+            )
+            with writer.array("sample_index", rows.shape, rows.dtype) as out:
+                out[:] = rows
+            with writer.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
+                fill_numbers(out, range(len(out)), options.opener.threads)
+
+        sequences = self.source.sequences
+        if not dataset.is_stored or (parameters.is_small(len(sequences), plan) and not options.opener.cache_small):
+            arrays = build_in_memory(build)
+        else:
+            fixed = {**parameters.fingerprint(sequences), **parameters.key(plan).fields, "cut_to": sequence_length}
+            cache = options.cache(origin=get_origin(dataset))
+            arrays = cache.load_or_build(options.name.description, fixed, ("sample_index", "shuffle_index"), build)
+        arrays = {"document_index": self.document_index, **arrays}
+        return GPTOrder(replace(parameters, sequence_length=sequence_length), self.source, arrays, plan)
+
     def candidates(self, sequences: Numbers) -> Numbers:
         """Return the samples that may contain a token of the given sequences, ascending; no sample with one is missing.
 
@@ -239,16 +231,13 @@ class GPTOrder(SourceOrder):
         return numbers
 
 
-def count_epochs(
-    parameters: GPTParameters, source: Source, context: BuildContext = DEFAULT_CONTEXT, threads: int = 1
-) -> EpochPlan:
+def count_epochs(parameters: GPTParameters, source: Source, opener: Opener = DEFAULT_OPENER) -> EpochPlan:
     """Return the epochs that a source needs for the samples.
 
     Args:
         parameters: options of the order.
         source: the sequences.
-        context: options of the build.
-        threads: number of threads, if the context does not limit them.
+        opener: options of the build.
 
     Raises:
         IndexBuildError: no number of epochs holds the samples.
@@ -256,7 +245,7 @@ def count_epochs(
     run, index = source.sequences, source.dataset.index
     if isinstance(run, range) and run.step == 1 and 0 <= run.start <= run.stop <= len(index):
         return parameters.plan(index.tokens_of(run))
-    with context.threads(threads) as num_threads:
+    with opener.context.threads(opener.threads) as num_threads:
         tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, run, threads=num_threads)
     return parameters.plan(tokens_per_epoch)
 
@@ -294,22 +283,22 @@ def load_or_build_gpt_index(
     """
 
     def build(writer: ArrayWriter) -> None:
-        with options.context.threads(options.threads) as threads:
+        with options.opener.context.threads(options.opener.threads) as threads:
             _build(writer, parameters, source, plan, threads)
 
     def check(arrays: Arrays) -> None:
         length, extra = parameters.sequence_length, parameters.add_extra_token
         check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
 
-    is_stored, context = source.dataset.is_stored, options.context
+    is_stored, context = source.dataset.is_stored, options.opener.context
     is_small = parameters.is_small(len(source.sequences), plan)
-    is_cached = is_stored and (options.cache_small or not is_small)
-    if is_cached or (is_stored and options.trust):
+    is_cached = is_stored and (options.opener.cache_small or not is_small)
+    if is_cached or (is_stored and options.opener.trust):
         fingerprint = parameters.fingerprint(source.sequences)
         cache = options.cache(
             origin=get_origin(source.dataset),
             order=partial(parameters.key, plan),
-            trusted=check if options.trust else None,
+            trusted=check if options.opener.trust else None,
         )
         if is_cached:
             return cache.load_or_build(options.name.description, fingerprint, ARRAYS, build)
@@ -318,127 +307,6 @@ def load_or_build_gpt_index(
     if is_stored and context.on_outcome is not None:
         context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
     return None if is_small else build_in_memory(build)
-
-
-@dataclass(frozen=True)
-class GPTRequest:
-    """Order of GPT samples that a run needs, before anything is opened.
-
-    Args:
-        parameters: options of the order.
-        prefix: of the data.
-        name: the prefix, as the user wrote it.
-        split_documents: function of the number of sequences; returns those of the split.
-        options: of the cache and the build.
-        mmap: map a local `.bin`.
-    """
-
-    parameters: GPTParameters
-    prefix: str
-    name: str
-    split_documents: Any
-    options: IndexOptions
-    mmap: bool = True
-
-    def open(self) -> GPTOrder:
-        """Open the order to read ranges of its index.
-
-        If no index is cached, or its arrays cannot be proven to belong to the manifest, the index is loaded whole, or
-        built.
-        """
-        opened: list[Source] = []
-        arrays = self.options.cache().open_ranges(ARRAYS, partial(self._open_source, opened))
-        if arrays is not None:
-            return GPTOrder(self.parameters, opened[-1], arrays)
-        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=self.options.name.files.directory.options)
-        source = StoredSource(self.name, dataset, self.split_documents(len(dataset)))
-        plan = count_epochs(self.parameters, source, self.options.context, self.options.threads)
-        arrays = load_or_build_gpt_index(self.parameters, source, plan, self.options)
-        return GPTOrder(self.parameters, source, arrays, plan)
-
-    def _open_source(self, opened: list[Source], manifest: Manifest) -> bool:
-        """Open the sequences that an index was built from; return False if it has other options or other data."""
-        content, recorded = manifest.content, manifest.data.get("idx")
-        checked = CheckedIndex(
-            int(content["num_sequences"]),
-            content["index_digest"],
-            content.get(ONE_EACH, False),
-            recorded_object(get_idx_path(self.prefix), recorded),
-        )
-        documents = self.split_documents(checked.num_sequences)
-        if not has_fingerprint(manifest, self.parameters.fingerprint(documents)):
-            return False
-        options = self.options.name.files.directory.options
-        dataset = IndexedDataset(self.prefix, mmap=self.mmap, storage_options=options, checked=checked)
-        if not same_object(recorded, get_origin(dataset).data()["idx"]):
-            return False
-        opened.append(StoredSource(self.name, dataset, documents))
-        return True
-
-
-class LazyOrder:
-    """Order of one source that is opened at its first use; threads may use it at once.
-
-    Args:
-        request: the order. No request is sent before its `open` is called.
-    """
-
-    def __init__(self, request: GPTRequest) -> None:
-        self.request, self.name, self.prefix = request, request.name, request.prefix
-        self._opening = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LazyOrder, (self.request,)
-
-    def __repr__(self) -> str:
-        return f"LazyOrder({self.name})"
-
-    @property
-    def order(self) -> SourceOrder:
-        """The opened order."""
-        with self._opening:
-            if "_order" not in vars(self):
-                self._order = self.request.open()
-        return self._order
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [self]
-
-    @property
-    def dataset(self) -> IndexedDataset:
-        return self.order.source.dataset
-
-    @property
-    def sequences(self) -> Documents:
-        return self.order.source.sequences
-
-    @property
-    def identity(self) -> Any:
-        return self.order.identity
-
-    @property
-    def index(self) -> SpanIndex | None:
-        return self.order.index
-
-    @property
-    def num_epochs(self) -> int:
-        return self.order.num_epochs
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        return np.zeros_like(samples), samples
-
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return self.order.spans(samples)
-
-    def find(self, source: int, sequences: Numbers) -> Numbers:
-        return self.order.find(source, sequences)
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return self.order.epochs(samples)
 
 
 @dataclass(frozen=True)
@@ -488,3 +356,16 @@ class RangedGPTIndex:
         ends[::2, 0], ends[1::2, 0] = before, before + (stop - first) - 1
         arrays = np.arange(0, len(ends), 2, dtype=np.uint32), ends, positions.reshape(-1).astype(np.int32)
         return GPTIndex(*arrays, some, add_extra_token=self.add_extra_token), sequences
+
+
+@dataclass(frozen=True)
+class GPTRule:
+    """Megatron Core's order of GPT samples as a rule of a source: see `order.requests.SourceRule`."""
+
+    parameters: GPTParameters
+    fields: ClassVar[Mapping[str, Any]] = {}
+    uncounted: ClassVar[str] = ""
+
+    def open(self, source: Source, options: IndexOptions) -> GPTOrder:
+        plan = count_epochs(self.parameters, source, options.opener)
+        return GPTOrder(self.parameters, source, load_or_build_gpt_index(self.parameters, source, plan, options), plan)

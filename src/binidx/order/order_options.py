@@ -13,28 +13,42 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.index.documents import Documents
-from binidx.order.gpt_order import GPTParameters, IndexOptions
-from binidx.order.order_protocols import Order, Source
-from binidx.order.source_order import SourceOrder
+from binidx.order.early_options import request_early
+from binidx.order.requests import Request
 from binidx.registries import Registry
 
 
 class OrderOption:
     """Order that a config asks for. Its fields are JSON values; each method has a default that changes nothing.
 
-    A subclass is a frozen dataclass. It overrides `wrap` to serve an order over the usual one, or `open_source` and
-    `index_fields` for an order with an index of its own.
+    A subclass is a frozen dataclass and overrides `request`.
 
     Example:
         >>> @dataclass(frozen=True)
         ... class EveryOther(binidx.OrderOption):
-        ...     def wrap(self, order, options, *, is_whole):
-        ...         kept = np.arange(0, len(order), 2)
-        ...         return ViewOrder(order, kept, {"class": "EveryOther"}) if is_whole else order
+        ...     def request(self, inner):
+        ...         return EveryOtherRequest(inner)
+        >>> @dataclass(frozen=True)
+        ... class EveryOtherRequest(OverRequest):
+        ...     def serve(self, order):
+        ...         return ViewOrder(order, np.arange(0, len(order), 2), {"class": "EveryOther"})
 
     Source: ours.
     """
+
+    def request(self, inner: Request) -> Request:
+        """Return the request of a split with this order.
+
+        Args:
+            inner: the request of Megatron's order of the split: a source, or a blend of several.
+
+        Returns:
+            A request over it; or itself with other sources (`map_sources`), such as a request over each of them.
+
+        Raises:
+            ConfigError: the order is not possible for these datasets.
+        """
+        return request_early(self, inner)
 
     @property
     def paths(self) -> Sequence[str]:
@@ -60,49 +74,6 @@ class OrderOption:
             options: storage options.
         """
         return self
-
-    def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return fields for the names of caches, of an order with an index of its own; none if Megatron's is used.
-
-        Args:
-            options: storage options.
-        """
-        return {}
-
-    def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
-        """Return the sequences of a source of which an index is built.
-
-        Args:
-            source: the sequences of the split.
-            options: storage options.
-        """
-        return source.sequences
-
-    def open_source(self, parameters: GPTParameters, source: Source, options: IndexOptions) -> SourceOrder | None:
-        """Return the order of one source, whose index is loaded or built; None for Megatron's.
-
-        Args:
-            parameters: options of the order, and the number of samples.
-            source: the sequences of the split that `choose_sequences` returned.
-            options: of the cache and the build.
-        """
-        return None
-
-    def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:
-        """Return an order over another one, or that one.
-
-        It is called for each source with `is_whole=False`, then for the split with `is_whole=True`; if there is one
-        source, twice for its order. Return `order` itself in one of both cases.
-
-        Args:
-            order: the order of a split or of one source of its blend.
-            options: storage options.
-            is_whole: whether it is the order of the split.
-
-        Returns:
-            The same order, or a `binidx.order.view.ViewOrder` or another `ComposedOrder` over it.
-        """
-        return order
 
 
 ORDERS: Registry[type[OrderOption]] = Registry(

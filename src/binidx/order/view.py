@@ -33,6 +33,7 @@ from binidx.index.documents import Documents
 from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
+from binidx.order.requests import OverRequest, Request
 from binidx.order.source_order import join_ranges
 from binidx.storage.open import open_object, read_whole
 
@@ -45,7 +46,7 @@ class ViewOrder(MembersOrder):
 
     Args:
         inner: the other order.
-        kept: its samples that stay, ascending, shape (num_kept,), int64.
+        kept: its samples that stay, ascending, shape (num_kept,), int64; one may stand there several times.
         fields: fields of the identity besides "order", the identity of `inner`: JSON values on which `kept` depends.
 
     Example:
@@ -117,7 +118,8 @@ class View(OrderOption):
             )
 
     def index_fields(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        if self.how == "skip" or not (self.keep or self.read(options).by_source):
+        """Return fields for the names of caches of a rebuilt order; none if no document leaves."""
+        if not (self.keep or self.read(options).by_source):
             return {}
         return {"view": "rebuild", "documents": self.read(options).digest, "keep": self.keep}
 
@@ -147,28 +149,17 @@ class View(OrderOption):
         self.read(options).check_sources(names)
 
     def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
-        if self.how == "skip":
-            return source.sequences
+        """Return the sequences of a source of which the index of a rebuilt order is built."""
         leaving = self.leaving(source, self.read(options), is_only=True)
         own = np.asarray(source.sequences, np.int32)
         return own[~np.isin(own, leaving)] if len(leaving) else source.sequences
 
-    def wrap(self, order: Order, options: Mapping[str, Any] | None, *, is_whole: bool) -> Order:
-        if self.how == "rebuild" or is_whole != (self.over == "blend"):
-            return order
-        listed, gone = self.read(options), [np.empty(0, np.int64)]
-        for number, source in enumerate(order.sources):
-            gone.append(order.find(number, self.leaving(source, listed, is_only=len(order.sources) == 1)))
-        if not len(leaving := np.unique(np.concatenate(gone))) and not self.keep:
-            return order
-        kept = np.setdiff1d(np.arange(len(order)), leaving, assume_unique=True)
-        needed = 1 if self.num_samples is None else self.num_samples
-        if len(kept) < needed:
-            raise BlendError(
-                f"{self.documents}: too few samples are left (found {len(kept):,} of {len(order):,}, need {needed:,}); "
-                "raise the number of samples of the split, or list fewer documents"
-            )
-        return ViewOrder(order, kept, {"class": "View", "keep": self.keep, "documents": listed.digest})
+    def request(self, inner: Request) -> Request:
+        if self.how == "rebuild":
+            return inner.map_sources(lambda source: source.without_documents(self))
+        if self.over == "source":
+            return inner.map_sources(lambda source: ViewRequest(source, self))
+        return ViewRequest(inner, self)
 
     def leaving(self, source: Source, listed: DocumentList, *, is_only: bool) -> Numbers:
         """Return the sequences of a source whose documents leave, ascending.
@@ -182,6 +173,37 @@ class View(OrderOption):
         named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
         documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
         return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class ViewRequest(OverRequest):
+    """Order of another request without the samples of some documents.
+
+    Args:
+        view: the documents.
+    """
+
+    view: View
+
+    @property
+    def uncounted(self) -> str:
+        return f"order: counted with the samples that {self.view.documents} leaves out: at most"
+
+    def serve(self, order: Order) -> Order:
+        view = self.view
+        listed, gone = view.read(self.sources[0].storage_options), [np.empty(0, np.int64)]
+        for number, source in enumerate(order.sources):
+            gone.append(order.find(number, view.leaving(source, listed, is_only=len(order.sources) == 1)))
+        if not len(leaving := np.unique(np.concatenate(gone))) and not view.keep:
+            return order
+        kept = np.setdiff1d(np.arange(len(order)), leaving, assume_unique=True)
+        needed = 1 if view.num_samples is None else view.num_samples
+        if len(kept) < needed:
+            raise BlendError(
+                f"{view.documents}: too few samples are left (found {len(kept):,} of {len(order):,}, need {needed:,}); "
+                "raise the number of samples of the split, or list fewer documents"
+            )
+        return ViewOrder(order, kept, {"class": "View", "keep": view.keep, "documents": listed.digest})
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from binidx.dataset.config import (
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
-from binidx.dataset.required_indices import required_indices
+from binidx.dataset.split_requests import request_splits
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
@@ -38,6 +38,7 @@ from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
+from binidx.order.requests import find_blend
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.run.run_file import Run
@@ -359,10 +360,9 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
     size = dataset.size if blended else dataset.num_samples
     requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
     for request in requests:
-        required = required_indices(dataset.config, [request, 0, 0])
-        every: list[Any] = [*required.blends, *required.indices]
-        name = next((index.description_hash(dataset.config) for index in every if index.split is Split.train), "")
-        if name in (None, dataset.unique_description_hash):
+        [train] = request_splits(GPTDataset, dataset.config, [request, 0, 0])[Split.train]
+        own: Any = find_blend(train) or train.sources[0]
+        if own.description_hash() in (None, dataset.unique_description_hash):
             Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)
             return
     raise ConfigError("dataset: has other weights, samples or prefixes than its config, from which a run builds it")

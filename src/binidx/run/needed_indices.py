@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from binidx.dataset.required_indices import required_indices
-from binidx.dataset.staged.staged_blend import COUNTS_NAME
 from binidx.format.prefix_listing import IdxBundle
+from binidx.order.requests import find_blend
+from binidx.order.staged.staged_order import COUNTS_NAME
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 
@@ -31,10 +31,10 @@ class NeededIndices:
         names, texts = set[str](), set[str]()
         for run in [phase for whole in runs for phase in whole.phases]:
             config = run.config
-            required = required_indices(config, run.sizes)
-            blends = [blend.files(config) for blend in required.blends]
-            names |= {index.name(config).files.name for index in required.indices}
-            names |= {files.name for files in blends if files is not None}
+            requests = [request for split in run.requests().values() for request in split]
+            blends = [blend.index_name() for blend in map(find_blend, requests) if blend is not None]
+            names |= {source.index_name().files.name for request in requests for source in request.sources}
+            names |= {name.files.name for name in blends if name is not None}
             given = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in run.stages or ())]
             of_blends = [[*dict.fromkeys(blend[0])] for blend in given if blend]
             for prefixes in (*of_blends, [prefix for blend in of_blends for prefix in blend]):

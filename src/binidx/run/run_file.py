@@ -22,9 +22,11 @@ from typing import Any, get_type_hints
 
 from binidx.dataset.affects import affects, described_fields, is_saved, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
+from binidx.dataset.megatron.ordered_dataset import request_order
+from binidx.dataset.split_requests import SplitRequests, request_splits
+from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
@@ -196,6 +198,16 @@ class Run:
             vars(self)["_built"] = built
         datasets: Built = vars(self)["_built"]
         return datasets
+
+    def requests(self) -> SplitRequests:
+        """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
+        if self.phase_transition_iterations:
+            return self._phase.requests()
+        requests = request_splits(GPTDataset, self.config, self.sizes)
+        if self.stages is None:
+            return requests
+        train = request_stages(GPTDataset, self.stages, self.config)
+        return {**requests, Split.train: [request_order(self.config, train)]}
 
     @property
     def schedule(self) -> BatchSchedule:

@@ -277,61 +277,80 @@ def made_directly(kind: Any, built: Any, config: Any) -> Any:
     return kind(built.dataset, built.dataset_path, built.indices, built.num_samples, built.index_split, config)
 
 
-DIRECTLY = r"BlendedMegatronDatasetBuilder or load_dataset|found .*, needs the prefix of"
-
 READS: list[Callable[[Any], Any]] = [
     lambda dataset: dataset[0],
     lambda dataset: dataset.__getitems__([0]),
     lambda dataset: dataset.read_tokens([0]),
     lambda dataset: dataset.order_identity,
     lambda dataset: dataset.order,
+    lambda dataset: len(dataset),
     lambda dataset: [*dataset.locate_bytes(np.arange(2))],
     lambda dataset: next(iter(binidx.build_pretraining_data_loader(dataset, 0, 2))),  # type: ignore[arg-type]
 ]
 
+VIEWS: list[dict[str, Any]] = [{}, {"over": "source"}, {"how": "rebuild"}, {"keep": True}]
 
+
+def same_samples(one: Any, other: Any) -> None:
+    assert len(one) == len(other) > 0
+    assert one.order_identity == other.order_identity
+    for left, right in zip(one, other, strict=True):
+        equal(left, right)
+
+
+@pytest.mark.parametrize("options", VIEWS)
 @pytest.mark.parametrize("kind", [binidx.GPTDataset, BestFitGPTDataset, Reversed])
-def test_a_dataset_without_a_builder_never_serves_a_listed_document(kind: Any, tmp_path: Path) -> None:
+def test_a_constructor_serves_the_view_of_a_builder(kind: Any, options: Any, tmp_path: Path) -> None:
     prefix, drop = write_documents(f"{tmp_path}/en"), tmp_path / "list.txt"
-    plain = build(kind, binidx.GPTDatasetConfig(**GPT, blend=([prefix], None)), 30)
+    plain = build(kind, binidx.GPTDatasetConfig(**GPT, blend=([prefix], None)), 90)
 
-    def make(lines: str, **options: Any) -> Any:
+    def make(lines: str) -> Any:
         drop.write_text(lines)
         config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{drop}", **options))
-        return made_directly(kind, plain, config)
+        return config, made_directly(kind, plain, config)
 
-    assert 3 in documents_of(make(""))
-    for options in ({"over": "source"}, {"how": "rebuild"}) if kind is binidx.GPTDataset else ():
-        assert 3 not in documents_of(make("3\n", **options))
-    most = "".join(f"{document}\n" for document in range(1, 40))
-    for direct in (make("3\n"), make(most, keep=True), make(f"{tmp_path}/fr\t3\n", over="source")):
-        for read in READS:
-            with pytest.raises(ConfigError, match=DIRECTLY):
-                read(direct)
+    listed = [document for document in range(40) if (document != 3 if options.get("keep") else document in (3, 5))]
+    config, direct = make("".join(f"{document}\n" for document in listed))
+    assert 3 not in documents_of(direct)
+    assert len(documents_of(direct)) > 3
+    same_samples(direct, build(kind, config, 90))
+    same_samples(pickle.loads(pickle.dumps(make("7\n")[1])), make("7\n")[1]) if not options.get("keep") else None
+    _, unknown = make(f"{tmp_path}/fr\t3\n") if options.get("how") != "rebuild" else (None, None)
+    for read in READS if unknown is not None else ():
+        with pytest.raises(ConfigError, match="needs the prefix of one of 1 sources"):
+            read(unknown)
 
 
-@pytest.mark.parametrize("over", ["blend", "source"])
-def test_a_blend_without_a_builder_never_serves_a_listed_document(over: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_blend_made_directly_serves_the_view_of_a_builder(options: Any, tmp_path: Path) -> None:
     prefixes = [write_documents(f"{tmp_path}/{name}") for name in ("en", "de")]
-    (tmp_path / "list.txt").write_text("".join(f"{prefixes[1]}\t{document}\n" for document in (3, 4, 5)))
-    order = binidx.View(f"{tmp_path}/list.txt", over=over)
+    drop = [3, 4, 5] if not options.get("keep") else [document for document in range(40) if document not in (3, 4, 5)]
+    lines = [f"{prefixes[1]}\t{document}\n" for document in drop]
+    lines += [f"{prefixes[0]}\t{document}\n" for document in range(40) if options.get("keep")]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    order = binidx.View(f"{tmp_path}/list.txt", **options)
     plain, viewed = (
-        binidx.GPTDatasetConfig(**GPT, blend=(prefixes, [0.5, 0.5]), order=option) for option in (None, order)
-    )
-    built = build(binidx.GPTDataset, plain, 60)
-    for option in (viewed, plain):  # the datasets have the option in both cases
-        parts = [made_directly(binidx.GPTDataset, part, viewed) for part in built.datasets]
-        direct = binidx.BlendedDataset(parts, [0.5, 0.5], 40, option)
-        if over == "source" and option is viewed:
-            served = [(int(sample["dataset_id"]), documents_of([sample])) for sample in direct]
-            assert not [documents for number, documents in served if number == 1 and documents & {3, 4, 5}]
-            continue
-        for read in READS:
-            with pytest.raises(ConfigError, match=DIRECTLY):
-                read(direct)
-    viewed.mid_level_dataset_surplus = 1.0
-    whole = build(binidx.GPTDataset, viewed, 60)
-    assert len(binidx.BlendedDataset(whole.datasets, [0.5, 0.5], 40, plain)[:]) == 40
+        binidx.GPTDatasetConfig(
+            **GPT, blend=(prefixes, [0.5, 0.5]), order=option, mid_level_dataset_surplus=1.0
+        ) for option in (None, order)
+    )  # fmt: skip
+    built = build(binidx.GPTDataset, viewed, 60)
+    parts = [made_directly(binidx.GPTDataset, part, viewed) for part in built.datasets]
+    same_samples(binidx.BlendedDataset(parts, [0.5, 0.5], 60, viewed), built)
+    # A blend whose own config asks for nothing keeps what its datasets were asked for.
+    kept = binidx.BlendedDataset(parts, [0.5, 0.5], 40, plain)
+    assert len(kept) == 40
+    for dataset in (built, kept):
+        documents = [documents_of([sample]) for sample in dataset if sample["dataset_id"] == 1]
+        assert documents
+        assert not any(each & {3, 4, 5} for each in documents)
+    assert {int(sample["dataset_id"]) for sample in kept} == {0, 1}
+    unbuilt = build(binidx.GPTDataset, plain, 60).datasets
+    if options.get("how") == "rebuild":
+        with pytest.raises(ConfigError, match=r"order: found a dataset of .* that was built without it; build it with"):
+            binidx.BlendedDataset(unbuilt, [0.5, 0.5], 40, viewed)
+    else:
+        same_samples(binidx.BlendedDataset(unbuilt, [0.5, 0.5], 60, viewed), built)
 
 
 @pytest.mark.parametrize("line", ["3", "fr\t3"])
@@ -344,23 +363,22 @@ def test_stages_refuse_a_list_that_names_no_source(line: str, tmp_path: Path) ->
         binidx.StagedBlendedDataset(binidx.GPTDataset, [binidx.Stage((prefixes, [0.5, 0.5]), 20)], config)
 
 
-def test_lengths_refuse_windows_without_a_builder(tmp_path: Path) -> None:
+def test_windows_made_directly_have_their_view(tmp_path: Path) -> None:
     prefix = write_documents(f"{tmp_path}/en")
     (tmp_path / "list.txt").write_text("3\n")
-    plain, viewed = (
-        binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=option)
-        for option in (None, binidx.View(f"{tmp_path}/list.txt"))
-    )
-    windows = made_directly(binidx.GPTDataset, build(binidx.GPTDataset, plain, 30), viewed)
-    with pytest.raises(ConfigError, match=DIRECTLY):
-        binidx.LengthStagedDataset(windows, [binidx.LengthStage(S // 2, 10)])
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{tmp_path}/list.txt"))
+    built = build(binidx.GPTDataset, config, 30)
+    stages = [binidx.LengthStage(S // 2, 10)]
+    direct = binidx.LengthStagedDataset(made_directly(binidx.GPTDataset, built, config), stages)
+    assert 3 not in documents_of(direct)
+    same_samples(direct, binidx.LengthStagedDataset(built, stages))
 
 
-def test_a_chat_without_a_builder_never_serves_a_listed_row(tmp_path: Path) -> None:
+def test_a_chat_made_directly_has_the_view_of_a_builder(tmp_path: Path) -> None:
     inner = chats(tmp_path)
     (tmp_path / "list.txt").write_text("3\n")
     options = {"blend": ([inner.dataset_path], None), "order": binidx.View(f"{tmp_path}/list.txt")}
-    direct = made_directly(binidx.SFTDataset, inner, binidx.SFTDatasetConfig(**GPT, **options))
-    for read in (lambda: direct[0], lambda: direct.find_row(0), lambda: direct.spans(0)):
-        with pytest.raises(ConfigError, match=DIRECTLY):
-            read()
+    config = binidx.SFTDatasetConfig(**GPT, **options)
+    direct = made_directly(binidx.SFTDataset, inner, config)
+    same_samples(direct, build(binidx.SFTDataset, config, inner.num_samples))
+    assert 3 not in {direct.find_row(number) for number in range(len(direct))}

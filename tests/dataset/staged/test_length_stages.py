@@ -13,10 +13,11 @@ from helpers.memory_maps import file_under
 from helpers.traceable_runs import write_source
 
 import binidx
-from binidx.dataset.staged import length_stages
-from binidx.dataset.staged.length_stages import LengthStage, LengthStagedDataset
+from binidx.dataset.staged import LengthStagedDataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.gpt_indices import build_window_order
+from binidx.order.staged import window_order
+from binidx.order.staged.window_order import LengthStage
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +117,17 @@ def test_ranks_map_one_copy_of_all_that_is_as_long_as_the_run(tmp_path: Path, mo
     prefixes = [write_source(tmp_path / f"s{number}", random.Random(number), True) for number in range(3)]
     stages = [LengthStage(6, 80_000), LengthStage(12, 30_000)]
     alone = LengthStagedDataset(windows_of(prefixes, size=36_000), stages, mixed_windows=8)
-    monkeypatch.setattr(length_stages, "AT_ONCE", 100)
+    monkeypatch.setattr(window_order, "AT_ONCE", 100)
     cached = {"path_to_cache": str(tmp_path / "cache"), "cache_small_indices": True}
     for _ in range(2):
         staged = LengthStagedDataset(windows_of(prefixes, size=36_000, **cached), stages, mixed_windows=8)
         for name in ("dataset_index", "dataset_sample_index"):
             np.testing.assert_array_equal(getattr(staged, name), getattr(alone, name))
         assert file_under(staged.dataset_sample_index).startswith(str(tmp_path / "cache"))
-    for dataset, other in zip(staged.datasets, alone.datasets, strict=True):
-        assert isinstance(dataset, binidx.GPTDataset)
-        assert isinstance(other, binidx.GPTDataset)
-        np.testing.assert_array_equal(dataset.sample_index, other.sample_index)
-        np.testing.assert_array_equal(dataset.shuffle_index, other.shuffle_index)
+    for cut, again in zip(staged.order.members, alone.order.members, strict=True):
+        np.testing.assert_array_equal(cut.sample_index, again.sample_index)
+        np.testing.assert_array_equal(cut.shuffle_index, again.shuffle_index)
+        assert file_under(cut.sample_index).startswith(str(tmp_path / "cache"))
     write_source(tmp_path / "s1", random.Random(7), True)  # other data under the same name
     one, other = (
         LengthStagedDataset(windows_of(prefixes, size=36_000, **some), stages, mixed_windows=8) for some in (cached, {})

@@ -16,9 +16,9 @@ from helpers.memory_maps import file_under
 from helpers.traceable_runs import write_source
 
 import binidx
-from binidx.dataset.staged import staged_blend as staged_module
-from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
+from binidx.dataset.staged import Stage, StagedBlendedDataset
 from binidx.errors import BlendError, ConfigError
+from binidx.order.staged import staged_order
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def test_the_proof_says_where_each_source_goes_on(prefixes: list[str]) -> None:
 def test_ranks_map_one_copy_of_the_rows_and_data_that_changed_has_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(staged_module, "COUNTED_HERE", 0)
-    monkeypatch.setattr(staged_module, "AT_ONCE", 7)
+    monkeypatch.setattr(staged_order, "COUNTED_HERE", 0)
+    monkeypatch.setattr(staged_order, "AT_ONCE", 7)
     paths = [write_source(tmp_path / f"s{number}", random.Random(number), True) for number in range(2)]
     stages = [Stage((paths, [3, 1]), 50_000, 60_000), Stage((paths, [1, 3]), 100)]
     alone = StagedBlendedDataset(binidx.GPTDataset, stages, config())
@@ -174,7 +174,7 @@ def test_a_fault_at_a_seam_is_found(prefixes: list[str], fault: str) -> None:
     staged = StagedBlendedDataset(binidx.GPTDataset, stages, config())
     staged.dataset_sample_index = staged.dataset_sample_index.copy()
     if fault == "beyond":
-        staged.datasets = [np.arange(3)]  # type: ignore[list-item]
+        staged.order.parts = [np.arange(3)]
     else:
         staged.dataset_sample_index[10:] += 1 if fault == "skip" else -1
     with pytest.raises(BlendError, match="stages: a source"):

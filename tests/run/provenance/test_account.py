@@ -9,8 +9,9 @@ from helpers.traceable_runs import random_run
 
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
-from binidx.dataset.staged.length_stages import LengthStage, LengthStagedDataset
+from binidx.dataset.staged import LengthStagedDataset
 from binidx.order.blended_order import list_members
+from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder

@@ -15,8 +15,9 @@ from helpers.traceable_runs import random_run, write_source
 import binidx
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
-from binidx.dataset.staged.length_stages import LengthStage, LengthStagedDataset
+from binidx.dataset.staged import LengthStagedDataset
 from binidx.errors import ConfigError
+from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.exposures import Exposures, count_exposures, count_groups
 from binidx.run.provenance.run_order import RunOrder

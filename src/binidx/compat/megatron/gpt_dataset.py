@@ -25,9 +25,8 @@ from binidx.dataset.megatron.ordered_dataset import SEVERAL
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
-from binidx.order.gpt_order import build_small_index, load_or_build_gpt_index
+from binidx.order.gpt_order import GPTOrder, GPTRule, build_small_index, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
 
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
@@ -70,7 +69,10 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     def _open_order(self) -> SourceOrder:
         self.dataset = adapt(self.dataset)
-        return super()._open_order()
+        if not isinstance(self.source_request.rule, GPTRule):
+            return super()._open_order()
+        arrays = dict(zip(ARRAYS, self._build_document_sample_shuffle_indices(), strict=True))
+        return GPTOrder(self._parameters, self._source, arrays, self._plan)
 
     @cached_property
     def masks_and_position_ids_are_cacheable(self) -> bool:
@@ -93,9 +95,6 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
     # Indices
-
-    def _load_or_build(self) -> Arrays:
-        return dict(zip(ARRAYS, self._build_document_sample_shuffle_indices(), strict=True))
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return document_index, sample_index and shuffle_index; they are cached only if the tokens are in a file."""

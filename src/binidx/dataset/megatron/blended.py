@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
@@ -12,24 +10,30 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
+from binidx.dataset.config import BlendedMegatronDatasetConfig, normalize
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, index_array, number_samples
-from binidx.dataset.token_dataset import TokenDataset
+from binidx.dataset.megatron.ordered_dataset import (
+    SEVERAL,
+    OrderedDataset,
+    cache_directory,
+    get_order_option,
+    index_array,
+    number_samples,
+)
+from binidx.dataset.token_dataset import Assemble, TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
-from binidx.errors import BlendError, ConfigError, redacted
+from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
-from binidx.index.blend import BlendIndex, build_blend_index, build_exhaustive_blend_index, check_blend_index
-from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
-from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
+from binidx.index.blend import ARRAYS
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.index_files import recorded_name
 from binidx.order.blended_order import BlendedOrder
+from binidx.order.opener import Opener
+from binidx.order.order_protocols import Order
+from binidx.order.requests import BlendRequest, Request
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.location import Location
 
-ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
-COUNTED_AT_ONCE = 1 << 20
 SHOWN = 3
 """Datasets that a `repr` names."""
 
@@ -80,24 +84,38 @@ class BlendedDataset(OrderedDataset):
         check_blendable(datasets, weights, size)
         self.datasets = list(datasets)
         self.split = self.datasets[0].index_split
-        self.weights = list(weights) if size is None else normalize(list(weights))
         self.size = size
         self.config = config
-        self._open(context)
-        self._check_sizes()
+        self.build_context, self.index_digests = context, {}
+        blend = BlendRequest(
+            request_parts(self.datasets, config),
+            [*weights],
+            size,
+            self.split.name,
+            cache_directory(config),
+            recorded_name(type(self)),
+            config.mid_level_dataset_surplus,
+            self._open_index,
+        )
+        self.weights = blend.shares
+        self.request = self.request_order(blend)
+        self.order = self.opener.open(self.request)
 
-    def _open(self, context: BuildContext) -> None:
-        """Load or build the index arrays."""
-        self.build_context, self.unique_identifiers = context, self._identifiers()
-        self.index_digests = {}
-        self._order = self._served = self._make_order(dict(zip(ARRAYS, self._load_or_build(), strict=True)))
+    def _open_index(self, request: BlendRequest, parts: Sequence[Order], opener: Opener) -> BlendedOrder:
+        """Return the order of the blend, whose arrays `_load_or_build` returns."""
+        self.blend_request, self.part_lengths = request, [*map(len, parts)]
+        self.unique_identifiers = request.identifiers
+        self._order = request.order_of(parts, dict(zip(ARRAYS, self._load_or_build(), strict=True)))
+        self.check()
+        return self._order
 
-    def _make_order(self, arrays: Arrays) -> BlendedOrder:
-        return BlendedOrder([dataset._served for dataset in self.datasets], arrays, self._order_fields())
+    def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        arrays = self.blend_request.load_or_build(self.part_lengths, self.opener)
+        return arrays["dataset_index"], arrays["dataset_sample_index"]
 
-    def _order_fields(self) -> dict[str, Any]:
-        """Return the fields of the identity of the order besides those of the datasets."""
-        return {"class": recorded_name(type(self)), "weights": self.weights, "all": self.size is None}
+    def check(self) -> None:
+        """Raise BlendError unless the order serves the samples of the datasets that it has to serve."""
+        self.blend_request.check_rows(self._order)
 
     @property
     def parts(self) -> Sequence[MegatronDataset]:
@@ -109,8 +127,12 @@ class BlendedDataset(OrderedDataset):
         order = self.order
         if self.datasets[0].reads_by_itself:
             return None
-        assembles = [dataset.assemble_function for dataset in self.datasets]
-        return TokenDataset(order, [dataset.dataset for dataset in self.datasets], assembles)
+        return TokenDataset(order, [dataset.dataset for dataset in self.datasets], self._assembles)
+
+    @property
+    def _assembles(self) -> Sequence[Assemble]:
+        """Function of each source of the order that makes its samples."""
+        return [dataset.assemble_function for dataset in self.datasets]
 
     def __repr__(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
@@ -121,7 +143,8 @@ class BlendedDataset(OrderedDataset):
 
     def _repr_html_(self) -> str:
         shares = zip(self.datasets, normalize(list(self.weights)), strict=False)
-        rows = [(redacted(part.dataset_path or ""), share, len(part)) for part, share in shares]
+        counts = zip(shares, self.part_lengths, strict=False)
+        rows = [(redacted(part.dataset_path or ""), share, count) for (part, share), count in counts]
         samples = f"{len(self):,} samples of {self.config.sequence_length:,} tokens"
         title = f"{type(self).__name__}, {self.split.name}: {samples}"
         return format_html_table(title, rows, ("dataset", "share", "samples built"))
@@ -130,7 +153,10 @@ class BlendedDataset(OrderedDataset):
         """Return a sample, or the list of the samples of a slice or of a list of numbers, which are read at once."""
         if isinstance(idx, SEVERAL):
             return list(self.__getitems__(number_samples(idx, len(self))))
-        if self.order is not self._order:
+        return self._read_one(idx)
+
+    def _read_one(self, idx: int) -> Sample:
+        if self.order is not self._order or self._order.has_views:
             return self.__getitems__([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
@@ -181,110 +207,16 @@ class BlendedDataset(OrderedDataset):
         """
         return [reader for dataset in self.datasets for reader in dataset.token_readers()]
 
-    def _identifiers(self) -> OrderedDict[str, Any]:
-        datasets = [dataset.unique_identifiers for dataset in self.datasets]
-        return blend_identifiers(recorded_name(type(self)), datasets, self.split, self.weights, self.size)
 
-    def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        if self.config.path_to_cache is None:
-            arrays = build_in_memory(self._build)
-        else:
-            cache = self._cache(self.config.path_to_cache)
-            arrays = cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
-        return arrays["dataset_index"], arrays["dataset_sample_index"]
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """Return the inputs of the index arrays that `unique_description` does not contain: none."""
-        return {}
-
-    def _cache(self, directory: str) -> IndexCache:
-        name = f"{self.unique_description_hash}-{recorded_name(type(self))}-{self.split.name}"
-        trusted = self._check_foreign if self.config.trust_cache else None
-        files = IndexFiles(Location(directory, self.config.storage_options), name)
-        return IndexCache(files, trusted=trusted, context=self.build_context, digests=self.index_digests)
-
-    def _build(self, writer: ArrayWriter) -> None:
-        build_blend_arrays(writer, self.weights, self.size, self.config.num_dataset_builder_threads)
-
-    def _check_foreign(self, arrays: Arrays) -> None:
-        check_blend_index(arrays, list(map(len, self.datasets)), self.size)
-
-    def _check_sizes(self) -> None:
-        served = samples_per_dataset(self.dataset_index, len(self.datasets))
-        for number, (dataset, count) in enumerate(zip(self.datasets, served, strict=True)):
-            if count > len(dataset):
-                raise BlendError(
-                    f"{self.split.name} blend, dataset {number} ({dataset.dataset_path}): has {len(dataset)} samples, "
-                    f"the blend needs {count}; raise mid_level_dataset_surplus from "
-                    f"{self.config.mid_level_dataset_surplus}, say ten-fold"
-                )
-
-
-def blend_identifiers(
-    name: str, datasets: Sequence[Any], split: Split, weights: Sequence[float], size: int | None
-) -> OrderedDict[str, Any]:
-    """Return the identifiers that Megatron hashes for the name of a blend's cache.
+def request_parts(datasets: Sequence[MegatronDataset], config: BlendedMegatronDatasetConfig) -> list[Request]:
+    """Return the requests of which a blend of datasets is drawn.
 
     Args:
-        name: recorded name of the class of the blend.
-        datasets: identifiers of each dataset.
-        split: the split.
-        weights: one per dataset.
-        size: number of samples; None is all samples of the datasets.
+        datasets: the datasets.
+        config: of the blend. A dataset whose own config asks for another order keeps that order.
     """
-    return OrderedDict(
-        [("class", name), ("datasets", datasets), ("split", split.name), ("weights", weights), ("size", size)]
-    )
-
-
-@contextlib.contextmanager
-def blend_arrays(writer: ArrayWriter, weights: Sequence[float], size: int | None) -> Iterator[BlendIndex]:
-    """Yield the two index arrays of a blend, each straight in its file, to be filled in the block.
-
-    Args:
-        writer: writes the arrays.
-        weights: numbers of samples of the datasets if `size` is None.
-        size: number of samples; None is all of them.
-    """
-    shape = (sum(map(int, weights)) if size is None else size,)
-    with writer.array(ARRAYS[0], shape, np.int16) as ids, writer.array(ARRAYS[1], shape, np.int64) as samples:
-        yield ids, samples
-
-
-def build_blend_arrays(writer: ArrayWriter, weights: Sequence[float], size: int | None, threads: int) -> None:
-    """Build the two index arrays of a blend.
-
-    Args:
-        writer: writes the arrays.
-        weights: share of each dataset; without a size, its number of samples.
-        size: number of samples; None is all samples of the datasets.
-        threads: number of threads.
-    """
-    with blend_arrays(writer, weights, size) as out:
-        if size is None:
-            build_exhaustive_blend_index(np.asarray(weights, dtype=np.int64), num_threads=threads, out=out)
-        else:
-            build_blend_index(np.asarray(weights, np.float64), size, num_threads=threads, out=out)
-
-
-def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
-    """Return the number of samples of each dataset.
-
-    It counts in blocks, because NumPy copies what it counts to int64: 8 GB for a billion samples.
-
-    Args:
-        dataset_index: dataset of each sample, shape (size,).
-        num_datasets: number of datasets of the blend.
-    """
-    served = np.zeros(num_datasets, np.int64)
-    for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):
-        served += np.bincount(dataset_index[rows], minlength=num_datasets)
-    return list(served.tolist())
-
-
-def row_blocks(first: int, stop: int, size: int) -> Iterator[slice]:
-    """Yield slices of up to `size` rows that cover the rows from `first` to before `stop`."""
-    return (slice(begin, min(begin + size, stop)) for begin in range(first, stop, size))
+    option = get_order_option(config)
+    return [part.opened if get_order_option(part.config) == option else part.request for part in datasets]
 
 
 def check_blendable(

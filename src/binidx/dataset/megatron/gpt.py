@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -18,14 +19,14 @@ from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import Arrays, IndexFiles, IndexName, digest, recorded_name
+from binidx.index.cache.index_files import recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
-from binidx.order.gpt_order import GPTOrder, GPTParameters, IndexOptions, count_epochs, load_or_build_gpt_index
+from binidx.order.gpt_order import GPTParameters, GPTRule, count_epochs
+from binidx.order.opener import IndexOptions
+from binidx.order.requests import SourceRule
 from binidx.order.source_order import SourceOrder, StoredSource
-from binidx.storage.location import Location
-from binidx.storage.stores.registry import join_uri
 
 LowLevel = TypeVar("LowLevel", bound=IndexedDataset)
 
@@ -83,8 +84,6 @@ class GPTDataset(MegatronDataset):
     takes_a_range = True
     """True if `indexed_indices` may be a range: see `split_range`."""
 
-    takes_order_options = True
-
     def __init__(
         self,
         indexed_dataset: IndexedDataset,
@@ -96,41 +95,45 @@ class GPTDataset(MegatronDataset):
         *,
         context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
-        if config.order is not None:
-            source = StoredSource(str(config.as_written(dataset_path)), indexed_dataset, indexed_indices)
-            indexed_indices = config.order.choose_sequences(source, config.storage_options)
         super().__init__(
             indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
         )
 
-    def _open_order(self) -> SourceOrder:
-        option = self.config.order
-        if option:
-            order: SourceOrder | None = option.open_source(self._parameters, self._source, self._index_options)
-            if order is not None:
-                return order
-        arrays = self._load_or_build()
-        return GPTOrder(self._parameters, self._source, arrays, self._plan)
+    @classmethod
+    def _rule(cls, num_samples: int | None, split: Split, config: GPTDatasetConfig) -> SourceRule:
+        return GPTRule(gpt_parameters(cls, num_samples, split, config, **cls._describe_release(config)))
 
-    def _load_or_build(self) -> Arrays | None:
-        return load_or_build_gpt_index(self._parameters, self._source, self._plan, self._index_options)
+    def _open_order(self) -> SourceOrder:
+        rule = self.source_request.rule
+        assert rule is not None
+        with self._named_errors():
+            return rule.open(self._source, self._index_options)
 
     document_index, sample_index, shuffle_index = map(index_array, ARRAYS)
 
-    @cached_property
+    @property
     def _parameters(self) -> GPTParameters:
         """Options of the order, besides the data."""
-        return gpt_parameters(type(self), self.num_samples, self.index_split, self.config, **self._sample_version)
+        return self.source_request.parameters
 
-    def _list_sequences(self) -> Documents:
-        return self.own_sequences
+    @cached_property
+    def _source(self) -> StoredSource:
+        source = StoredSource(self.source_request.name, self.dataset, self.own_sequences)
+        chosen = self.source_request.choose_sequences(source)
+        self.indices = chosen.sequences
+        return chosen
 
     @cached_property
     def _plan(self) -> EpochPlan:
         """The epochs of the index."""
+        with self._named_errors():
+            return count_epochs(self._parameters, self._source, self.opener)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Name the split in errors of the build."""
         try:
-            threads = self.config.num_dataset_builder_threads
-            return count_epochs(self._parameters, self._source, self.build_context, threads)
+            yield
         except IndexBuildError as error:
             raise IndexBuildError(
                 f"{self.dataset_path}, {self.index_split.name} split of {len(self.own_sequences)} sequences: {error}"
@@ -138,39 +141,8 @@ class GPTDataset(MegatronDataset):
 
     @property
     def _index_options(self) -> IndexOptions:
-        options = {"context": self.build_context, "digests": self.index_digests}
-        return index_options(self._find_name, self.config, **options)
-
-    def _find_name(self) -> IndexName:
-        description = self.unique_description
-        files = self.name_files(self.dataset.path_prefix, description, self.index_split, self.config)
-        return IndexName(files, description)
-
-    @classmethod
-    def identify(
-        cls, dataset_path: str | None, num_samples: int | None, split: Split, config: Any
-    ) -> OrderedDict[str, Any]:
-        identifiers = super().identify(dataset_path, num_samples, split, config)
-        if config.order is not None and (fields := config.order.index_fields(config.storage_options)):
-            identifiers["order"] = fields
-        return identifiers
-
-    @classmethod
-    def name_files(cls, prefix: str, description: str, split: Split, config: GPTDatasetConfig) -> IndexFiles:
-        """Return the cache files of an index, whether or not they exist.
-
-        Args:
-            prefix: of the data.
-            description: `unique_description` of the dataset.
-            split: the split.
-            config: options of the run.
-
-        Returns:
-            The files of the index, in `path_to_cache` or beside the data.
-        """
-        directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
-        name = f"{digest(description)}-{recorded_name(cls)}-{split.name}"
-        return IndexFiles(Location(directory, config.storage_options), name)
+        # In Megatron the index is beside the opened data, whatever path names it.
+        return replace(self.source_request, prefix=self.dataset.path_prefix).index_options(self.opener)
 
     @property
     def indices(self) -> NDArray[np.int32]:
@@ -229,7 +201,15 @@ class GPTDataset(MegatronDataset):
         return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
 
     def _make_assemble(self) -> Assemble:
-        return GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
+        return self.assemble_for(self.config)
+
+    def assemble_for(self, config: Any) -> Assemble:
+        """Return the function that makes the samples of a batch of other lengths.
+
+        Args:
+            config: of the dataset, with the `sequence_length` of the samples.
+        """
+        return GPTAssemble.of(config, self._pad_token_id, masks_ends=self._order.ends_documents)
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return only the tokens of samples, a seventh of their bytes, for trainers that shift labels themselves.
@@ -278,18 +258,6 @@ def gpt_parameters(
         split is not Split.valid or config.drop_last_partial_validation_sequence,
         versions,
     )
-
-
-def index_options(find_name: Callable[[], IndexName], config: GPTDatasetConfig, **options: Any) -> IndexOptions:
-    """Return the options of a config for the cache and the build of an index.
-
-    Args:
-        find_name: returns the name of the index in the cache.
-        config: options of the run.
-        options: further arguments of `IndexOptions`.
-    """
-    trusts, threads = config.trust_cache is not None, config.num_dataset_builder_threads
-    return IndexOptions(find_name, config.cache_small_indices, trusts, threads, **options)
 
 
 def open_low_level_dataset(

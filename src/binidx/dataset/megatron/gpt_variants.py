@@ -6,14 +6,15 @@ from typing import ClassVar
 
 from binidx.dataset.assemble.fill_in_middle import FIMAssemble, FIMTransform, GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble, PaddedAssemble
-from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.megatron.gpt import GPTDataset, gpt_parameters
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.megatron_releases import Rule
 from binidx.dataset.token_dataset import Assemble
-from binidx.errors import ConfigError, IndexBuildError
+from binidx.errors import ConfigError
 from binidx.index.packing import ARRAYS
-from binidx.order.document_packing import PACKINGS, PackedOrder, load_or_build_packed_index
-from binidx.order.order_options import OrderOption
+from binidx.order.document_packing import PackedOrder, PackRule
+from binidx.order.requests import SourceRule
 from binidx.order.source_order import SourceOrder
 
 
@@ -48,9 +49,9 @@ class GPTFIMDataset(GPTDataset):
             raise ConfigError("order: GPTFIMDataset moves text across the documents of a packed sample; leave it")
         return order
 
-    def _make_assemble(self) -> Assemble:
-        rows = GPTAssemble.of(self.config, self._pad_token_id)
-        return FIMAssemble(rows, FIMTransform(self.config), self.config.random_seed)
+    def assemble_for(self, config: GPTFIMDatasetConfig) -> Assemble:
+        rows = GPTAssemble.of(config, self._pad_token_id)
+        return FIMAssemble(rows, FIMTransform(config), config.random_seed)
 
 
 class VarlenGPTDataset(GPTDataset):
@@ -82,9 +83,9 @@ class VarlenGPTDataset(GPTDataset):
             raise ConfigError("inter_document_masking: found False, samples of documents need True")
         return super()._open_order()
 
-    def _make_assemble(self) -> Assemble:
-        rows = GPTAssemble.of(self.config, self._pad_token_id, masks_ends=self._order.ends_documents)
-        return PaddedAssemble(rows, self.config.padding_multiple)
+    def assemble_for(self, config: GPTDatasetConfig) -> Assemble:
+        rows = GPTAssemble.of(config, self._pad_token_id, masks_ends=self._order.ends_documents)
+        return PaddedAssemble(rows, config.padding_multiple)
 
 
 class BestFitGPTDataset(GPTDataset):
@@ -130,15 +131,7 @@ class BestFitGPTDataset(GPTDataset):
         order: PackedOrder = self._order
         return order.fill
 
-    def _open_order(self) -> PackedOrder:
-        option = self.config.order
-        if option is not None and type(option).open_source is not OrderOption.open_source:
-            raise ConfigError(f"order: {type(self).__name__} packs documents by itself; use GPTDataset")
-        try:
-            arrays = load_or_build_packed_index(
-                PACKINGS[self.PACKING], self._parameters, self._source, self._index_options
-            )
-        except IndexBuildError as error:
-            raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
+    @classmethod
+    def _rule(cls, num_samples: int | None, split: Split, config: GPTDatasetConfig) -> SourceRule:
         # Its samples have labels across documents, as in the runs that began with it; order="best_fit" has none.
-        return PackedOrder(self._parameters, self._source, arrays, ends_documents=False)
+        return PackRule(gpt_parameters(cls, num_samples, split, config), cls.PACKING, is_option=False)

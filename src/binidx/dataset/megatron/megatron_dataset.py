@@ -13,8 +13,14 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, choose_pad_token
-from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, get_order_option, number_samples
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, choose_pad_token
+from binidx.dataset.megatron.ordered_dataset import (
+    SEVERAL,
+    OrderedDataset,
+    cache_directory,
+    get_order_option,
+    number_samples,
+)
 from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
@@ -24,7 +30,8 @@ from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
-from binidx.order.order_protocols import Bounds, Numbers, Spans
+from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
+from binidx.order.requests import OpenedRequest, Request, SourceRequest, SourceRule
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
 
@@ -111,9 +118,6 @@ class MegatronDataset(OrderedDataset):
     release_rules: ClassVar[Set[Rule]] = frozenset()
     """Rules of Megatron's releases on which the samples of this kind depend; `megatron_samples` selects a release."""
 
-    takes_order_options: ClassVar[bool] = False
-    """The option `order` of the config may replace the index of this kind."""
-
     def __init__(
         self,
         dataset: IndexedDataset,
@@ -131,23 +135,70 @@ class MegatronDataset(OrderedDataset):
         self.num_samples = num_samples
         self.index_split = index_split
         self.config = config
-        self.unique_identifiers = self._identifiers()
-        self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
         self.build_context, self.index_digests = context, {}
-        option = get_order_option(config)
-        if option and not self.takes_order_options and option.index_fields(config.storage_options):
-            raise ConfigError(f"order: {type(self).__name__} has an order of its own; leave it, or skip documents")
-        self.serve(self._open_order())
-        self.apply_order_option(is_whole=False)
+        asked, option = self.request_source(dataset_path, num_samples, index_split, config), get_order_option(config)
+        [self.source_request] = [asked] if option is None else option.request(asked).sources
+        self.unique_identifiers = self.source_request.identifiers
+        self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
+        order = self._open_order()
+        self._order: Any = HookedOrder(self, None) if order is None else order
+        served = HookedOrder(self, order) if self._has_own_spans else self._order
+        self.opened = OpenedRequest(asked, self.source_request, served)
+
+    @classmethod
+    def request_source(
+        cls,
+        dataset_path: str | None,
+        num_samples: int | None,
+        split: Split,
+        config: Any,
+        bookends: Bookends | None = None,
+    ) -> SourceRequest:
+        """Return the request of Megatron's order of one split of one prefix; the data need not be open.
+
+        Args:
+            dataset_path: prefix, as the user wrote it.
+            num_samples: the least number of samples; None is one epoch.
+            split: the split.
+            config: options of the run.
+            bookends: start and end of the split in the sequences, from 0 to 1; None if they are chosen already.
+        """
+        return SourceRequest(
+            recorded_name(cls),
+            dataset_path,
+            str(config.as_written(dataset_path)),
+            config.storage_options,
+            split.name,
+            bookends,
+            cls.identify(dataset_path, num_samples, split, config),
+            cls._rule(num_samples, split, config),
+            cache_directory(config),
+        )
+
+    @classmethod
+    def _rule(cls, num_samples: int | None, split: Split, config: Any) -> SourceRule | None:
+        """Return how the order follows from the sequences; None if the class opens it by itself."""
+        return None
 
     def _open_order(self) -> SourceOrder | None:
         """Return the order of the samples, whose index is loaded or built; None if `spans` is the order."""
         return None
 
-    def serve(self, order: SourceOrder | None) -> None:
-        """Serve an order, unless the class has its own `spans`."""
-        self._order = HookedOrder(self, None) if order is None else order
-        self._served = HookedOrder(self, order) if self._has_own_spans else self._order
+    @cached_property
+    def request(self) -> Request:
+        """Request of the samples that are served, if the dataset is a split of its own."""
+        return self.request_order(self.opened)
+
+    @cached_property
+    def order(self) -> Order:
+        """Order of this request, which is opened at the first use: a blend of the dataset opens its own."""
+        request = self.request
+        vars(self)["order"] = self.opened.order  # methods of a user may ask for the length while a view is opened
+        try:
+            return self.opener.open(request)
+        except BaseException:
+            del vars(self)["order"]
+            raise
 
     @property
     def _has_own_spans(self) -> bool:
@@ -156,7 +207,7 @@ class MegatronDataset(OrderedDataset):
     @cached_property
     def _source(self) -> StoredSource:
         """The sequences of the split."""
-        return StoredSource(str(self.config.as_written(self.dataset_path)), self.dataset, self._list_sequences())
+        return StoredSource(self.source_request.name, self.dataset, self._list_sequences())
 
     def _list_sequences(self) -> Documents:
         """Return the numbers of the sequences of the split, shape (num_in_split,)."""
@@ -167,8 +218,8 @@ class MegatronDataset(OrderedDataset):
         return [self]
 
     def __len__(self) -> int:
-        served = self._served
-        return len(served.own) if isinstance(served, HookedOrder) and served.own is not None else len(served)
+        order = self.order
+        return len(order.own) if isinstance(order, HookedOrder) and order.own is not None else len(order)
 
     @cached_property
     def _assemble(self) -> Assemble:
@@ -198,9 +249,6 @@ class MegatronDataset(OrderedDataset):
     def counts_by_itself(self) -> bool:
         """True if a class of the user has its own `__len__`."""
         return type(self).__len__ is not MegatronDataset.__len__
-
-    def _identifiers(self) -> OrderedDict[str, Any]:
-        return self.identify(self.dataset_path, self.num_samples, self.index_split, self.config)
 
     @classmethod
     def identify(
@@ -234,8 +282,12 @@ class MegatronDataset(OrderedDataset):
 
     @property
     def _sample_version(self) -> dict[str, str]:
-        """The field of `order_identity` for the rules of a release; identities of 0.16 have none."""
-        return describe_rules(self.config, self.release_rules) if self.release_rules else {}
+        return self._describe_release(self.config)
+
+    @classmethod
+    def _describe_release(cls, config: Any) -> dict[str, str]:
+        """Return the field of `order_identity` for the rules of a release; identities of 0.16 have none."""
+        return describe_rules(config, cls.release_rules) if cls.release_rules else {}
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

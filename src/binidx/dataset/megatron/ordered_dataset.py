@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.errors import ConfigError
-from binidx.index.cache.index_cache import BuildContext
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, digest
+from binidx.order.opener import Opener
 from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import ComposedOrder, Numbers, Order
+from binidx.order.order_protocols import Numbers
+from binidx.order.requests import Request
 from binidx.storage.interfaces import RangeReader
-
-if TYPE_CHECKING:
-    from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.storage.location import Location
 
 
 def index_array(name: str) -> Any:
@@ -41,21 +41,19 @@ class OrderedDataset(ABC):
         unique_identifiers: class, data and options, in the order that Megatron hashes.
         build_context: options of the build of the index.
         index_digests: XXH3 of each array of the index, by name.
+        request: what the config asks for, if the dataset is that of a split.
+        order: the order of this request: which tokens make a sample, as a value.
     """
 
     config: Any
     unique_identifiers: OrderedDict[str, Any]
-    build_context: BuildContext
+    build_context: BuildContext = DEFAULT_CONTEXT
     index_digests: dict[str, str]
+    request: Any
+    order: Any
 
     _order: Any
-    """Order that was built, with the arrays of its index."""
-
-    _served: Order
-    """Order of the samples: that order, or one over it."""
-
-    _is_whole = False
-    """True once the order is known to be that which the option `order` requests of the split."""
+    """Order with the arrays of the index, which `order` may serve through a view."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,18 +75,17 @@ class OrderedDataset(ABC):
         return digest(self.unique_description)
 
     @property
-    def order(self) -> Order:
-        """Order of the samples: the tokens of each, as a value."""
-        self.check_whole()
-        return self._served
-
-    @property
     def order_identity(self) -> Any:
         """Identity of the samples and their order, in JSON values.
 
         Equal for copies of the data in other places, and for numbers of samples that share one order.
         """
         return self.order.identity
+
+    @property
+    def index_order(self) -> Any:
+        """Order with the arrays of the index, which a blend draws from, and a view leaves samples out of."""
+        return self._order
 
     @property
     def index_arrays(self) -> dict[str, NDArray[Any]]:
@@ -114,54 +111,87 @@ class OrderedDataset(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> Sequence[MegatronDataset]:
+    def parts(self) -> Sequence[Any]:
         """The dataset of each source."""
 
     def __len__(self) -> int:
-        return len(self._served)
+        return len(self.order)
 
-    def apply_order_option(self, *, is_whole: bool) -> None:
-        """Serve the order over this one that the config's option `order` requests, if it requests one.
+    @property
+    def opener(self) -> Opener:
+        """Options with which the dataset opens its order."""
+        return make_opener(self.config, context=self.build_context, digests=self.index_digests)
+
+    def request_order(self, inner: Request) -> Request:
+        """Return the request of a split with the order that the config asks for, if it asks for one.
 
         Args:
-            is_whole: whether the dataset is that of a split; else one source of a blend.
+            inner: the request of Megatron's order of the split.
 
         Raises:
             ConfigError: methods of the user make the samples, which take no order.
         """
-        option = get_order_option(self.config)
-        for dataset in (self, *self.parts) if is_whole else ():
-            dataset._is_whole = True
-        if option is None:
-            return
-        order = option.wrap(self._served, self.config.storage_options, is_whole=is_whole)
-        if order is self._served:
-            return
-        if len(order.sources) > 1 and not isinstance(order, ComposedOrder):
-            raise ConfigError(f"order: {type(order).__name__} of {len(order.sources)} sources is no ComposedOrder")
+        request = request_order(self.config, inner, self.build_context.run_prefixes)
+        if request is not inner:
+            self.check_takes_order()
+        return request
+
+    def check_takes_order(self) -> None:
+        """Raise ConfigError if methods of the user make the samples, which take no order."""
         if any(part.reads_by_itself or part.counts_by_itself for part in self.parts):
             kind = type(self.parts[0]).__name__
             raise ConfigError(f"order: {kind} reads or counts samples by itself, which takes no order")
-        vars(self).pop("_samples", None)
-        self._served = order
 
-    def check_whole(self) -> None:
-        """Raise ConfigError for a dataset without a builder whose samples the option `order` would change or leave out.
 
-        A constructor does not know whether its dataset is one source of a blend, so it cannot apply the option itself.
-        """
-        if self._is_whole:
-            return
-        option, served = get_order_option(self.config), self._served
-        if option is not None:
-            option.check_sources({source.name for source in served.sources}, self.config.storage_options)
-            if option.wrap(served, self.config.storage_options, is_whole=True) is not served:
-                way = "is made directly, which takes none; use BlendedMegatronDatasetBuilder or load_dataset"
-                raise ConfigError(f"order: found {type(option).__name__}, but the {type(self).__name__} {way}")
-        for part in [part for part in self.parts if get_order_option(part.config) != option]:
-            part.check_whole()
-        for dataset in (self, *self.parts):
-            dataset._is_whole = True
+def request_order(config: BlendedMegatronDatasetConfig, inner: Request, prefixes: Collection[str] = ()) -> Request:
+    """Return the request of a split with the option `order` of a config.
+
+    Args:
+        config: options of the run.
+        inner: the request of Megatron's order of the split.
+        prefixes: other prefixes of the run, which lists of documents may name.
+    """
+    if (option := get_order_option(config)) is None:
+        return inner
+    check_listed_sources(config, prefixes, {source.name for source in inner.sources})
+    return option.request(inner)
+
+
+def check_listed_sources(
+    config: BlendedMegatronDatasetConfig, prefixes: Collection[str], names: Collection[str] = ()
+) -> None:
+    """Raise ConfigError if the option `order` names no source of a run.
+
+    Args:
+        config: options of the run, with the prefixes of all splits.
+        prefixes: other prefixes of the run.
+        names: prefixes of further sources, as the user wrote them.
+    """
+    if (option := get_order_option(config)) is not None:
+        blends = [config.blend, *(config.blend_per_split or ())]
+        opened = {prefix for blend in blends if blend for prefix in blend[0]} | {*prefixes}
+        option.check_sources({*names, *(str(config.as_written(prefix)) for prefix in opened)}, config.storage_options)
+
+
+def cache_directory(config: BlendedMegatronDatasetConfig) -> Location | None:
+    """Return the folder of index caches of a config; None: beside the data."""
+    return None if config.path_to_cache is None else Location(config.path_to_cache, config.storage_options)
+
+
+def make_opener(config: BlendedMegatronDatasetConfig, **options: Any) -> Opener:
+    """Return an opener with the options of a config for caches and builds.
+
+    Args:
+        config: options of the run.
+        options: further arguments of `Opener`.
+    """
+    return Opener(
+        cache_small=config.cache_small_indices,
+        trust=config.trust_cache is not None,
+        threads=config.num_dataset_builder_threads,
+        mmap=config.mmap_bin_files,
+        **options,
+    )
 
 
 SEVERAL = (slice, list, np.ndarray)
@@ -182,7 +212,7 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     return [range(size)[number] for number in idx]
 
 
-UNPICKLED = ("_samples", "_assemble", "build_context")
+UNPICKLED = ("_samples", "_assemble", "build_context", "request")
 """Attributes that are made again, or belong to this process."""
 
 

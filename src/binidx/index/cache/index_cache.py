@@ -16,7 +16,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -95,6 +95,7 @@ class BuildContext:
         listed: the files of the dataset to open in a listing of their folder, if one was made.
         parent: context of the span of the start, of which that of the build is a part.
         warns: whether a new order of the same data is a warning in the log.
+        run_prefixes: prefixes of the run besides those of the config, which lists of documents may name.
     """
 
     checks: Checks = ()
@@ -104,6 +105,7 @@ class BuildContext:
     listed: ListedPair | None = None
     parent: Any = None
     warns: bool = True
+    run_prefixes: Collection[str] = ()
 
     @contextlib.contextmanager
     def threads(self, threads: int) -> Iterator[int]:

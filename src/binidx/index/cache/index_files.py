@@ -345,6 +345,19 @@ class IndexName:
     files: IndexFiles
     description: str
 
+    @classmethod
+    def of(cls, directory: Location, kind: str, split: str, identifiers: OrderedDict[str, Any]) -> IndexName:
+        """Return the name that follows from identifiers.
+
+        Args:
+            directory: folder of the index.
+            kind: recorded name of the class of the index.
+            split: name of the split.
+            identifiers: values by name, in the order that is hashed.
+        """
+        description = describe(identifiers)
+        return cls(IndexFiles(directory, f"{digest(description)}-{kind}-{split}"), description)
+
 
 def digest(description: str) -> str:
     """Return the md5, in hex, with which Megatron begins the names of index caches."""

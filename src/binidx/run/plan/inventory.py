@@ -12,10 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
-from binidx.dataset.config import GPTDatasetConfig, Split, normalize, split_range
-from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
-from binidx.errors import ConfigError, FormatError, IndexBuildError, StorageError
+from binidx.dataset.config import GPTDatasetConfig, Split, normalize
+from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
 from binidx.index.cache.index_files import IndexFiles
@@ -30,6 +28,7 @@ from binidx.index.cache.manifest import (
 )
 from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
 from binidx.index.document_sample import EpochPlan
+from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import same_object
@@ -69,7 +68,7 @@ class IndexInventory:
         problem: reason for which the index cannot be built; "" if it can.
     """
 
-    wanted: RequiredIndex
+    wanted: SourceRequest
     documents: int
     tokens: int
     fingerprint: Fields
@@ -93,7 +92,7 @@ class BlendInventory:
         cache: state of the cached files.
     """
 
-    wanted: RequiredBlend
+    wanted: BlendRequest
     size: int
     cache: Cache
 
@@ -108,6 +107,7 @@ class RunInventory:
         indices: the index of each split of each prefix.
         blends: the blend of each split of several prefixes.
         listed: the prefixes that are opened by a listing of their folder.
+        uncounted: what is not counted of the orders of the run, a line each.
     """
 
     run: Run
@@ -115,18 +115,19 @@ class RunInventory:
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
     listed: Set[str]
+    uncounted: Sequence[str] = ()
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the train split."""
         if self.run.stages is not None:
             return sum(stage.num_samples for stage in self.run.stages)
-        sizes = [blend.size for blend in self.blends if blend.wanted.split is Split.train]
-        return sum(sizes or (index.num_samples for index in self.indices if index.wanted.split is Split.train))
+        sizes = [blend.size for blend in self.blends if blend.wanted.split == Split.train.name]
+        return sum(sizes or (index.num_samples for index in self.indices if index.wanted.split == Split.train.name))
 
     def shares(self) -> list[tuple[IndexInventory, float]]:
         """Return the index of each source of the train split, and the source's share of the samples."""
-        train = [index for index in self.indices if index.wanted.split is Split.train]
+        train = [index for index in self.indices if index.wanted.split == Split.train.name]
         if self.run.stages is not None:
             total = sum(stage.num_samples for stage in self.run.stages)
             parts = {index.wanted.prefix: 0.0 for index in train}
@@ -134,11 +135,11 @@ class RunInventory:
                 for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
                     parts[prefix] += share * stage.num_samples / total
             return [(index, parts[index.wanted.prefix]) for index in train]
-        blend = next((blend.wanted for blend in self.blends if blend.wanted.split is Split.train), None)
+        blend = next((blend.wanted for blend in self.blends if blend.wanted.split == Split.train.name), None)
         if blend is None:
             return [(index, 1.0) for index in train]
-        if blend.shares is not None:
-            return [*zip(train, normalize([*blend.shares]), strict=True)]
+        if blend.weights is not None:
+            return [*zip(train, normalize([*blend.weights]), strict=True)]
         total = max(1, sum(index.num_samples for index in train))
         return [(index, index.num_samples / total) for index in train]
 
@@ -149,51 +150,30 @@ def take_inventory(run: Run) -> RunInventory:
     Raises:
         ObjectNotFoundError, FormatError: the data is absent or malformed.
     """
-    wanted = indices_needed(run)
-    prefixes = [*dict.fromkeys(index.prefix for index in wanted.indices)]
+    requests = [request for split in run.requests().values() for request in split]
+    sources = [source for request in requests for source in request.sources]
+    prefixes = [*dict.fromkeys(source.prefix for source in sources if source.prefix is not None)]
     locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
     listed = list_pairs(locations)
     summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))
-    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted), summaries.values()), strict=True))
+    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, sources), summaries.values()), strict=True))
     indices = OPENS.map(
-        lambda index: inspect_index(index, summaries[index.prefix], bounds[index.prefix], run.config), wanted.indices
+        lambda source: inspect_index(source, summaries[source.prefix], bounds[source.prefix], run.config), sources
     )
-    blends = OPENS.map(lambda blend: _inspect_blend(blend, indices, run.config), wanted.blends)
-    return RunInventory(run, summaries, indices, blends, listed.keys())
+    blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
+    uncounted = [*dict.fromkeys(text for request in requests for text in request.list_uncounted())]
+    return RunInventory(run, summaries, indices, blends, listed.keys(), uncounted)
 
 
-def indices_needed(run: Run) -> RequiredIndices:
-    """Return the indices that a run needs; for a run in stages, those of the first pass over each source."""
-    if run.config.order is not None:
-        found = type(run.config.order).__name__
-        raise ConfigError(f"order: found {found}, plan knows Megatron's order alone; plan the run without it")
-    rest = required_indices(run.config, run.sizes)
-    if run.stages is None:
-        return rest
-    matrix = run.config.split_matrix or [WHOLE] * len(Split)
-    first: dict[str, RequiredIndex] = {}
-    for stage in run.stages:
-        surplus = run.config.mid_level_dataset_surplus
-        asked = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
-        for prefix, [num_samples] in zip(stage.blend[0], asked, strict=True):
-            first.setdefault(prefix, RequiredIndex(Split.train, prefix, num_samples, matrix[0] or (0.0, 0.0)))
-    others = [index for index in rest.indices if index.split is not Split.train]
-    return RequiredIndices(
-        [*first.values(), *others], [blend for blend in rest.blends if blend.split is not Split.train]
-    )
-
-
-def _bounds(wanted: RequiredIndices, summary: DatasetSummary) -> dict[int, int]:
+def _bounds(sources: Sequence[SourceRequest], summary: DatasetSummary) -> dict[int, int]:
     """Return the number of tokens before the first sequence of each split of a prefix, and before its end; one read."""
-    splits = [
-        split_range(index.bookends, len(summary.index)) for index in wanted.indices if index.prefix == summary.prefix
-    ]
+    splits = [source.split_documents(len(summary.index)) for source in sources if source.prefix == summary.prefix]
     ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
     return dict(zip(ends, summary.tokens_before(ends), strict=True))
 
 
 def inspect_index(
-    wanted: RequiredIndex, summary: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
+    wanted: SourceRequest, summary: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
 ) -> IndexInventory:
     """Return the state of one index, by its manifest.
 
@@ -202,9 +182,9 @@ def inspect_index(
         summary: size and version of the data of its prefix.
         bounds: number of tokens before the split's first sequence, and before the one after its last, by sequence.
     """
-    documents = split_range(wanted.bookends, len(summary.index))
+    documents = wanted.split_documents(len(summary.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
-    parameters = wanted.parameters(config)
+    parameters = wanted.parameters
     fingerprint = {"algorithm": ALGORITHM, **parameters.fingerprint(documents)}
     try:
         plan = parameters.plan(end - begin)
@@ -215,7 +195,7 @@ def inspect_index(
         cache = Cache(SMALL_ONE)
     else:
         idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
-        cache = inspect_cache(wanted.name(config).files, fingerprint, idx)
+        cache = inspect_cache(wanted.index_name().files, fingerprint, idx)
     return IndexInventory(wanted, len(documents), end - begin, fingerprint, plan, order, cache)
 
 
@@ -256,18 +236,16 @@ def order_changes(inventory: RunInventory) -> list[str]:
         content = contents.get(index.wanted.prefix)
         if content is None or index.order is None or index.cache.state not in (MISSING, STALE):
             continue
-        files = index.wanted.name(inventory.run.config).files
+        files = index.wanted.index_name().files
         record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
         with suppress(StorageError):
             if change := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
-                messages.append(f"{index.wanted.prefix}, {index.wanted.split.name}: {change}")
+                messages.append(f"{index.wanted.prefix}, {index.wanted.split}: {change}")
     return messages
 
 
-def _inspect_blend(
-    wanted: RequiredBlend, indices: Sequence[IndexInventory], config: GPTDatasetConfig
-) -> BlendInventory:
-    lengths = [index.num_samples for index in indices if index.wanted.split is wanted.split]
-    files = wanted.files(config, lengths)
-    cache = Cache(SMALL_ONE) if files is None else inspect_cache(files, {"algorithm": ALGORITHM}, None)
-    return BlendInventory(wanted, wanted.num_samples(lengths), cache)
+def _inspect_blend(indices: Sequence[IndexInventory], wanted: BlendRequest) -> BlendInventory:
+    lengths = [index.num_samples for index in indices if index.wanted.split == wanted.split]
+    name = wanted.measured(lengths).index_name()
+    cache = Cache(SMALL_ONE) if name is None else inspect_cache(name.files, {"algorithm": ALGORITHM}, None)
+    return BlendInventory(wanted, wanted.count(lengths), cache)

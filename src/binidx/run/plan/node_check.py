@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,9 +66,6 @@ def check_node(run: Run, *, nodes: int = 1) -> list[NodeCheck]:
 
     Source: ours.
     """
-    option = run.config.order
-    if option is not None and not option.index_fields(run.config.storage_options):  # its data and caches are the same
-        run = replace(run, config=replace(run.config, order=None))
     plan = plan_run(run, nodes=nodes)
     return [*_check_stores(plan), *_check_directories(plan), *_check_caches(plan)]
 

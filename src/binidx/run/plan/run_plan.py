@@ -103,7 +103,7 @@ class RunPlan:
     def same_order_up_to(self) -> int | None:
         """Largest number of train samples that keeps the order of all sources; None if unknown."""
         run, indices = self.inventory.run, self.inventory.indices
-        train = [index for index in indices if index.wanted.split is Split.train and index.wanted.num_samples]
+        train = [index for index in indices if index.wanted.split == Split.train.name and index.wanted.num_samples]
         if not run.sizes[0] or run.stages is not None:
             return None
         most = [run.sizes[0] * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
@@ -201,8 +201,8 @@ class RunPlan:
         """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
         rows, threads = [], self.inventory.run.config.num_dataset_builder_threads
         for split in Split:
-            rows += [_blend_row(blend) for blend in self.inventory.blends if blend.wanted.split is split]
-            rows += [_index_row(index, threads) for index in self.inventory.indices if index.wanted.split is split]
+            rows += [_blend_row(blend) for blend in self.inventory.blends if blend.wanted.split == split.name]
+            rows += [_index_row(index, threads) for index in self.inventory.indices if index.wanted.split == split.name]
         return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
@@ -253,8 +253,8 @@ def _source_row(costs: Costs) -> dict[str, Any]:
 
 def _blend_row(blend: BlendInventory) -> tuple[Any, ...]:
     size, num_bytes, cache = blend.size, blend_bytes(blend.size), blend.cache
-    source, seconds = f"blend of {len(blend.wanted.members):,}", size * SECONDS_PER_BLENDED_SAMPLE
-    return blend.wanted.split.name, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
+    source, seconds = f"blend of {len(blend.wanted.parts):,}", size * SECONDS_PER_BLENDED_SAMPLE
+    return blend.wanted.split, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
 
 
 def _index_row(index: IndexInventory, threads: int) -> tuple[Any, ...]:
@@ -263,7 +263,7 @@ def _index_row(index: IndexInventory, threads: int) -> tuple[Any, ...]:
     if plan is not None:
         memory, seconds = build_memory_bytes(documents, plan, threads), build_seconds(documents, plan)
         sizes = (plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds)
-    name = index.wanted.split.name, index.wanted.prefix
+    name = index.wanted.split, index.wanted.prefix
     return *name, documents, index.num_samples, *sizes, index.cache.state, why
 
 
@@ -300,6 +300,7 @@ def _warnings(plan: RunPlan) -> Iterator[str]:
     """Yield all warnings of a plan, one line each."""
     inventory, costs, link = plan.inventory, plan.costs, plan.link
     kinds: Sequence[Iterable[str]] = (
+        inventory.uncounted,
         _empty_indices(inventory),
         _order_warnings(inventory, plan.order),
         _repeated_sources(costs),
@@ -365,9 +366,9 @@ def _advice(plan: RunPlan) -> Iterator[str]:
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
-    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
+    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.sources}
     for index in inventory.indices:
-        name = f"{index.wanted.prefix}, {index.wanted.split.name}"
+        name = f"{index.wanted.prefix}, {index.wanted.split}"
         if index.problem:
             yield f"{name}: {index.problem}"
         elif not index.num_samples and (index.wanted.num_samples != 0 or id(index.wanted) in in_blend):
@@ -423,7 +424,7 @@ def _stale_caches(inventory: RunInventory) -> Iterator[str]:
     caches += [("blend", blend.wanted.split, blend.cache) for blend in inventory.blends]
     for source, split, cache in caches:
         if cache.state == STALE:
-            yield f"{source}, {split.name}: cache stale: {cache.why}"
+            yield f"{source}, {split}: cache stale: {cache.why}"
 
 
 def _small_cache(plan: RunPlan) -> Iterator[str]:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import row_blocks, samples_per_dataset
 from binidx.errors import redacted, trims_traceback
 from binidx.html_table import format_html_table
+from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Source
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import row_blocks
+from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.history import STRETCH

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
-from binidx.order.gpt_order import LazyOrder
 from binidx.order.order_protocols import Numbers, Order
+from binidx.order.ranged_order import LazyOrder
 from binidx.order.source_order import SourceOrder
 
 Docs = Literal["ends", "spans"] | None

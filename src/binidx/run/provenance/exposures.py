@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import row_blocks
+from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
 from binidx.run.global_order import SampleReads

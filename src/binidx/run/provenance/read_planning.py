@@ -24,8 +24,9 @@ from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
-from binidx.order.gpt_order import GPTOrder, LazyOrder
+from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.ranged_order import LazyOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule, check_steps

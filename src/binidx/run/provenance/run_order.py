@@ -28,16 +28,17 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset
-from binidx.dataset.required_indices import required_indices
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset, make_opener
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_members
-from binidx.order.gpt_order import GPTOrder, LazyOrder
+from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
+from binidx.order.ranged_order import LazyOrder
+from binidx.order.requests import find_blend
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.order.view import ViewOrder
@@ -53,6 +54,7 @@ from binidx.run.provenance.contents import (
 )
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.run_file import Run
+from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.run.provenance.export import pa
@@ -138,7 +140,7 @@ class RunOrder:
         parts = dataset.parts if isinstance(dataset, OrderedDataset) else [dataset]
         for part in parts:
             is_known = isinstance(part, MegatronDataset) and not part.reads_by_itself
-            if not is_known or isinstance(list_members(part.order)[0], SequenceRunsOrder):
+            if not is_known or isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = dataset.unique_description_hash
         if isinstance(dataset.order, ViewOrder) or (
@@ -187,14 +189,15 @@ class RunOrder:
         run = run.phases[0]
         if run.stages is not None or run.config.order is not None:
             return cls.of(run, warns=warns)
-        required = required_indices(run.config, run.sizes)
-        candidates: list[Any] = [*required.blends, *required.indices]
-        train = [candidate for candidate in candidates if candidate.split is Split.train]
-        if not train:
+        if not (train := run.requests().get(Split.train)):
             raise ConfigError("run: has no train split to take samples from")
-        order, description_hash = train[0].open(run.config, BuildContext(warns=warns))
+        opener = make_opener(run.config, access="ranges", context=BuildContext(warns=warns))
+        order: Any = opener.open(train[0])
+        named: Any = train[0]
+        if (blend := find_blend(train[0])) is not None:
+            named = blend if blend.weights is not None else blend.measured(OPENS.map(len, order.parts))
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, description_hash, run)
+        return cls(order, reading, run.config, named.description_hash(), run)
 
     def per_process(self) -> PerProcess[RunOrder]:
         """Return the order for the parts of a job; other processes open the saved run, if it is that of one."""

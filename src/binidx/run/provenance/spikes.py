@@ -29,8 +29,8 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.blended import row_blocks
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.index.blend import row_blocks
 from binidx.loader.losses import read_losses
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads

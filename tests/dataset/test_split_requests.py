@@ -1,4 +1,4 @@
-"""What is told of a config before anything is opened is what the builder builds."""
+"""Requests of the splits of a config, made before anything is opened, against what the builder builds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
-from binidx.dataset.required_indices import required_indices
+from binidx.dataset.split_requests import request_splits
+from binidx.order.requests import find_blend
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +60,24 @@ def test_names_and_order_are_those_of_what_is_built(
     builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config)
     built = builder.build(on_outcome=heard.append)
 
-    wanted = required_indices(config, sizes)
+    wanted = request_splits(binidx.GPTDataset, config, sizes)
     lengths: dict[str, int] = {}
     for each in built:
         for dataset in each if isinstance(each, list) else getattr(each, "datasets", [each]):
             if dataset is not None:
                 lengths[f"{dataset.index_split.name} {dataset.dataset_path}"] = len(dataset)
-    assert [f"{each.split.name} {each.prefix}" for each in wanted.indices] == [*lengths]
-    names = {each.name(config).files.name for each in wanted.indices}
-    for blend in wanted.blends:
-        of_members = [lengths[f"{each.split.name} {each.prefix}"] for each in blend.members]
-        files = blend.files(config, of_members)
-        assert files is not None
-        names.add(files.name)
-        dataset: Any = built[blend.split.value]
-        assert blend.num_samples(of_members) == len(dataset)
+    sources = [source for requests in wanted.values() for request in requests for source in request.sources]
+    assert [f"{source.split} {source.prefix}" for source in sources] == [*lengths]
+    names = {source.index_name().files.name for source in sources}
+    for split, requests in wanted.items():
+        for blend in filter(None, map(find_blend, requests)):
+            of_parts = [lengths[f"{source.split} {source.prefix}"] for source in blend.sources]
+            named = blend.measured(of_parts).index_name()
+            assert named is not None
+            names.add(named.files.name)
+            dataset: Any = built[split.value]
+            assert blend.count(of_parts) == len(dataset)
+            assert blend.measured(of_parts).description_hash() == dataset.unique_description_hash
     assert names == {outcome.files.name for outcome in heard}
     assert all((tmp_path / f"{name}-binidx.json").exists() for name in names)
 
@@ -83,8 +87,10 @@ def test_without_path_to_cache_each_lies_beside_its_data(prefixes: list[str]) ->
         random_seed=4, sequence_length=16, tokenizer=TOKENIZER, reset_position_ids=False, reset_attention_mask=False,
         eod_mask_loss=False, blend=(prefixes, None), split="1,0,0",
     )  # fmt: skip
-    wanted = required_indices(config, [100, 0, 0])
-    assert [each.name(config).files.directory.uri for each in wanted.indices] == [
+    [train] = request_splits(binidx.GPTDataset, config, [100, 0, 0])[binidx.Split.train]
+    assert [source.index_name().files.directory.uri for source in train.sources] == [
         f"{prefix}/cache/GPTDataset_indices" for prefix in prefixes
     ]
-    assert [each.files(config, [1, 2, 3]) for each in wanted.blends] == [None]
+    blend = find_blend(train)
+    assert blend is not None
+    assert blend.measured([1, 2, 3]).index_name() is None

@@ -1,1 +1,0 @@
-"""Datasets whose blend or sequence length changes during a run."""

@@ -1,0 +1,1 @@
+"""Orders whose blend or sequence length changes during a run."""
