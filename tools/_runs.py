@@ -13,6 +13,7 @@ from typing import Any
 
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.format.tokens import index_of
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
@@ -253,7 +254,7 @@ def listed_documents(history: OpenedRun, listed: DocumentList) -> dict[str, Numb
     sources, listed = history.select_sources(), listed.renamed(history.joined.names)
     listed.check_sources(sources.keys())
     return {
-        name: listed.documents_of(name, len(source.dataset.document_indices) - 1, is_only=len(sources) == 1)
+        name: listed.documents_of(name, len(index_of(source.dataset).document_indices) - 1, is_only=len(sources) == 1)
         for name, source in sources.items()
         if {name, None} & listed.by_source.keys()
     }

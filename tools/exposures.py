@@ -24,6 +24,7 @@ import argparse
 from typing import Any
 
 from binidx.errors import ConfigError, FormatError
+from binidx.format.indexed_dataset import as_pair
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.reading import OpenedRun
@@ -96,7 +97,7 @@ def find_passage(history: OpenedRun, arguments: argparse.Namespace) -> dict[str,
     arguments.watch.end_stage()
     print_comparison(arguments.normalize)
     return {
-        name: locate_matches(sources[name].dataset, hits[prefix], [text], tokens, **how)[:, [0, 2, 3]]
+        name: locate_matches(as_pair(sources[name].dataset), hits[prefix], [text], tokens, **how)[:, [0, 2, 3]]
         for prefix, name in names.items()
     }
 

@@ -40,7 +40,7 @@ from typing import Any
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
 from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.sample_rows import known_origins
@@ -117,7 +117,9 @@ def grep(arguments: argparse.Namespace) -> None:
         if history is not None:
             groups = {}
             for name, hits in result.hits.items():
-                matches = locate_matches(sources[name].dataset, hits, patterns, table, normalize=result.normalized)
+                matches = locate_matches(
+                    as_pair(sources[name].dataset), hits, patterns, table, normalize=result.normalized
+                )
                 groups[name] = group_matches(ngrams, matches)
             read = count_groups(history, groups, len(items), stop_step(history, arguments.before_step))
             counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}

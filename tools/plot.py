@@ -21,6 +21,7 @@ from binidx.errors import ConfigError
 from binidx.explore.explored import Explored
 from binidx.explore.token_counts import count_lengths
 from binidx.explore.views import BINS
+from binidx.format.indexed_dataset import as_pair
 from binidx.run.display.figures import (
     COLUMN_INCHES,
     FORMATS,
@@ -64,7 +65,7 @@ def plot(arguments: argparse.Namespace) -> None:
 def draw(explored: Explored, arguments: argparse.Namespace) -> Any:
     """Return the figure that the arguments name."""
     if arguments.figure == "lengths":
-        bars = {source.name: count_lengths(source.dataset).bars for source in explored.sources}
+        bars = {source.name: count_lengths(as_pair(source.dataset)).bars for source in explored.sources}
         return draw_lengths(bars, arguments.width)
     if explored.history is None:
         raise ConfigError(f"figure: {arguments.run} is a dataset, which has lengths alone; name the file of a run")

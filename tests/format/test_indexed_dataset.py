@@ -16,9 +16,10 @@ from helpers.oracle import megatron
 from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
-from binidx.format.indexed_dataset import IndexedDataset, read_spans
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.source import PairSource
+from binidx.format.tokens import read_spans
 from binidx.storage.location import Location
 
 GOLDEN = Path(__file__).parent.parent / "golden"

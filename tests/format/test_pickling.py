@@ -158,7 +158,7 @@ def test_another_mode_of_a_local_file_is_no_change_for_another_process(tmp_path:
         _ = pickle.loads(data)[3]
 
 
-@pytest.mark.parametrize("attribute", ["index", "bin_reader", "_stored"])
+@pytest.mark.parametrize("attribute", ["index", "bin_reader", "dtype"])
 def test_threads_open_an_unpickled_dataset_once(arguments, attribute: str, monkeypatch) -> None:
     again, opened, arrived = pickle.loads(pickle.dumps(IndexedDataset(**arguments))), [], threading.Barrier(4)
     real = indexed_dataset.open_pair

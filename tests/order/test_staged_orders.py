@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,9 @@ def test_windows_may_be_a_blend_in_stages_and_have_views_over_them(prefixes: lis
     staged = StagedBlendedDataset(binidx.GPTDataset, stages_of(prefixes), options)
     lengths = LengthStagedDataset(staged, LENGTHS)
     check_order(lengths.order)
+    for dataset in (staged, lengths):  # workers unpickle it
+        again = pickle.loads(pickle.dumps(dataset))
+        assert again[7]["tokens"].tolist() == dataset[7]["tokens"].tolist()
     [asked] = request_splits(binidx.GPTDataset, options, [60, 0, 0])[Split.train]
     view = binidx.View(listed(tmp_path, prefixes))
     over = make_opener(options).open(ViewRequest(WindowRequest(asked, LENGTHS), view))

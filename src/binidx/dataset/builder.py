@@ -21,7 +21,6 @@ from binidx.dataset.config import (
     SplitMatrix,
     check_num_samples,
     split_indices,
-    split_range,
 )
 from binidx.dataset.megatron.blended import BlendedDataset, request_parts
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -42,6 +41,7 @@ from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_
 from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
+from binidx.index.documents import split_range
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.storage.location import Location
 from binidx.storage.stats import span
@@ -151,8 +151,8 @@ class BlendedMegatronDatasetBuilder:
         check_listed_sources(self.config, self.other_prefixes)
         agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
         with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
-            options = {"warns": self.warns, "run_prefixes": self.other_prefixes}
-            built = self._build(BuildContext(checks, on_outcome=on_outcome, parent=parent, **options))
+            context = BuildContext(checks, on_outcome=on_outcome, parent=parent, warns=self.warns)
+            built = self._build(replace(context, run_prefixes=self.other_prefixes))
             datasets: dict[str, TopLevelDataset] = {}
             for split, entry in zip(Split, built, strict=True):
                 if isinstance(entry, list):
@@ -205,9 +205,9 @@ class BlendedMegatronDatasetBuilder:
         """Return the dataset of each split, its blend, or its list of validation sets."""
         sources = {split: [own for each in requests for own in each.sources] for split, requests in group.items()}
         built = self._build_prefixes([*zip(*sources.values(), strict=True)], context, pinned)
-        datasets = {split: [of_prefix[split.value] for of_prefix in built] for split in group}
-        blends = [split for split, [first, *_] in group.items() if isinstance(first, BlendRequest)]
-        works = [partial(self._blend, group[split][0], datasets[split]) for split in blends]
+        datasets: dict[Split, Any] = {split: [of_prefix[split.value] for of_prefix in built] for split in group}
+        blends = {split: first for split, [first, *_] in group.items() if isinstance(first, BlendRequest)}
+        works = [partial(self._blend, request, datasets[split]) for split, request in blends.items()]
         made = (run_concurrently if self._is_remote([]) else run_in_order)(works, context)
         single = {split: own if len(own) > 1 else own[0] for split, own in datasets.items()}
         return {**single, **dict(zip(blends, made, strict=True))}
@@ -220,7 +220,7 @@ class BlendedMegatronDatasetBuilder:
         Remote prefixes are opened at the same time, with as many requests as a process may have in flight. The config
         limits the number of threads that compute; each prefix gets its share of them.
         """
-        prefixes = [str(of_prefix[0].prefix) for of_prefix in sources]
+        prefixes = [of_prefix[0].prefix for of_prefix in sources]
         if len(prefixes) == 1:
             return [self._build_requests(sources[0], context, pinned.get(prefixes[0]))]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
@@ -231,7 +231,7 @@ class BlendedMegatronDatasetBuilder:
         def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
                 run_checks(context.checks)
-                return self._build_requests(requests, context, pairs.get(str(requests[0].prefix)))
+                return self._build_requests(requests, context, pairs.get(requests[0].prefix))
 
         works = [partial(build, of_prefix) for of_prefix in sources]
         if not is_remote:
@@ -286,7 +286,7 @@ class BlendedMegatronDatasetBuilder:
     ) -> BlendedDataset:
         if request.weights is None:
             opened = replace(request, parts=request_parts(datasets, self.config))
-            drawn = find_blend(request_order(self.config, opened, self.other_prefixes))
+            drawn = find_blend(request_order(self.config, opened, self.other_prefixes)) or opened
             request = request.measured([len(make_opener(self.config).open(part)) for part in drawn.parts])
         return self.blended_class([*datasets], request.weights or [], request.size, self.config, context=context)
 

@@ -45,11 +45,11 @@ from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.rank_agreement import name_rank, store_errors
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import StoredTokens, Tokens
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import hash_npy, recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
-from binidx.storage.ranges import read_many
+from binidx.storage.ranges import provides, read_many
 from binidx.storage.stores.registry import local_path
 
 FIELDS_SECONDS = 60.0
@@ -287,7 +287,7 @@ def identify(dataset: Any, *, is_part: bool = False) -> Any:
     order = served.identity
     if isinstance(order, str):  # Megatron's text, which has the place of the data, and not the data
         order = {key: value for key, value in json.loads(order).items() if key != "dataset_path"}
-        if isinstance(dataset.dataset, IndexedDataset):
+        if provides(dataset.dataset, Tokens):
             order["data"] = dataset.dataset.identity
     return {**order, **size}
 
@@ -343,7 +343,7 @@ def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
 
 def identify_data(datasets: list[Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the URI of the `.bin` of each dataset, in order; and by URI its size and version, sorted."""
-    parts = [part.dataset for part in _list_parts(datasets) if isinstance(part.dataset, IndexedDataset)]
+    parts = [part.dataset for part in _list_parts(datasets) if isinstance(part.dataset, StoredTokens)]
     bins = [redacted(dataset.bin_reader.uri) for dataset in parts]
     readers = {uri: dataset.bin_reader for uri, dataset in zip(bins, parts, strict=True)}
     local = [uri for uri in sorted(readers) if local_path(uri) is not None]

@@ -11,9 +11,10 @@ from math import ceil
 from typing import Any
 
 from binidx.dataset.blend_arguments import Blend
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, SplitMatrix, normalize
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, SplitMatrix
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import cache_directory, request_order
+from binidx.index.blend import normalize
 from binidx.order.requests import BlendRequest, Request, SourceRequest
 
 Sizes = Sequence[int | None]
@@ -37,7 +38,7 @@ def group_requests(
 
     def group(blend: Blend, matrix: SplitMatrix, blended: bool) -> SplitRequests:
         prefixes, weights = blend
-        asked = [sizes] * len(prefixes)
+        asked: Sequence[Sizes] = [sizes] * len(prefixes)
         if blended:
             asked = sizes_per_dataset(len(prefixes), weights, sizes, config.mid_level_dataset_surplus)
 

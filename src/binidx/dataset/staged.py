@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.builder import context_argument
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, normalize, split_indices
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, split_indices
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -17,6 +17,7 @@ from binidx.dataset.split_requests import WHOLE, sizes_per_dataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import BlendError, ConfigError
+from binidx.index.blend import normalize
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.requests import Request, SourceRequest

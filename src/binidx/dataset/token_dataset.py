@@ -7,7 +7,7 @@ mapped `.bin`  ─────────────────────�
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.idx import DType
-from binidx.format.indexed_dataset import IndexedDataset, read_spans
+from binidx.format.tokens import SequencesInFiles, StoredTokens, Tokens, read_spans
 from binidx.native.gpt_samples import GPTIndex, GPTRows, Recipe, Rows, TextRows
 from binidx.order.blended_order import list_members
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, SpanIndex
 from binidx.order.source_order import SourceOrder
+from binidx.storage.interfaces import RangeReader
 
 INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
 
@@ -105,11 +106,11 @@ class TokenDataset:
 
     Args:
         order: which tokens make a sample.
-        tokens: the stored sequences of each source of the order.
+        tokens: the sequences of each source of the order, of any kind: only `Tokens.read` is needed.
         assembles: function of each source that makes its samples.
     """
 
-    def __init__(self, order: Order, tokens: Sequence[IndexedDataset], assembles: Sequence[Any]) -> None:
+    def __init__(self, order: Order, tokens: Sequence[Tokens], assembles: Sequence[Any]) -> None:
         self.order, self.tokens, self.assembles = order, tokens, assembles
         self.members, self.is_composed = list_members(order), isinstance(order, ComposedOrder)
         first = assembles[0]
@@ -174,10 +175,9 @@ class TokenDataset:
         if self.row_assemble is None:
             raise ConfigError("read_tokens: cannot serve tokens alone (needs one sequence_length and GPT samples)")
         for dataset in self.tokens:
-            if dataset.sequences.dtype_code not in INT32_DTYPES:
-                stored = dataset.index.dtype.__name__
+            if DType.code_from_dtype(dataset.dtype) not in INT32_DTYPES:
                 raise ConfigError(
-                    f"{dataset.path_prefix}: tokens do not fit int32 (found {stored}); "
+                    f"{dataset.path_prefix}: tokens do not fit int32 (found {dataset.dtype.name}); "
                     "read the samples, whose tokens are int64"
                 )
         self._fill(rows := TextRows(self.row_assemble.recipe, len(idxs)), self._divide(idxs))
@@ -209,7 +209,7 @@ class TokenDataset:
     def _fill_from_map(self, rows: Rows, part: SourceRows) -> bool:
         """Fill rows in one call of C; return False, with nothing written, if some tokens are not memory-mapped."""
         dataset = self.tokens[part.source]
-        if (reader := dataset.mapped_reader) is None:
+        if not isinstance(dataset, SequencesInFiles) or (reader := dataset.mapped_reader) is None:
             return False
         index, served = self._index(part.source), part.served()
         try:
@@ -253,6 +253,28 @@ class TokenDataset:
             SourceTokens(part, spans, bounds, own)
             for part, (spans, bounds), own in zip(parts, located, pieces, strict=True)
         ]
+
+
+def locate_stored(
+    order: Order, tokens: Sequence[Tokens], samples: Numbers
+) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
+    """Yield where the tokens of samples are stored.
+
+    Args:
+        order: which tokens make a sample.
+        tokens: the sequences of each source of the order.
+        samples: numbers of samples, shape (B,).
+
+    Yields:
+        Of each source in files with some of them: its reader; the ranges of bytes, shape (n, 2); and the place of each
+        range's sample in `samples`, shape (n,).
+    """
+    spans, bounds = order.spans(samples)
+    places = np.repeat(np.arange(len(samples)), np.diff(bounds))
+    for source in np.unique(spans[:, 0]).tolist():
+        rows, stored = np.flatnonzero(spans[:, 0] == source), tokens[source]
+        if isinstance(stored, StoredTokens):
+            yield stored.bin_reader, stored.locate_all(np.ascontiguousarray(spans[rows, 1:])), places[rows]
 
 
 def fill_from_tokens(rows: Rows, tokens: SourceTokens, places: Sequence[int] | None = None) -> None:

@@ -24,7 +24,7 @@ from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import SUMMED
@@ -324,7 +324,7 @@ def show_search(explored: Explored, query: Query) -> Values:
     numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
     for prefix, rows in result.hits.items():
         source, shown = explored.sources[numbers[prefix]], rows[: max(READS_SHOWN - len(hits), 0) if order else 0]
-        matches = locate_matches(source.dataset, shown, [text], table)[:, [0, 2, 3]]
+        matches = locate_matches(as_pair(source.dataset), shown, [text], table)[:, [0, 2, 3]]
         ranges[source.name] = np.insert(matches, 0, len(hits) + shown[:, 0].searchsorted(matches[:, 0]), axis=1)
         hits += [(numbers[prefix], *row) for row in rows[:, [0, 2]].tolist()]
     stop, typed = explored.steps.stop, ["grep", *(redacted(prefix.uri) for prefix in prefixes)]
@@ -429,7 +429,7 @@ def _order_at(explored: Explored, step: int) -> Reading:
 
 
 def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
-    return explored.sources[_known(explored, source)].dataset
+    return as_pair(explored.sources[_known(explored, source)].dataset)
 
 
 def _colours(counts: Sequence[int]) -> list[int]:

@@ -35,6 +35,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.native import token_files
+from binidx.native.gpt_samples import Sequences
 
 if TYPE_CHECKING:
     from binidx.format.sidecars.dataset_manifest import DatasetCounts
@@ -197,6 +198,11 @@ class SequenceIndex:
         """Counts and dtype, as a manifest has them."""
         documents, dtype = self.document_count - 1, self.dtype.__name__
         return {"documents": documents, "sequences": len(self), "tokens": self.num_tokens, "dtype": dtype}
+
+    def bind(self) -> Sequences:
+        """Return lengths and pointers of all sequences, for C."""
+        code = DType.code_from_dtype(self.dtype)
+        return Sequences(self.sequence_lengths, self.sequence_pointers, dtype_code=code, item_bytes=self.dtype_size)
 
     def tokens_before(self, sequence: int) -> int:
         """Return the number of tokens before a sequence; `len(self)` stands for the end."""

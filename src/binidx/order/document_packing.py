@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import get_origin
@@ -129,10 +130,11 @@ def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: So
             extra=int(parameters.add_extra_token),
         )
 
-    if not source.dataset.is_stored or (len(source.sequences) <= SMALL and not options.opener.cache_small):
+    dataset, is_small = source.dataset, len(source.sequences) <= SMALL
+    if not isinstance(dataset, IndexedDataset) or (is_small and not options.opener.cache_small):
         return build_in_memory(fill)
     fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}
-    cache = options.cache(origin=get_origin(source.dataset))
+    cache = options.cache(origin=get_origin(dataset))
     return cache.load_or_build(options.name.description, fingerprint, ARRAYS, fill)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import bind_sequences, index_of
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import NOT_KEPT, Outcome
 from binidx.index.cache.index_files import Arrays
@@ -140,9 +141,9 @@ class GPTOrder(SourceOrder):
     def index(self) -> SpanIndex:
         arrays = self.shuffle_index, self.sample_index, self.document_index
         dataset, extra = self.source.dataset, self.parameters.add_extra_token
-        if isinstance(self.shuffle_index, np.ndarray):
-            return GPTIndex(*arrays, dataset.sequences, add_extra_token=extra)
-        return RangedGPTIndex(arrays, dataset, extra)
+        if isinstance(dataset, IndexedDataset) and not isinstance(self.shuffle_index, np.ndarray):
+            return RangedGPTIndex(arrays, dataset, extra)
+        return GPTIndex(*arrays, bind_sequences(dataset), add_extra_token=extra)
 
     @property
     def plan(self) -> EpochPlan:
@@ -182,7 +183,7 @@ class GPTOrder(SourceOrder):
 
         def build(writer: ArrayWriter) -> None:
             rows = build_sample_index(
-                dataset.sequence_lengths,
+                index_of(dataset).sequence_lengths,
                 self.document_index,
                 sequence_length,
                 plan.num_tokens,
@@ -195,7 +196,8 @@ class GPTOrder(SourceOrder):
                 fill_numbers(out, range(len(out)), options.opener.threads)
 
         sequences = self.source.sequences
-        if not dataset.is_stored or (parameters.is_small(len(sequences), plan) and not options.opener.cache_small):
+        is_small = parameters.is_small(len(sequences), plan)
+        if not isinstance(dataset, IndexedDataset) or (is_small and not options.opener.cache_small):
             arrays = build_in_memory(build)
         else:
             fixed = {**parameters.fingerprint(sequences), **parameters.key(plan).fields, "cut_to": sequence_length}
@@ -242,11 +244,11 @@ def count_epochs(parameters: GPTParameters, source: Source, opener: Opener = DEF
     Raises:
         IndexBuildError: no number of epochs holds the samples.
     """
-    run, index = source.sequences, source.dataset.index
+    run, index = source.sequences, index_of(source.dataset)
     if isinstance(run, range) and run.step == 1 and 0 <= run.start <= run.stop <= len(index):
         return parameters.plan(index.tokens_of(run))
     with opener.context.threads(opener.threads) as num_threads:
-        tokens_per_epoch = count_tokens(source.dataset.sequence_lengths, run, threads=num_threads)
+        tokens_per_epoch = count_tokens(index.sequence_lengths, run, threads=num_threads)
     return parameters.plan(tokens_per_epoch)
 
 
@@ -288,15 +290,15 @@ def load_or_build_gpt_index(
 
     def check(arrays: Arrays) -> None:
         length, extra = parameters.sequence_length, parameters.add_extra_token
-        check_gpt_index(arrays, source.dataset.sequences, source.sequences, length, extra)
+        check_gpt_index(arrays, bind_sequences(dataset), source.sequences, length, extra)
 
-    is_stored, context = source.dataset.is_stored, options.opener.context
+    dataset, context = source.dataset, options.opener.context
     is_small = parameters.is_small(len(source.sequences), plan)
-    is_cached = is_stored and (options.opener.cache_small or not is_small)
-    if is_cached or (is_stored and options.opener.trust):
+    is_cached = options.opener.cache_small or not is_small
+    if isinstance(dataset, IndexedDataset) and (is_cached or options.opener.trust):
         fingerprint = parameters.fingerprint(source.sequences)
         cache = options.cache(
-            origin=get_origin(source.dataset),
+            origin=get_origin(dataset),
             order=partial(parameters.key, plan),
             trusted=check if options.opener.trust else None,
         )
@@ -304,7 +306,7 @@ def load_or_build_gpt_index(
             return cache.load_or_build(options.name.description, fingerprint, ARRAYS, build)
         if arrays := cache.load(fingerprint, ARRAYS):
             return arrays
-    if is_stored and context.on_outcome is not None:
+    if isinstance(dataset, IndexedDataset) and context.on_outcome is not None:
         context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
     return None if is_small else build_in_memory(build)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from binidx.errors import ConfigError
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, Access, BuildContext, IndexCache
 from binidx.index.cache.index_files import IndexName
 from binidx.order.order_protocols import ComposedOrder, Order
 
@@ -39,7 +39,7 @@ class Opener:
         digests: gets the XXH3 of each array that is loaded or published, by name.
     """
 
-    access: Literal["whole", "ranges"] = "whole"
+    access: Access = "whole"
     cache_small: bool = False
     trust: bool = False
     threads: int = 1

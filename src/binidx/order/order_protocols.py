@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import Tokens
 from binidx.index.documents import Documents
 
 Numbers = NDArray[np.int64]
@@ -35,8 +35,8 @@ class Source(Protocol):
         """Prefix of the dataset, as it is opened."""
 
     @property
-    def dataset(self) -> IndexedDataset:
-        """The stored sequences; opened at the first use if the order reads ranges of its index."""
+    def dataset(self) -> Tokens:
+        """The sequences; opened at the first use if the order reads ranges of its index."""
 
     @property
     def sequences(self) -> Documents:

@@ -16,6 +16,7 @@ import numpy as np
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
+from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import has_fingerprint
 from binidx.index.cache.manifest import ONE_EACH, Manifest, get_origin
 from binidx.index.documents import Documents
@@ -105,7 +106,7 @@ class LazyOrder:
         return [self]
 
     @property
-    def dataset(self) -> IndexedDataset:
+    def dataset(self) -> Tokens:
         return self.order.source.dataset
 
     @property

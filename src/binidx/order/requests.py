@@ -105,7 +105,7 @@ class SourceRequest(Request):
 
     Args:
         kind: recorded name of the class of dataset.
-        prefix: of the data, as it is opened; None if it is made up.
+        prefix: of the data, as it is opened; "" if it is made up.
         name: prefix, as the user wrote it.
         storage_options: options of the store of the data.
         split: name of the split.
@@ -118,7 +118,7 @@ class SourceRequest(Request):
     """
 
     kind: str
-    prefix: str | None
+    prefix: str
     name: str
     storage_options: Mapping[str, Any] | None = field(repr=False)  # may hold secrets
     split: str
@@ -176,7 +176,6 @@ class SourceRequest(Request):
 
     @property
     def _beside_data(self) -> Location:
-        assert self.prefix is not None
         return Location(join_uri(self.prefix, "cache", f"{self.kind}_indices"), self.storage_options)
 
     def description_hash(self) -> str:
@@ -204,7 +203,7 @@ class SourceRequest(Request):
         return IndexOptions(self.index_name, opener)
 
     def open(self, opener: Opener) -> Order:
-        if self.prefix is None or self.bookends is None or self.rule is None:
+        if self.bookends is None or self.rule is None:
             raise ConfigError(f"order: found {self.kind}, which opens its order by itself; build the dataset")
         if opener.access == "ranges" and isinstance(self.rule, GPTRule) and self.documents is None:
             return LazyOrder(self.name, self.prefix, partial(self._open_ranges, opener))
@@ -212,14 +211,12 @@ class SourceRequest(Request):
 
     def _open_whole(self, opener: Opener) -> SourceOrder:
         assert self.rule is not None
-        assert self.prefix is not None
         dataset = IndexedDataset(self.prefix, mmap=opener.mmap, storage_options=self.storage_options)
         source = StoredSource(self.name, dataset, self.split_documents(len(dataset)))
         return self.rule.open(self.choose_sequences(source), self.index_options(opener))
 
     def _open_ranges(self, opener: Opener) -> SourceOrder:
         """Return the order by ranges of its cached index; whole if none is cached, or proven to be that of the data."""
-        assert self.prefix is not None
         parameters, prefix = self.parameters, Location(self.prefix, self.storage_options)
         found = open_ranges(parameters, prefix, self.name, self.split_documents, self.index_options(opener))
         return self._open_whole(opener) if found is None else found

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.index_files import describe
 from binidx.index.cache.manifest import describe_documents
 from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
@@ -195,20 +196,25 @@ class DocumentOrder(SequenceRunsOrder):
     def samples_per_epoch(self) -> int:
         return self.documents_per_epoch
 
+    @property
+    def _stored(self) -> IndexedDataset:
+        assert isinstance(self.source.dataset, IndexedDataset)
+        return self.source.dataset
+
     def __len__(self) -> int:
         return len(self.document_index)
 
     def runs(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        documents, bounds = self.document_index[samples], self.source.dataset.document_indices
+        documents, bounds = self.document_index[samples], self._stored.document_indices
         return bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64)
 
     def count_tokens(self, sequences: Numbers, bounds: Bounds) -> Numbers:
         lengths = super().count_tokens(sequences, bounds)
-        is_text = self.source.dataset.sequence_modes[sequences] == self.text_mode
+        is_text = self._stored.sequence_modes[sequences] == self.text_mode
         before = np.concatenate([[0], np.cumsum(lengths * is_text)])
         before = before[:-1] - np.repeat(before[bounds[:-1]], np.diff(bounds))
         return np.where(is_text, np.clip(self.capacity - before, 0, lengths), lengths)
 
     def candidates(self, sequences: Numbers) -> Numbers:
-        documents = self.source.dataset.document_indices.searchsorted(sequences, side="right") - 1
+        documents = self._stored.document_indices.searchsorted(sequences, side="right") - 1
         return find_positions(self.document_index, np.unique(documents))

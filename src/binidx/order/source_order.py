@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import Tokens
 from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
 
@@ -29,12 +29,12 @@ class StoredSource:
 
     Args:
         name: prefix, as the user wrote it.
-        dataset: the stored sequences.
+        dataset: the sequences.
         sequences: those of the split, shape (num_in_split,).
     """
 
     name: str
-    dataset: IndexedDataset
+    dataset: Tokens
     sequences: Documents
 
     @property

@@ -29,6 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import BlendError, ConfigError
+from binidx.format.tokens import index_of
 from binidx.index.documents import Documents
 from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members
 from binidx.order.order_options import OrderOption
@@ -169,7 +170,7 @@ class View(OrderOption):
             listed: the list.
             is_only: whether lines without a prefix are of this source, the only one of its run.
         """
-        bounds = source.dataset.document_indices
+        bounds = index_of(source.dataset).document_indices
         named = listed.documents_of(source.name, len(bounds) - 1, is_only=is_only)
         documents = np.setdiff1d(np.arange(len(bounds) - 1), named) if self.keep else named
         return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))

@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.gpt_rows import needs_eod
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
-from binidx.dataset.config import (
-    MASK_FLAGS,
-    GPTDatasetConfig,
-    SpecialTokens,
-    Split,
-    did_you_mean_option,
-    find_token,
-    split_range,
-)
+from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.planned import PlannedDataset
@@ -34,6 +26,7 @@ from binidx.dataset.torch_bridge import choose_topology, count_known_processes, 
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
+from binidx.index.documents import split_range
 from binidx.jobs.parts import ONE_THREAD
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler

@@ -116,7 +116,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         also the lists of the lengths of their parts, without pads."""
         spans = self.spans(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        tokens = [np.empty(0, np.int64), *self.dataset.read(spans)]
+        tokens = [np.empty(0, np.int64), *self.dataset.read(np.array(spans, np.int64).reshape(-1, 3))]
         text = np.concatenate([*tokens, np.full(length, self._pad_token_id)], dtype=np.int64)[:length]
         numbers = np.array([sequence for sequence, _, _ in spans], np.int64)
         has_lengths = Rule.query_document_lengths in RELEASES[find_installed_release()]

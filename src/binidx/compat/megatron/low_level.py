@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.mock import ComputedDataset
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import StoredTokens
 
 
 def adapt(dataset: Any) -> Any:
     """Return a user's low-level dataset with binidx's interface; a binidx one, or another kind of object, as it is."""
     if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
         return dataset
-    ours = isinstance(dataset, IndexedDataset) and type(dataset).get.__module__.startswith("binidx.")
+    kind: Any = type(dataset)
+    ours = isinstance(dataset, StoredTokens | ComputedDataset) and kind.get.__module__.startswith("binidx.")
     return dataset if ours else LowLevel(dataset)
 
 
@@ -39,7 +40,7 @@ class LowLevel(ComputedDataset):
         return getattr(self.own, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LowLevel, (self.own, self.index.sequence_lengths)  # unpickling must not open what the user's reads
+        return LowLevel, (self.own, self.sequence_lengths)  # unpickling must not open what the user's reads
 
     def __getitem__(self, idx: Any) -> Any:
         return self.own[idx]
@@ -47,13 +48,5 @@ class LowLevel(ComputedDataset):
     def get(self, idx: Any, offset: int = 0, length: int | None = None) -> Any:
         return self.own.get(idx, offset, length)
 
-    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the tokens [start, stop) of all sequences laid end to end."""
-        pieces = [np.empty(0, np.int64)]
-        while start < stop:
-            sequence = int(np.searchsorted(self._token_bounds, start, side="right")) - 1
-            first, end = self._token_bounds.item(sequence), min(stop, self._token_bounds.item(sequence + 1))
-            tokens = self.own.get(sequence, offset=start - first, length=end - start)
-            pieces.append(np.asarray(tokens).astype(np.int64))
-            start = end
-        return np.concatenate(pieces)
+    def _compute(self, sequence: int, first: int, count: int) -> NDArray[Any]:
+        return np.asarray(self.own.get(sequence, offset=first, length=count))

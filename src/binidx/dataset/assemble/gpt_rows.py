@@ -68,6 +68,9 @@ class GPTAssemble:
         has_mask = config.create_attention_mask and not config.inter_document_masking
         return cls(rules, has_mask, resets_mask, bool(config.reset_position_ids))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GPTAssemble, (self.rules, self.has_mask, self.resets_mask, self.resets_positions)  # no struct of C
+
     @cached_property
     def recipe(self) -> Recipe:
         """Rules by which the C extension turns stored tokens into rows of a batch."""

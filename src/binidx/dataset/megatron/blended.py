@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, normalize
+from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import (
     SEVERAL,
@@ -24,7 +24,7 @@ from binidx.dataset.token_dataset import Assemble, TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
-from binidx.index.blend import ARRAYS
+from binidx.index.blend import ARRAYS, normalize
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.blended_order import BlendedOrder
@@ -105,9 +105,9 @@ class BlendedDataset(OrderedDataset):
         """Return the order of the blend, whose arrays `_load_or_build` returns."""
         self.blend_request, self.part_lengths = request, [*map(len, parts)]
         self.unique_identifiers = request.identifiers
-        self._order = request.order_of(parts, dict(zip(ARRAYS, self._load_or_build(), strict=True)))
+        self._order = order = request.order_of(parts, dict(zip(ARRAYS, self._load_or_build(), strict=True)))
         self.check()
-        return self._order
+        return order
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         arrays = self.blend_request.load_or_build(self.part_lengths, self.opener)

@@ -18,6 +18,7 @@ from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.document_sample import EpochPlan
@@ -79,14 +80,14 @@ class GPTDataset(MegatronDataset):
     RECORDED_NAME: ClassVar[str] = "GPTDataset"
 
     config: GPTDatasetConfig
-    dataset: IndexedDataset
+    dataset: Tokens
 
     takes_a_range = True
     """True if `indexed_indices` may be a range: see `split_range`."""
 
     def __init__(
         self,
-        indexed_dataset: IndexedDataset,
+        indexed_dataset: Tokens,
         dataset_path: str | None,
         indexed_indices: NDArray[np.int32],
         num_samples: int | None,
@@ -168,7 +169,7 @@ class GPTDataset(MegatronDataset):
         return epochs
 
     @staticmethod
-    def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
+    def numel_low_level_dataset(low_level_dataset: Tokens) -> int:
         """Return the number of elements that splits divide.
 
         Args:
@@ -177,13 +178,13 @@ class GPTDataset(MegatronDataset):
         Returns:
             The number of sequences: GPT splits by sequence, not by document.
         """
-        return len(low_level_dataset)
+        return len(low_level_dataset.sequence_lengths)
 
     @staticmethod
     @with_context
     def build_low_level_dataset(
         dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> IndexedDataset:
+    ) -> Tokens:
         """Open the `.bin`/`.idx` pair of a prefix.
 
         Args:

@@ -62,6 +62,7 @@ class MaskedWordPieceDataset(MegatronDataset):
     """
 
     config: MaskedWordPieceDatasetConfig
+    dataset: IndexedDataset
     sample_index = index_array("sample_index")
 
     def __init__(

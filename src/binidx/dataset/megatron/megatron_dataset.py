@@ -25,7 +25,7 @@ from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
-from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, recorded_name
@@ -120,7 +120,7 @@ class MegatronDataset(OrderedDataset):
 
     def __init__(
         self,
-        dataset: IndexedDataset,
+        dataset: Any,
         dataset_path: str | None,
         indices: NDArray[np.int32],
         num_samples: int | None,
@@ -165,7 +165,7 @@ class MegatronDataset(OrderedDataset):
         """
         return SourceRequest(
             recorded_name(cls),
-            dataset_path,
+            dataset_path or "",
             str(config.as_written(dataset_path)),
             config.storage_options,
             split.name,
@@ -349,7 +349,7 @@ class MegatronDataset(OrderedDataset):
         Returns:
             Tensors or NumPy scalars by name, as the class describes them.
         """
-        dtype = np.result_type(self.dataset.index.dtype, *sequences)
+        dtype = np.result_type(*sequences) if len(sequences) else np.int32
         pieces = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
         number, spans = 0 if idx is None else int(idx), NO_SPANS
         if isinstance(self._assemble, SampleAssemble):  # functions of batches need the pieces alone
@@ -423,8 +423,7 @@ class MegatronDataset(OrderedDataset):
         Returns:
             One reader; none if the low-level dataset computes its tokens.
         """
-        reader = getattr(self.dataset, "bin_reader", None)
-        return [] if reader is None else [reader]
+        return [self.dataset.bin_reader] if isinstance(self.dataset, StoredTokens) else []
 
 
 class HookedOrder(SourceOrder):

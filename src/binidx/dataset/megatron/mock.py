@@ -9,8 +9,7 @@ data fails.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,14 +19,11 @@ from numpy.typing import NDArray
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import ConfigError
-from binidx.format.idx import SequenceIndex, little_endian
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.interfaces import Range
-from binidx.storage.ranges import check_ranges
+from binidx.format.tokens import digest_index, identify_sequences, index_of
 
 
-class ComputedDataset(IndexedDataset, ABC):
-    """Sequences whose tokens are computed when they are read; each is a document.
+class ComputedDataset(ABC):
+    """Sequences whose tokens are computed when they are read; each is a document. Implements `Tokens`.
 
     Args:
         name: name in the place of a prefix.
@@ -38,45 +34,25 @@ class ComputedDataset(IndexedDataset, ABC):
     other name to a user's dataset.
     """
 
-    is_stored = False
-
     def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
-        self.path_prefix, self.multimodal, self.mmap, self.storage_options = name, False, False, None
-        self.token_digests = {}
-        # First token of each sequence, then the end, shape (num_sequences + 1,).
-        self._token_bounds = bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self._stored = little_endian(dtype)
-        starts, documents = self._stored.itemsize * bounds[:-1], np.arange(len(bounds), dtype=np.int64)
-        self.index = SequenceIndex(dtype, lengths, starts, documents, None, int(bounds[-1]))
-        self.bin_reader = ComputedReader(f"{name}.bin", self.index.num_bytes, self._stored, self._compute_tokens)
+        self.path_prefix, self.dtype, self.sequence_lengths = name, np.dtype(dtype), lengths
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Identity of the lengths; see `SequencesInFiles.identity`."""
+        index = index_of(self)
+        return identify_sequences(index, digest_index(index))
+
+    def read(self, spans: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Return the tokens of spans (sequence, first, count), shape (n, 3)."""
+        return [self._compute(*span).astype(self.dtype, copy=False) for span in spans.tolist()]
 
     @abstractmethod
-    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.signedinteger[Any]]:
-        """Return the tokens from `start` to before `stop`, counted over all sequences; shape (stop - start,)."""
-
-
-@dataclass(eq=False)
-class ComputedReader:
-    """`RangeReader` of the bytes of computed tokens.
-
-    Args:
-        uri: name for errors.
-        size: size of all tokens in bytes.
-        dtype: dtype of a token in these bytes.
-        compute: `ComputedDataset._compute_tokens`.
-    """
-
-    uri: str
-    size: int
-    dtype: np.dtype[Any]
-    compute: Callable[[int, int], NDArray[Any]]
-    identity: ClassVar[Mapping[str, Any]] = {}
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """Return the bytes of these ranges, which must begin and end between tokens."""
-        check_ranges(self.uri, self.size, ranges)
-        tokens = (self.compute(start // self.dtype.itemsize, stop // self.dtype.itemsize) for start, stop in ranges)
-        return [part.astype(self.dtype).view(np.uint8).data for part in tokens]
+    def _compute(self, sequence: int, first: int, count: int) -> NDArray[Any]:
+        """Return `count` tokens of a sequence from its token `first`, shape (count,)."""
 
 
 class MockGPTLowLevelDataset(ComputedDataset):
@@ -103,15 +79,24 @@ class MockGPTLowLevelDataset(ComputedDataset):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (SimpleNamespace(vocab_size=self.vocab_size, eod=self.eod_token),)
 
-    def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> NDArray[np.int64]:
-        tokens: NDArray[np.int64] = super().get(idx, offset, length).astype(np.int64)
-        return tokens
+    def __getitem__(self, idx: Any) -> Any:
+        """Return the tokens of a sequence, or a list of those of a slice."""
+        if isinstance(idx, slice):
+            return [self.get(sequence) for sequence in range(len(self))[idx]]
+        return self.get(idx)
 
-    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.int64]:
-        positions = np.arange(start, stop)
-        sequence = np.searchsorted(self._token_bounds, positions, side="right")
-        tokens: NDArray[np.int64] = (positions - self._token_bounds[sequence - 1] + 1) % self.vocab_size
-        tokens[positions + 1 == self._token_bounds[sequence]] = self.eod_token
+    def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> NDArray[np.int64]:
+        """Return `length` tokens of a sequence from its token `offset`; by default all that follow."""
+        sequence = range(len(self))[idx]
+        return self._compute(sequence, offset, self.sequence_lengths[sequence] - offset if length is None else length)
+
+    def _compute(self, sequence: int, first: int, count: int) -> NDArray[np.int64]:
+        end = self.sequence_lengths.item(sequence)
+        if not 0 <= first <= first + count <= end:
+            raise ValueError(f"mock: {count} tokens from {first} of sequence {sequence}, which has {end}")
+        tokens = np.arange(first + 1, first + count + 1) % self.vocab_size
+        if count and first + count == end:
+            tokens[-1] = self.eod_token
         return tokens
 
 

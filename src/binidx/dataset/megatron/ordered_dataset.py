@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
+from binidx.dataset.token_dataset import locate_stored
 from binidx.errors import ConfigError
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, digest
@@ -93,21 +94,8 @@ class OrderedDataset(ABC):
         return {name: getattr(self._order, name) for name in self._order.array_names}
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
-        """Yield where the tokens of samples are stored.
-
-        Args:
-            samples: numbers of samples, shape (B,).
-
-        Yields:
-            Of each source with some of them: its reader; the ranges of bytes, shape (n, 2); and the place of each
-            range's sample in `samples`, shape (n,).
-        """
-        spans, bounds = self.order.spans(samples)
-        places = np.repeat(np.arange(len(samples)), np.diff(bounds))
-        for source in np.unique(spans[:, 0]).tolist():
-            rows, stored = np.flatnonzero(spans[:, 0] == source), self.order.sources[source].dataset
-            if stored.is_stored:
-                yield stored.bin_reader, stored.locate_all(np.ascontiguousarray(spans[rows, 1:])), places[rows]
+        """Yield where the tokens of samples are stored; see `locate_stored`."""
+        return locate_stored(self.order, [source.dataset for source in self.order.sources], samples)
 
     @property
     @abstractmethod

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
-from binidx.format.indexed_dataset import IndexedDataset, check_pickled
-from binidx.format.prefix_listing import ListedPair
+from binidx.format.tokens import SequencesInFiles
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
@@ -48,7 +47,7 @@ UNCACHED_BYTES = 4 << 20
 Lines = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
-class JsonLines(IndexedDataset):
+class JsonLines(SequencesInFiles):
     """Rows of a file of JSON objects, one a line.
 
     Args:
@@ -65,7 +64,7 @@ class JsonLines(IndexedDataset):
         ObjectChangedError: the file was replaced while it was opened; or, at the first use, after it was pickled.
     """
 
-    _pickled = ("path_prefix", "multimodal", "path_to_cache", "mmap", "storage_options", "_opened")
+    _pickled = ("path_prefix", "path_to_cache", "mmap", "storage_options", "_opened")
 
     def __init__(
         self,
@@ -81,21 +80,20 @@ class JsonLines(IndexedDataset):
         if uri.endswith(".parquet") or (HUB_NAME.fullmatch(uri) and not os.path.exists(uri)):
             kind = "Parquet" if uri.endswith(".parquet") else "a name of the Hugging Face Hub"
             raise FormatError(f"{uri}: {kind}, needs JSON Lines; datasets.load_dataset(...).to_json(FILE) writes them")
-        self.path_prefix, self.multimodal = uri, False
+        self.path_prefix = uri
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
-        self._open(context=context)
+        self._open(context)
 
-    def _open(self, listed: ListedPair | None = None, context: BuildContext = DEFAULT_CONTEXT) -> None:
+    def _open(self, context: BuildContext = DEFAULT_CONTEXT) -> None:
         opened = {"": object_identity(self.location)}
-        for pickled in vars(self).get("_opened", {}).values():
-            check_pickled(self.path_prefix, pickled, opened[""])
+        self._check_pickled(opened)
         codec = codec_of(self.path_prefix, end="")
         self._opened = opened
         self.bin_reader = open_object(self.location, mmap=self.mmap, codec=codec)
         self._check_marks(version_marks(self.bin_reader))
         lines = self._load_lines(context)
         starts, lengths = lines["starts"], lines["lengths"]
-        documents, self._stored = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
+        documents, self.dtype = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
 
     def __getitem__(self, idx: Any) -> Any:

@@ -41,8 +41,8 @@ from binidx.index.cache.order_record import OrderKey, record_order
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.stats import span
 
-Access = Literal["load", "ranges"]
-"""Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" returns
+Access = Literal["whole", "ranges"]
+"""Access to cached arrays: "whole" reads or maps all of them and compares their checksums; "ranges" returns
 `RangedArray`s if a manifest proves that the arrays belong to it, and otherwise loads or builds them."""
 
 Build = Callable[[ArrayWriter], None]
@@ -152,7 +152,7 @@ class IndexCache:
         fingerprint: Mapping[str, Any],
         names: Sequence[str],
         build: Build,
-        access: Access = "load",
+        access: Access = "whole",
     ) -> Arrays:
         """Return the cached arrays if they are valid; else build them, publishing them to the cache meanwhile.
 

@@ -165,10 +165,18 @@ class StagedRequest(Request):
                 served[prefix] = before + serving
             first += stage.num_samples
         values = [([*stage.names], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
-        named = {"more": {"stages": values}, "fingerprint": {"lengths": [*map(len, parts)]}}
-        where = self.split, self.directory, self.kind
         blend = StagedBlend(
-            requests, self.stages[0].shares, first, *where, stages=self.stages, seams=seams, rounds=rounds, **named
+            requests,
+            self.stages[0].shares,
+            first,
+            self.split,
+            self.directory,
+            self.kind,
+            more={"stages": values},
+            fingerprint={"lengths": [*map(len, parts)]},
+            stages=self.stages,
+            seams=seams,
+            rounds=rounds,
         )
         return self.open_index(blend, parts, opener)
 

@@ -152,7 +152,8 @@ class WindowRequest(Request):
                 "stages": [self.mixed_windows, *((stage.sequence_length, stage.num_samples) for stage in self.stages)]
             },
             fingerprint={"windows": xxhash.xxh3_128_hexdigest(identity)},
-            request=self,
+            stages=self.stages,
+            mixed_windows=self.mixed_windows,
             window_length=window_length,
             windows=windows,
             first_of={length: number * len(members) for number, length in enumerate(lengths)},
@@ -165,13 +166,14 @@ class WindowBlend(BlendRequest):
     """Blend of the samples of all lengths: its parts are the sources cut to the first length, then to the second, ...
 
     Args:
-        request: the stages.
+        stages, mixed_windows: as in `WindowRequest`.
         window_length: number of tokens of a window.
         windows: the order of the windows.
         first_of: length -> number of its first part.
     """
 
-    request: WindowRequest
+    stages: Sequence[LengthStage]
+    mixed_windows: int
     window_length: int
     windows: Order
     first_of: Mapping[int, int]
@@ -199,12 +201,11 @@ class WindowBlend(BlendRequest):
     def _groups(self) -> Iterator[WindowGroups]:
         """Yield all samples, some groups of windows at a time."""
         first = begun = 0
-        mixed_windows = self.request.mixed_windows
-        for stage in self.request.stages:
+        for stage in self.stages:
             parts = self.window_length // stage.sequence_length
-            groups = mixed_windows * parts
+            groups = self.mixed_windows * parts
             for rows in row_blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
-                window, part = build_window_order(stage.num_samples, parts, mixed_windows, rows)
+                window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
                 windows = range(begun + rows.start // parts, begun + rows.stop // parts)
                 run_rows = slice(first + rows.start, first + rows.stop)
                 yield WindowGroups(stage, run_rows, windows, parts, begun + window, part)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import normalize
+from binidx.index.blend import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.history import RunHistory, count_reads, tokens_of_source

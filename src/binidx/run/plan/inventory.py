@@ -12,10 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from binidx.dataset.config import GPTDatasetConfig, Split, normalize
+from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
+from binidx.index.blend import normalize
 from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import (
     ALGORITHM,
@@ -152,7 +153,7 @@ def take_inventory(run: Run) -> RunInventory:
     """
     requests = [request for split in run.requests().values() for request in split]
     sources = [source for request in requests for source in request.sources]
-    prefixes = [*dict.fromkeys(source.prefix for source in sources if source.prefix is not None)]
+    prefixes = [*dict.fromkeys(source.prefix for source in sources)]
     locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
     listed = list_pairs(locations)
     summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))

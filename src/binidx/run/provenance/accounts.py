@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import redacted, trims_traceback
+from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
@@ -222,7 +223,7 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     rounds = stop // len(order.order) + 1
     times = [
-        np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
+        np.zeros(len(index_of(source.dataset).document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
         for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
     count = 0
@@ -244,7 +245,7 @@ def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
     own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
     parts = (own[rows] for rows in row_blocks(0, len(own), STRETCH)) if isinstance(own, range) else [own]
     for part in parts:
-        documents = np.unique(find_documents(source.dataset.index, np.asarray(part, np.int64))[0])
+        documents = np.unique(find_documents(index_of(source.dataset), np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
         histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last

@@ -43,7 +43,8 @@ from binidx.dataset.baked import COMPLETE, Baked, check_bakeable, part_prefix, r
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset import IndexedDataset, as_pair
+from binidx.format.tokens import index_of
 from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
@@ -152,7 +153,7 @@ class _Bake:
     @cached_property
     def token_bytes(self) -> list[int]:
         """Bytes of tokens of each source."""
-        return [source.dataset.index.num_bytes for source in self.order.sources]
+        return [index_of(source.dataset).num_bytes for source in self.order.sources]
 
     @cached_property
     def chunk_bytes(self) -> int:
@@ -222,7 +223,7 @@ class _Bake:
                 f"needs {self.baked.stored_length}; leave out the last step"
             )
         sources = np.repeat(pieces.sources, counts)
-        item_bytes = np.array([source.dataset.index.dtype().itemsize for source in self.order.sources])[sources]
+        item_bytes = np.array([source.dataset.dtype.itemsize for source in self.order.sources])[sources]
         starts, stops = pieces.starts, pieces.starts + pieces.num_tokens * item_bytes
         first, last = starts // self.chunk_bytes, (stops - 1) // self.chunk_bytes
         after = np.where(stops > starts, last + 1, first)  # a piece of an empty sequence is in no chunk
@@ -259,8 +260,8 @@ class _Bake:
 
     def _read(self, source: int, rows: NDArray[Any]) -> tuple[NDArray[np.uint8], Numbers]:
         """Read the tokens of rows that are sorted by place; return bytes in the run's dtype, and each row's offset."""
-        dataset = self.order.sources[source].dataset
-        kind, wide = np.dtype(dataset.index.dtype), self.order.token_dtype
+        dataset = as_pair(self.order.sources[source].dataset)
+        kind, wide = dataset.dtype, self.order.token_dtype
         starts = rows["start"].astype(np.int64)
         stops = np.maximum.accumulate(starts + rows["num_tokens"].astype(np.int64) * kind.itemsize)
         breaks = np.flatnonzero(starts[1:] > stops[:-1] + GAP_BYTES)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.contents import trace_contents
@@ -88,7 +89,7 @@ def mark_documents(order: RunOrder, steps: range, joined: JoinedSources) -> Mark
     check_steps(steps, order.num_steps(), first_step=order.first_step)
     names = joined.names_of(order.sources)
     marks = {
-        name: np.zeros(len(source.dataset.document_indices) - 1, np.bool_)
+        name: np.zeros(len(index_of(source.dataset).document_indices) - 1, np.bool_)
         for name, source in zip(names, order.sources, strict=True)
     }
     first, stop = (order.reading.schedule.samples_before(step) for step in (steps.start, steps.stop))

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.format.idx import SequenceIndex
-from binidx.format.indexed_dataset import read_spans
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.order_protocols import Numbers, Order
 from binidx.order.ranged_order import LazyOrder
@@ -149,7 +150,7 @@ def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
     member = list_members(order)[source]
     spans, bounds = member.spans(samples)
     _, sequence, first, length = np.ascontiguousarray(spans.T)
-    document, offset = find_documents(order.sources[source].dataset.index, sequence)
+    document, offset = find_documents(index_of(order.sources[source].dataset), sequence)
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
     return [member.epochs(samples)], bounds, [document, offset + first, length, target]
@@ -159,7 +160,8 @@ def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
     """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
     member = list_members(order)[source]
     index = member.index if isinstance(member, SourceOrder | LazyOrder) else None
-    if index is not None and order.sources[source].dataset.documents_are_sequences:
+    dataset = order.sources[source].dataset
+    if index is not None and (not isinstance(dataset, IndexedDataset) or dataset.documents_are_sequences):
         bounds, documents, starts, stops = index.ends(samples)
         return [member.epochs(samples), starts, stops], bounds, [documents]
     epochs, bounds, (document, start, length, _) = _read_pieces(order, source, samples)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
@@ -230,7 +231,7 @@ def read_ranges(
 
 def tokens_of_documents(source: Source, documents: Numbers) -> Numbers:
     """Return the number of tokens of documents, which are in ascending order; IndexError if there is no such one."""
-    bounds, sequences = source.dataset.document_indices, sequences_of(source, documents)
+    bounds, sequences = index_of(source.dataset).document_indices, sequences_of(source, documents)
     lengths = np.concatenate([[0], source.dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
     return np.diff(lengths[np.cumsum(bounds[documents + 1] - bounds[documents])], prepend=0)
 

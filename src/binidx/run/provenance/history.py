@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from binidx.dataset.megatron.blended import row_blocks
 from binidx.errors import ConfigError
+from binidx.format.tokens import index_of
+from binidx.index.blend import row_blocks
 from binidx.index.cache.index_files import digest
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.view import describe_place, find_read
@@ -225,7 +226,7 @@ def find_sources(
 
 def tokens_of_source(source: Source) -> int:
     """Return the number of stored tokens in the split of a source (of one epoch)."""
-    own, index = source.sequences, source.dataset.index
+    own, index = source.sequences, index_of(source.dataset)
     if not isinstance(own, range):
         return int(index.sequence_lengths[own].sum(dtype=np.int64))
     return index.tokens_of(own)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from binidx.errors import ConfigError, redacted
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.order.order_protocols import Source
 
@@ -130,11 +131,14 @@ def has_same_tokens(one: Source, other: Source) -> bool | None:
     Raises:
         FormatError, StorageError: what lies beside them is malformed, or cannot be read.
     """
-    first, second = one.dataset.token_digests, other.dataset.token_digests
+    pairs = [source.dataset for source in (one, other) if isinstance(source.dataset, IndexedDataset)]
+    if len(pairs) < 2:
+        return None
+    first, second = (pair.token_digests for pair in pairs)
     if "raw" in first and "raw" in second:
         return first["raw"] == second["raw"]
     if "manifest" not in first or first["manifest"] != second.get("manifest"):
         return None
     # A job writes a dataset for each of its keys.
-    files = [read_manifest(each.dataset.location + MANIFEST) or {} for each in (one, other)]
+    files = [read_manifest(pair.location + MANIFEST) or {} for pair in pairs]
     return True if files[0].get("dataset") == files[1].get("dataset") else None

@@ -19,6 +19,7 @@ import numpy as np
 from binidx.dataset import planned
 from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
+from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
@@ -124,7 +125,7 @@ def _check_member(member: Order, length: int) -> None:
 
 
 def _describe_source(source: Source) -> PlannedSource:
-    dataset = source.dataset
+    dataset = as_pair(source.dataset)
     reader, parts = dataset.bin_reader, [(dataset.bin_reader, dataset.index.num_bytes)]
     if isinstance(reader, JoinedReader):  # of a virtual merge
         parts = [*zip(reader.parts, reader.sizes, strict=True)]
@@ -134,7 +135,7 @@ def _describe_source(source: Source) -> PlannedSource:
         sums = find_object(Location(stored.uri + SUFFIX, dataset.storage_options))
         identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
         files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
-    return PlannedSource(source.prefix, np.dtype(dataset.index.dtype).name, files)
+    return PlannedSource(source.prefix, dataset.dtype.name, files)
 
 
 def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
@@ -149,7 +150,7 @@ def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
     starts = np.empty(len(spans), np.int64)
     for source in np.unique(spans[:, 0]).tolist():
         rows = np.flatnonzero(spans[:, 0] == source)
-        starts[rows] = order.sources[source].dataset.locate_all(np.ascontiguousarray(spans[rows, 1:]))[:, 0]
+        starts[rows] = as_pair(order.sources[source].dataset).locate_all(np.ascontiguousarray(spans[rows, 1:]))[:, 0]
     return PlannedPieces(order.order.locate(samples)[0], bounds, starts, spans[:, 3])
 
 

@@ -30,6 +30,7 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset, make_opener
 from binidx.errors import ConfigError, ObjectChangedError, redacted
+from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
@@ -83,7 +84,7 @@ def sequences_of(source: Source, documents: Numbers) -> Numbers:
         source: the source.
         documents: numbers of documents, ascending, shape (n,).
     """
-    bounds = source.dataset.document_indices
+    bounds = index_of(source.dataset).document_indices
     count = len(bounds) - 1
     if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
         wrong = documents[0] if documents[0] < 0 else documents[-1]
@@ -476,7 +477,7 @@ class RunOrder:
     @property
     def token_dtype(self) -> np.dtype[Any]:
         """A dtype that holds the tokens of all sources."""
-        return np.result_type(*(source.dataset.index.dtype for source in self.sources))
+        return np.result_type(*(source.dataset.dtype for source in self.sources))
 
     @cached_property
     def fingerprint(self) -> str:
