@@ -119,23 +119,27 @@ class GPTOrder(SourceOrder):
     """
 
     array_names = ARRAYS
-    document_index: NDArray[np.int32]
-    sample_index: NDArray[Any]
-    shuffle_index: NDArray[Any]
 
     def __init__(
         self, parameters: GPTParameters, source: Source, arrays: Arrays | None, plan: EpochPlan | None = None
     ) -> None:
         super().__init__(source)
         self.parameters, self.given_plan = parameters, plan
-        self.set_arrays(arrays or {})
+        self._arrays: Mapping[str, Any] = arrays or {}
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in ARRAYS:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        # Those that were assigned stay.
-        vars(self).update({**build_small_index(self.parameters, self.source, self.plan), **vars(self)})
-        return vars(self)[name]
+    def set_arrays(self, arrays: Mapping[str, Any]) -> None:
+        vars(self).pop("index", None)
+        self._arrays = {**self._arrays, **arrays}
+
+    def _array(self, name: str) -> Any:
+        """Return an array; those of a small index are built at the first use, and those that were assigned stay."""
+        if name not in self._arrays:
+            self._arrays = {**build_small_index(self.parameters, self.source, self.plan), **self._arrays}
+        return self._arrays[name]
+
+    document_index, sample_index, shuffle_index = (
+        property(lambda order, name=name: order._array(name)) for name in ARRAYS
+    )
 
     @cached_property
     def index(self) -> SpanIndex:
@@ -168,7 +172,7 @@ class GPTOrder(SourceOrder):
         return len(self.document_index) // max(len(self.source.sequences), 1)
 
     def __len__(self) -> int:
-        return len(self.sample_index) - 1 if "sample_index" in vars(self) else self.plan.num_samples
+        return len(self.sample_index) - 1 if "sample_index" in self._arrays else self.plan.num_samples
 
     def cut(self, sequence_length: int, options: IndexOptions) -> GPTOrder:
         """Return the order of the same stream of documents in samples of another length, in the order of the stream.

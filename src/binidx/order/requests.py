@@ -53,11 +53,11 @@ class Request(ABC):
 
     @property
     def uncounted(self) -> str:
-        """What `binidx plan` does not count, as it opens nothing; "" of Megatron's orders."""
+        """Part of the order that `binidx plan` does not count, as it opens nothing; "" of Megatron's orders."""
         return ""
 
     def list_uncounted(self) -> list[str]:
-        """Return what `binidx plan` does not count of this request and those inside, each once."""
+        """Return the `uncounted` of this request and of those inside, each once."""
         inner = [text for request in self.inner_requests for text in request.list_uncounted()]
         return [*dict.fromkeys(filter(None, [self.uncounted, *inner]))]
 
@@ -83,7 +83,7 @@ class SourceRule(Protocol):
 
     @property
     def uncounted(self) -> str:
-        """As `Request.uncounted`."""
+        """The same of an order by this rule: see `Request.uncounted`."""
 
     def open(self, source: Source, options: IndexOptions) -> SourceOrder:
         """Return the order, whose index is loaded or built."""
