@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.baked import BakedDataset, PositionedDataset
+from binidx.dataset.baked import BakedDataset, StoredRunDataset
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -144,7 +144,7 @@ def batch_bytes(samples: Any) -> int:
 
 def get_sequence_length(dataset: Any) -> int:
     """Return the number of tokens of a sample; 0 for a user's own dataset."""
-    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | PositionedDataset) else 0
+    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | StoredRunDataset) else 0
 
 
 def get_split(dataset: Any) -> Split | None:

@@ -20,19 +20,21 @@ import binidx.corpus.exchange as exchange_module
 import binidx.dataset.baked as baked_module
 import binidx.run.provenance.baking as bake_module
 import binidx.run.provenance.baking as plan_module
-from binidx.dataset.baked import BakedDataset, part_prefix
+from binidx.dataset.baked import BakedDataset
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.order.baked_order import part_prefix
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
+from binidx.testing import check_order
 
 KINDS = ["single", "cyclic"]
 
@@ -67,6 +69,7 @@ def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypat
     baked = plan_bake(order, range(count))
     assert bake(order, f"{tmp_path}/baked", baked).written == len(baked.parts())
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
+    check_order(dataset.order)
     for ranks, micro, consumed in [(1, 1, 0), (2, 1, 2), (2, 2, len(dataset) // 2)]:
         if consumed >= len(dataset):
             continue
@@ -175,7 +178,7 @@ def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2)
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(4)))
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
-    ranges = dataset.locate(np.arange(4, 8))
+    ranges = [(sample * dataset.sample_bytes, (sample + 1) * dataset.sample_bytes) for sample in range(4, 8)]
     assert [stop for _, stop in ranges[:-1]] == [start for start, _ in ranges[1:]]
     [(reader, located, places)] = dataset.locate_bytes(np.arange(4, 8))
     assert (reader, located.tolist(), places.tolist()) == (dataset.reader, [*map(list, ranges)], [0, 1, 2, 3])

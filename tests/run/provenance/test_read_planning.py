@@ -21,17 +21,18 @@ import binidx
 import binidx.run.provenance.read_planning as planning
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
-from binidx.dataset.planned import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
 from binidx.dataset.rank_comparison import identify
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.order.planned_order import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
+from binidx.testing import check_order
 
 S = 16
 
@@ -76,6 +77,7 @@ def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
 
 def assert_same_samples(dataset: Any, run: Any) -> None:
     """Each sample alone, and all of them in another order in one batch."""
+    check_order(dataset.order)
     shuffled = random.Random(1).sample(range(len(dataset)), len(dataset))
     batch = dataset.__getitems__(shuffled)
     for place, number in enumerate(shuffled):
@@ -335,10 +337,10 @@ def test_places_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None
 def test_the_rows_of_a_micro_batch_are_one_range(prefixes: list[str], tmp_path: Path) -> None:
     dataset = planned(load(prefixes[0]), f"{tmp_path}/plan")
     asked: list[Any] = []
-    dataset._rows.read(np.array([60]))
-    reader, ends = dataset._rows._opened[0]
-    dataset._rows._opened[0] = _Watched(reader, asked), ends  # type: ignore[assignment]
-    dataset._rows.read(np.arange(60, 68))
+    dataset.order.rows.read(np.array([60]))
+    reader, ends = dataset.order.rows._opened[0]
+    dataset.order.rows._opened[0] = _Watched(reader, asked), ends  # type: ignore[assignment]
+    dataset.order.rows.read(np.arange(60, 68))
     assert [(0, int(ends[1])), (int(ends[1]), int(ends[2]))] == asked
 
 
@@ -375,7 +377,7 @@ def test_a_killed_job_leaves_a_plan_that_cannot_be_read(tmp_path: Path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("binidx.dataset.planned.seal", stop)
+        patched.setattr("binidx.order.planned_order.seal", stop)
         with pytest.raises(KeyboardInterrupt):
             write_read_plan(order, f"{tmp_path}/plan", plan, workers=Workers(count=1))
     assert not list((tmp_path / "plan").glob("*.rows"))

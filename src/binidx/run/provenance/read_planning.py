@@ -1,4 +1,4 @@
-"""Write the read plan of a run: the places of the tokens of its samples, in its order, for `dataset/planned.py`.
+"""Write the read plan of a run: the places of the tokens of its samples, in its order, for `order/planned_order.py`.
 
 For runs whose many nodes start from one bucket: a node reads kilobytes instead of every `.idx` and index. The plan has
 56 bytes for a sample of 5 pieces, and copies no token.
@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from binidx.dataset import planned
-from binidx.dataset.planned import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
+from binidx.dataset.planned import locate_plans
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
 from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
+from binidx.order import planned_order
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.order.ranged_order import LazyOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
@@ -43,7 +44,7 @@ from binidx.storage.writing.publish import create_object, put_if_absent
 PART_SAMPLES = 1 << 18
 """Samples of a part: 15 MB with 5 pieces a sample, 54 MB with 20."""
 
-AT_ONCE = 256 * planned.BLOCK_SAMPLES
+AT_ONCE = 256 * planned_order.BLOCK_SAMPLES
 """Samples whose places are computed at once: 3 MB of arrays with 5 pieces a sample."""
 
 TWO_THREADS = Workers(count=2)
@@ -187,7 +188,7 @@ def write_read_plan(
     target = Location(Location.of(directory).absolute, storage_options)
     draft = target / "draft.json"
     put_if_absent(draft, plan.format())
-    found, plan_digest = planned.read_plan(draft)
+    found, plan_digest = planned_order.read_plan(draft)
     if found != plan:
         problem = "is of another run, of other steps, or of data that changed since"
         raise ObjectExistsError(f"{draft}: {problem}; write into another directory, or delete this one")
@@ -197,7 +198,7 @@ def write_read_plan(
     results = make_parts(write, parts, workers, advance=watch, remote_data=target.local_path is None)
     missing = OPENS.map(object_exists, [target / part.name for part in parts]).count(False)
     if not missing:
-        put_if_absent(target / "readplan.json", read_document(planned.PLAN_FILE, draft))
+        put_if_absent(target / "readplan.json", read_document(planned_order.PLAN_FILE, draft))
     return sum(result["written"] for result in results.values()), missing
 
 
@@ -222,7 +223,7 @@ def prepare_read_plan(
         ObjectExistsError: there is a plan of other data.
     """
     part = dataset.parts[0]
-    places = planned.locate_plans(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
+    places = locate_plans(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
     if not places:
         return None
     folder = next((place for place in places if object_exists(place / "readplan.json")), places[0])
@@ -249,6 +250,6 @@ class _PartWriter:
             for first in range(part.items.start, stop, AT_ONCE):
                 check_stop()
                 pieces = locate_pieces(order, np.arange(first, min(first + AT_ONCE, stop)))
-                sizes += map(out.write, planned.format_blocks(pieces, first, self.plan_digest))
-            out.write(planned.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
+                sizes += map(out.write, planned_order.format_blocks(pieces, first, self.plan_digest))
+            out.write(planned_order.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
         return {"written": True}
