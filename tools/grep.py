@@ -40,12 +40,12 @@ from typing import Any
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
-from binidx.format.indexed_dataset import IndexedDataset, as_pair
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_search import TokenTable
 from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import SearchResult, find_token_table, search_documents
-from binidx.search.matches import locate_matches
+from binidx.search.matches import find_ranges, search_sources
 from binidx.search.normalize import normalize_bytes, normalize_text
 from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
 from binidx.storage.location import Location
@@ -89,8 +89,7 @@ def grep(arguments: argparse.Namespace) -> None:
     asked: list[str | None] = [*prefixes] or [None]
     chosen = [history.select_sources(name) for name in asked] if history else []
     sources = {name: source for each in chosen for name, source in each.items()}
-    names_of = {source.prefix: name for name, source in sources.items()}
-    prefixes = [*names_of] or prefixes
+    prefixes = [source.prefix for source in sources.values()] or prefixes
     if not (texts or arguments.queries) or not prefixes:
         raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
     if arguments.queries and (texts or arguments.tokens):
@@ -106,21 +105,20 @@ def grep(arguments: argparse.Namespace) -> None:
     table = None if arguments.tokens else find_token_table(locations, arguments.tokenizer)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
     place = {"workers": chosen_workers(arguments), "records": arguments.records, "normalize": arguments.normalize}
-    result = search_documents(locations, patterns, table, watch=arguments.watch, **place)
+    place["watch"] = arguments.watch
+    if sources:
+        result = search_sources(sources, patterns, table, options, **place)
+    else:
+        result = search_documents(locations, patterns, table, **place)
     arguments.watch.end_stage()
-    result = replace(result, hits={names_of.get(name, name): hits for name, hits in result.hits.items()})
     if arguments.to:
         Path(arguments.to).write_text(result.format_list())
     if items:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]
         if history is not None:
-            groups = {}
-            for name, hits in result.hits.items():
-                matches = locate_matches(
-                    as_pair(sources[name].dataset), hits, patterns, table, normalize=result.normalized
-                )
-                groups[name] = group_matches(ngrams, matches)
+            ranges = find_ranges(sources, result, patterns, table)
+            groups = {name: group_matches(ngrams, matches) for name, matches in ranges.items()}
             read = count_groups(history, groups, len(items), stop_step(history, arguments.before_step))
             counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
             rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]

@@ -8,19 +8,23 @@ The search (`document_search.py`) finds the documents; only these are read here,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError
 from binidx.format.idx import little_endian
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
+from binidx.order.order_protocols import Source
 from binidx.order.source_order import join_ranges, slices_of
-from binidx.search.document_search import Hits
+from binidx.search.document_search import Hits, SearchResult, search_documents
 from binidx.search.normalize import normalize_bytes, normalize_query
+from binidx.storage.location import Location
 
 Numbers = NDArray[np.int64]
 
@@ -85,6 +89,44 @@ def locate_matches(
         tokens = [ends.searchsorted(at, "right"), ends.searchsorted(last, "right") + 1]
         rows.append(np.column_stack([found[row, :2], *(tokens - before[place[row]])]))
     return np.concatenate(rows)
+
+
+def search_sources(
+    sources: Mapping[str, Source],
+    patterns: Sequence[str] | Sequence[Sequence[int]],
+    table: TokenTable | None,
+    options: Mapping[str, Any] | None,
+    **how: Any,
+) -> SearchResult:
+    """Return the result of `search_documents` in the datasets of a run, by their names there.
+
+    Args:
+        sources: name -> the dataset.
+        patterns, table, how: as for `search_documents`.
+        options: options of the stores of the datasets.
+    """
+    names = {Location(source.prefix).uri: name for name, source in reversed([*sources.items()])}
+    result = search_documents([Location(prefix, options) for prefix in names], patterns, table, **how)
+    return replace(result, hits={names[prefix]: hits for prefix, hits in result.hits.items()})
+
+
+def find_ranges(
+    sources: Mapping[str, Source],
+    result: SearchResult,
+    patterns: Sequence[str] | Sequence[Sequence[int]],
+    table: TokenTable | None,
+) -> dict[str, Numbers]:
+    """Return the matches of a search in each source as `locate_matches` does: (document, pattern, first token, stop).
+
+    Args:
+        sources, patterns, table: those of `search_sources`.
+        result: its result.
+    """
+    how = {"normalize": result.normalized}
+    return {
+        name: locate_matches(as_pair(sources[name].dataset), hits, patterns, table, **how)
+        for name, hits in result.hits.items()
+    }
 
 
 def _normalize_parts(text: bytes, edges: Sequence[int]) -> tuple[bytes, list[int], Numbers]:
