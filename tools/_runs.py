@@ -22,8 +22,7 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
 from binidx.run.provenance.exposures import STEPS, Exposures
 from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.reading import OpenedRun, Steps
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.run_order import RunOrder, Steps
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
@@ -138,12 +137,12 @@ def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHist
         return open_history(arguments, whole=whole)
     given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
     order = load_packed_run(arguments.run, arguments.storage_options)
-    micro = given.get("micro_batch_size", order.micro_batch_size)
+    micro = given.get("micro_batch_size", order.packed.micro_batch_size)
     ranks = given.get("data_parallel_size", order.num_ranks)
-    size = given.get("global_batch_size", micro * ranks * order.accumulation)
+    size = given.get("global_batch_size", micro * ranks * order.packed.accumulation)
     if size % (micro * ranks):
         raise ConfigError(f"global_batch_size: found {size}, needs a multiple of {micro * ranks}")
-    return replace(order, micro_batch_size=micro, num_ranks=ranks, accumulation=size // (micro * ranks))
+    return order.replace(micro_batch_size=micro, num_ranks=ranks, accumulation=size // (micro * ranks))
 
 
 def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory:
@@ -249,7 +248,7 @@ def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
     return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
 
 
-def listed_documents(history: OpenedRun, listed: DocumentList) -> dict[str, Numbers]:
+def listed_documents(history: Steps, listed: DocumentList) -> dict[str, Numbers]:
     """Return prefix -> numbers of the documents in a list; ConfigError if a line names no document of the history."""
     sources, listed = history.select_sources(), listed.renamed(history.joined.names)
     listed.check_sources(sources.keys())
@@ -313,7 +312,10 @@ def _lines(row: Mapping[str, Any]) -> str:
     lines, width = [f"{where}  {place}"], shutil.get_terminal_size((TEXT_WIDTH + 5, 0)).columns - 5
     for doc in [*row.get("docs", ()), *([row] if is_block else [])]:
         if "doc" in doc:
-            lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
+            label = "  only the last label" if "only_label" in doc else ""
+            lines.append(
+                f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}{label}"
+            )
         if "origin" in doc:
             lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:

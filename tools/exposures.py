@@ -24,12 +24,11 @@ import argparse
 from typing import Any
 
 from binidx.errors import ConfigError, FormatError
-from binidx.format.indexed_dataset import as_pair
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.reading import OpenedRun
-from binidx.search.document_search import find_token_table, search_documents
-from binidx.search.matches import locate_matches
+from binidx.run.provenance.run_order import Steps
+from binidx.search.document_search import find_token_table
+from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
@@ -82,24 +81,19 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     print_result({"steps": stop, "normalized": arguments.normalize, name: rows}, text, arguments)
 
 
-def find_passage(history: OpenedRun, arguments: argparse.Namespace) -> dict[str, Numbers]:
+def find_passage(history: Steps, arguments: argparse.Namespace) -> dict[str, Numbers]:
     """Return prefix -> the tokens of each match of the text of the file --text, as `count_exposures` takes ranges."""
     options, sources = arguments.storage_options, history.select_sources()
     try:
         text = bytes(read_whole(open_object(arguments.text, storage_options=options))).decode().rstrip("\n")
     except UnicodeDecodeError as error:
         raise FormatError(f"{arguments.text}: not UTF-8 ({error}); needs a text file") from error
-    names = {Location(source.prefix).uri: name for name, source in sources.items()}
-    prefixes = [Location(prefix, options) for prefix in names]
-    tokens = find_token_table(prefixes, arguments.tokenizer)
-    how = {"normalize": arguments.normalize}
-    hits = search_documents(prefixes, [text], tokens, watch=arguments.watch, **how).hits
+    tokens = find_token_table([Location(source.prefix, options) for source in sources.values()], arguments.tokenizer)
+    how = {"normalize": arguments.normalize, "watch": arguments.watch}
+    result = search_sources(sources, [text], tokens, options, **how)
     arguments.watch.end_stage()
     print_comparison(arguments.normalize)
-    return {
-        name: locate_matches(as_pair(sources[name].dataset), hits[prefix], [text], tokens, **how)[:, [0, 2, 3]]
-        for prefix, name in names.items()
-    }
+    return {name: rows[:, [0, 2, 3]] for name, rows in find_ranges(sources, result, [text], tokens).items()}
 
 
 def table(rows: list[dict[str, Any]], stop: int) -> str:

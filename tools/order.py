@@ -87,8 +87,8 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
         ranks = [int(number) for number in text.split(",")]
     except ValueError:
         raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
-    for name, of, files in zip(order.names, order.sets, order.files, strict=True):
-        nesting = Nesting(of, files.block_size, [count * max(1, order.num_workers) for count in ranks])
+    for name, of, files in zip(order.packed.names, order.packed.sets, order.files, strict=True):
+        nesting = Nesting(of, files.block_size, [count * max(1, order.packed.num_workers) for count in ranks])
         last = nesting.num_syncs
         reads = [nesting.files_read(shards) for shards in nesting.shards]
         rests = [

@@ -2,9 +2,10 @@
 
 Tokens are read only with --tokenizer, which prints text. Of cached indices some kilobytes are read; an index without a
 cache is built. Documents count from 0 in their source; a span is the part of a document in this sample, of its S tokens
-and the last label. If a source has lineage (.lineage.parquet), the file and row of each origin are printed, too, which
-reads a row group of it, 6 MB, for each document. Of a run that names the one before it, or has phases, any step of the
-whole history is traced. Without a file of the run, RUN is a prefix, with --sequence-length.
+and the last label ("only the last label" if it has no other token). If a source has lineage (.lineage.parquet), file
+and row of each origin are printed, too, which reads a row group of it, 6 MB, for each document. Of a run that names the
+one before it, or has phases, any step of the whole history is traced. Without a file of the run, RUN is a prefix, with
+--sequence-length.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

@@ -1,15 +1,16 @@
 """Find every step, rank and slot that read a document, for takedowns and contamination.
 
-Searches all indices of the run, by one pass over each; no token is read. A document is named
-as `binidx trace` prints it: its number in its source, and the source where the run has several; and as there, the file
-and row it came from are shown where its source has lineage. Such a document may also be named by these, or by its
-id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
+Searches all indices of the run, by one pass over each; no token is read. A row is a sample with a token of the
+document. Where no token of it was an input, since the model had only to predict one, it says "only the last label".
+A document is named as `binidx trace` prints it: its number in its source, and the source where the run has several; and
+as there, the file and row it came from are shown where its source has lineage. Such a document may also be named by
+these, or by its id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
 
-A run that names the one before it, or has phases, is searched over its whole history; --count prints how often each
-document was read and trained, first and last, and counts the last label of a sample, too, which `binidx exposures` does
-not, as it is no input. Of a resumed run that names none, the samples before its consumed_samples are searched, too;
-their step, rank and slot (null in JSON) are in the run.json of the earlier part. A cyclic run that names none must be
-searched part by part, with --no-earlier.
+A run that names the one before it, or has phases, is searched over its whole history. --count prints how often the
+model saw each document, first and last: samples in which a token of it was an input, as `binidx exposures` counts them,
+and not those in which it was only the last label. Of a resumed run that names none, the samples before its
+consumed_samples are searched, too; their step, rank and slot (null in JSON) are in the run.json of the earlier part. A
+cyclic run that names none must be searched part by part, with --no-earlier.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -34,11 +35,13 @@ import numpy as np
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.order.order_protocols import Numbers, Source
+from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.exposures import Exposures, count_exposures
-from binidx.run.provenance.history import find_sources
-from binidx.run.provenance.reading import OpenedRun, Reading, Steps
-from binidx.run.provenance.sample_rows import build_rows
+from binidx.run.provenance.history import find_reads
+from binidx.run.provenance.reading import StoredBlocks
+from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.sample_rows import build_rows, label_sample
 from binidx.storage.location import Location
 
 from ._command import command, print_result
@@ -93,17 +96,14 @@ def find(arguments: argparse.Namespace) -> None:
         documents = {}
     try:
         if arguments.count:
-            exposures = count_exposures(history, documents, stop, earlier=given, labels=True)
+            exposures = count_exposures(history, documents, stop, earlier=given)
             rows = count_stored(history, stored, stop) + count_rows(exposures)
             print_result(rows, row_table(rows), arguments)
             return
         num_rows, steps, past = 0, set[int](), 0
-        read = (
-            (order, order.reads_of(order.samples_with(source, documents[name]), end, earlier=given and is_first))
-            for name, order, source, end, is_first in find_sources(history, documents.keys(), stop)
-        )
-        for order, reads in chain(reads_of_stored(history, stored.values(), stop), read):
-            num_rows += print_rows(build_rows(order, reads), arguments.json)
+        read = find_reads(history, documents, stop, earlier=given)
+        for order, reads, contents in chain(reads_of_stored(history, stored.values(), stop), read):
+            num_rows += print_rows(build_rows(order, reads, contents=contents), arguments.json)
             past += int((reads.step < 0).sum())
             steps |= set(reads.step[reads.step >= 0].tolist())
     except IndexError as error:
@@ -118,21 +118,27 @@ def find(arguments: argparse.Namespace) -> None:
 
 def reads_of_stored(
     history: Steps, samples: Collection[Numbers], stop_step: int
-) -> Iterator[tuple[Reading, SampleReads]]:
-    """Yield the reads of stored samples, whose names were given, in each run."""
+) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+    """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
     if samples:
         for order, steps in history.orders(range(history.first_step, stop_step)):
-            yield order, order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
+            reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
+            yield order, reads, order.contents(reads.sample)
 
 
 def count_stored(history: Steps, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
     """Return a row for each stored sample whose name was given."""
     rows = []
     for name, samples in stored.items():
-        for order, reads in reads_of_stored(history, [samples], stop_step):
-            source, steps = order.label(order.contents(samples), 0)["source"], reads.step.tolist()
+        for order, reads, _ in reads_of_stored(history, [samples], stop_step):
+            source, steps = (
+                label_sample(order, int(samples[0]), order.contents(samples), 0)["source"],
+                reads.step.tolist(),
+            )
             read = len(steps)
-            counts = {"samples_read": read, "samples_trained": read, "tokens_read": read * (order.sequence_length + 1)}
+            counts = {"samples_read": read, "samples_trained": read}
+            assert isinstance(order.order, StoredBlocks)
+            counts["tokens_read"] = read * order.order.sequence_length
             ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
             rows.append({"source": source, "document": name, **counts, **ends})
     return rows
@@ -145,7 +151,7 @@ def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
     return [{new.get(name, name): row[name] for name in names} for row in exposure_rows(found)]
 
 
-def _earlier(history: OpenedRun, arguments: argparse.Namespace, past: int) -> str:
+def _earlier(history: Steps, arguments: argparse.Namespace, past: int) -> str:
     """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none."""
     consumed = history.consumed_samples
     if not consumed:

@@ -227,10 +227,14 @@ def test_documents_seen_before_are_those_that_where_finds_earlier(
         shown[name, number(document)] = (number(row[1]), number(row[2]))
     rows = printed(capsys, "trace", run, "--step", "20", "--json")
     expected = {}
-    read = {(row["source"], doc["doc"]) for row in rows for doc in row["docs"] if doc["len"]}
+
+    def inputs(row: dict[str, Any]) -> set[int]:
+        return {doc["doc"] for doc in row["docs"] if doc["len"] and "only_label" not in doc}
+
+    read = {(row["source"], document) for row in rows for document in inputs(row)}
     for prefix, document in sorted(read):
         searched = ["--source", prefix, "--document", str(document), "--before-step", "20", "--json"]
-        if earlier := printed(capsys, "where", run, *searched):
+        if earlier := [row for row in printed(capsys, "where", run, *searched) if document in inputs(row)]:
             expected[Path(prefix).name, document] = (len(earlier), max(row["step"] for row in earlier))
     assert shown == expected
     assert len(shown) > 10
@@ -245,9 +249,10 @@ def test_compared_parts_have_the_documents_that_trace_lists(other: bool, run: st
 
     def documents(order: RunOrder, steps: range) -> set[tuple[str, int]]:
         _, contents = order.trace(steps)
-        owner, spans = np.repeat(contents.source, np.diff(contents.spans.bounds)).tolist(), contents.spans
-        pieces = zip(owner, spans.document.tolist(), spans.length.tolist(), strict=True)
-        return {(order.prefixes[source], document) for source, document, length in pieces if length}
+        pieces = zip(
+            *(each.tolist() for each in (contents.piece_source, contents.document, contents.inputs)), strict=True
+        )
+        return {(order.prefixes[source], document) for source, document, inputs in pieces if inputs}
 
     one, two = documents(order, range(6)), documents(second, range(7, 9))
     with served(Explored.open(run, compare=f"{run[:-5]}-7.json" if other else None)) as server:

@@ -9,12 +9,14 @@ import pytest
 from helpers.packed_runs import SEPARATOR, write_packed_run
 
 from binidx.errors import ConfigError
+from binidx.order.reads import find_samples, trace_reads
 from binidx.packed import packed_order
+from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
-from binidx.packed.packed_origins import PackedDocuments
 from binidx.packed.packed_run import load_packed_run
 from binidx.run.provenance.exposures import count_exposures
+from binidx.testing import check_order
 from binidx.tools import main
 
 
@@ -42,18 +44,19 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
             first = doc["doc"] * 1000 + doc["start"]
             of_docs[doc["dst"] : doc["dst"] + doc["len"]] = range(first, first + doc["len"])
         assert of_docs == tokens
-    document, source = choose.randrange(5), choose.choice(order.names)
+    document, source = choose.randrange(5), choose.choice(order.packed.names)
     needed = [row for row in found if row["source"] == source and any(doc["doc"] == document for doc in row["docs"])]
+    inputs = [row for row in needed if any(doc["doc"] == document and "only_label" not in doc for doc in row["docs"])]
     asked = ["where", file, "--document", str(document), "--source", source, "--before-step", str(stop)]
     assert sorted(rows(capsys, *asked), key=lambda row: row["position"]) == sorted(
         needed, key=lambda row: row["position"]
     )
     (counted,) = rows(capsys, *asked, "--count")
-    steps = [row["step"] for row in needed]
+    steps = [row["step"] for row in inputs]
     assert [(row["samples_read"], row["first_step"], row["last_step"]) for row in counted] == [
         (len(steps), min(steps, default=None), max(steps, default=None))
     ]
-    listed = [(f"{directory}/{name}", number) for name in order.names for number in sorted({0, document})]
+    listed = [(f"{directory}/{name}", number) for name in order.packed.names for number in sorted({0, document})]
     (directory / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
     (exposed,) = rows(capsys, "exposures", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop))
     assert [(row["source"], row["document"]) for row in exposed["documents"]] == [*dict.fromkeys(listed)]
@@ -80,7 +83,7 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
         assert (own.first_step_whole[0], own.last_step_part[0]) == (min(whole, default=-1), max(part, default=-1))
     (accounts,) = rows(capsys, "account", file, "--before-step", str(stop))
     assert [row["blocks_read"] for row in accounts] == [
-        sum(row["source"] == name for row in found) for name in order.names
+        sum(row["source"] == name for row in found) for name in order.packed.names
     ]
     one = found[0]
     asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--before-step", str(stop)]
@@ -124,9 +127,25 @@ def test_files_are_opened_as_they_are_needed(tmp_path: Path) -> None:
     for name in names[1:]:
         Path(name).unlink()
     files = PackedFiles(names, described["block_size"])
-    assert PackedDocuments(files).documents(len(names) // 2, 0)[1]
-    with pytest.raises(ConfigError, match="document 4000, it has"):
-        PackedDocuments(files).blocks_of([4000])
+    sets = [PackedSet(len(names), files.num_blocks, 1, 0)]
+    order = PackedBlocks(sets, ["web"], [files])
+    assert len(trace_reads(order, np.array([len(names) // 2 * files.num_blocks])).document)
+    with pytest.raises(IndexError, match="document 4000, it has"):
+        find_samples(order, 0, [4000])
     Path(f"{tmp_path}/packed/web.packed.json").unlink()
     with pytest.raises(ConfigError, match=r"web\.packed\.json: not found, so the documents of its files are not known"):
-        PackedDocuments(files).blocks_of([0])
+        PackedBlocks(sets, ["web"], [files]).select_sources(None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_are_an_order_of_their_datasets(seed: int, tmp_path: Path) -> None:
+    file, choose = write_packed_run(tmp_path, seed)
+    order = load_packed_run(file)
+    check_order(order.order, seed=seed)
+    later = np.array([choose.randrange(len(order.order)) for _ in range(5)], np.int64) + 2 * len(order.order)
+    again = trace_reads(order.order, later)
+    assert (again.epoch == 2).all()
+    assert (again.document == trace_reads(order.order, later % len(order.order)).document).all()
+    if order.num_steps() != 0:
+        positions = np.array([order.reading.schedule.global_batch_size - 1, 0], np.int64)
+        assert (order.reading.samples_at(positions) == order.readings(range(1)).sample[positions]).all()

@@ -23,7 +23,7 @@ def order_of(at_end: AtEnd = AtEnd.repeat, **changes: object) -> PackedRunOrder:
 def test_ranks_read_their_own_run(mixed_by_rank: bool) -> None:
     order = order_of(mixed_by_rank=mixed_by_rank)
     readings = order.readings(range(3, 20))
-    blocks = order.blocks(readings.sample)
+    blocks = order.packed.numbers.blocks(readings.sample)
     for rank in range(2):
         sets = [
             PackedSet(17, 6, 2, 1337 + rank, at_end=AtEnd.repeat),
@@ -54,7 +54,7 @@ def test_files_hold_the_blocks_themselves(tmp_path: Path) -> None:
         builder.write_reminder()
         files.append(PackedFiles(builder.filenames, 8))
     order = order_of(files=files)
-    assert [each.num_blocks for each in files] == [each.num_blocks for each in order.sets]
+    assert [each.num_blocks for each in files] == [each.num_blocks for each in order.packed.sets]
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(30)), tokens=True)
     export(order, f"{tmp_path}/steps", plan_by_steps(range(30), 7))
     for rank in range(2):

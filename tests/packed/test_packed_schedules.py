@@ -110,7 +110,7 @@ def test_schedules_are_described_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "packed.json"
     file.write_text(json.dumps(described))
     order = load_packed_run(str(file))
-    assert order.schedules == [WeightSchedule("linear", (30, 70, 1000)), WeightSchedule("const", (70.0,))]
+    assert order.packed.schedules == [WeightSchedule("linear", (30, 70, 1000)), WeightSchedule("const", (70.0,))]
     assert order.readings(range(50)).sample.shape == (100,)
     assert order.fingerprint != load_packed_run(str(_without(file, described))).fingerprint
     for changes, message in (

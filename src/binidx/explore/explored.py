@@ -16,16 +16,15 @@ from binidx.explore.loss_curve import LossCurve
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
 from binidx.order.order_protocols import Source
+from binidx.order.reads import TokenReads
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.contents import SampleContents
-from binidx.run.provenance.history import RunHistory, find_sources
-from binidx.run.provenance.reading import OpenedRun, Reading
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.history import RunHistory, find_reads
+from binidx.run.provenance.run_order import RunOrder, Steps
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.storage.location import Location
@@ -54,12 +53,12 @@ class Explored:
     name: str
     sources: Sequence[Source]
     digest: str
-    order: Reading | None = None
+    order: RunOrder | None = None
     options: Mapping[str, Any] | None = field(default=None, repr=False)
     tokenizer: str | None = None
     losses: LossCurve | None = None
     other: RunOrder | None = None
-    history: OpenedRun | None = None
+    history: Steps | None = None
 
     @classmethod
     def open(
@@ -115,7 +114,7 @@ class Explored:
         count = self.order.num_steps()
         return range(self.history.first_step, self.order.pass_steps if count is None else count)
 
-    def order_at(self, step: int) -> Reading:
+    def order_at(self, step: int) -> RunOrder:
         """Return the order of the run of the history that has a step; IndexError if none has it."""
         assert self.history is not None
         order, _ = next(self.history.orders(range(step, step + 1)))
@@ -123,8 +122,8 @@ class Explored:
 
     def reads_of(
         self, name: str, documents: Sequence[int], stop_step: int
-    ) -> Iterator[tuple[Reading, SampleReads, SampleContents]]:
-        """Yield the reads of documents by each run of the history, as `binidx where` finds them.
+    ) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+        """Return the reads of documents by each run of the history, as `binidx where` finds them.
 
         Args:
             name: prefix of the source.
@@ -132,10 +131,7 @@ class Explored:
             stop_step: first step that is not searched.
         """
         assert self.history is not None
-        for _, order, source, stop, is_first in find_sources(self.history, [name], stop_step):
-            earlier = is_first and order.knows_earlier
-            reads = order.reads_of(order.samples_with(source, documents), stop, earlier=earlier)
-            yield order, reads, order.contents(reads.sample)
+        return find_reads(self.history, {name: documents}, stop_step, earlier=None)
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -144,7 +140,7 @@ class Explored:
         own = {source.name: number for number, source in reversed([*enumerate(self.sources)])}
         return {prefix: own[name] for prefix, name in self.history.joined.names.items()}
 
-    def numbers_of(self, order: Reading) -> list[int]:
+    def numbers_of(self, order: RunOrder) -> list[int]:
         """Return the numbers here of the sources of one of the runs, and -1 at the end, of a sample of no source."""
         numbers = self.numbers
         return [*(numbers[source.prefix] for source in order.sources), -1]
@@ -206,11 +202,12 @@ def build_packed_timeline(order: PackedRunOrder, steps: range) -> Timeline:
     """Return the course of a run over some steps; a sample is a block."""
     count = min(PACKED_BINS, len(steps))
     bounds = steps.start + np.arange(count + 1) * len(steps) // count
-    read = np.array([order.count_blocks(step) for step in bounds.tolist()])
-    total = np.array([each.num_files * each.num_blocks for each in order.sets])
-    weights = np.array(order.weights or [1 / len(order.sets)] * len(order.sets))
-    planned = None if order.schedules else np.repeat([weights], count, axis=0)
-    sizes = np.full(count, order.num_rows(range(1)))
+    packed = order.packed
+    read = np.array([packed.count_blocks(step) for step in bounds.tolist()])
+    total = np.array([each.num_files * each.num_blocks for each in packed.sets])
+    weights = np.array(packed.weights or [1 / len(packed.sets)] * len(packed.sets))
+    planned = None if packed.schedules else np.repeat([weights], count, axis=0)
+    sizes = np.full(count, packed.schedule.global_batch_size)
     lengths = np.full(count, order.files[0].block_size - 1 if order.files else 0)
     shared = planned, read / total, sizes, lengths, np.zeros(count, np.int64)
-    return Timeline(order.names, bounds, np.diff(read, axis=0), *shared, [], [])
+    return Timeline(packed.names, bounds, np.diff(read, axis=0), *shared, [], [])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,12 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import SUMMED
 from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.exposures import count_groups
-from binidx.run.provenance.reading import Reading
+from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
-from binidx.search.document_search import find_token_table, search_documents
-from binidx.search.matches import locate_matches
+from binidx.search.document_search import find_token_table
+from binidx.search.matches import find_ranges, search_sources
 
 Values = dict[str, Any]
 Query = Mapping[str, str]
@@ -109,7 +110,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     reads, rank = read_step(order, step, query)
     first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
     known = None
-    if explored.losses and isinstance(order, RunOrder):
+    if explored.losses:
         known = explored.losses.of_samples(order, step, reads)
     sample_losses = known or [(math.nan, math.nan)] * len(reads.step)
     if ranked and known:  # samples without a loss come last
@@ -141,7 +142,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     }
 
 
-def read_step(order: Reading, step: int, query: Query) -> tuple[SampleReads, int | None]:
+def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, int | None]:
     """Return the reads of a step, of the rank that the query names or of all, and that rank."""
     rank = parse_number(query, "rank", None)
     if rank is not None and not 0 <= rank < order.num_ranks:
@@ -155,15 +156,14 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
     order, seen = _order_at(explored, step), dict[tuple[int, int], tuple[int, int]]()
     reads, rank = read_step(order, step, query)
     contents = order.contents(reads.sample)
-    owner = np.repeat(np.array(explored.numbers_of(order))[contents.source], np.diff(contents.spans.bounds))
-    pieces = np.stack([owner, contents.spans.document])[:, contents.spans.length > 0]
+    owner = np.array(explored.numbers_of(order))[contents.piece_source]
+    pieces = np.stack([owner, contents.document])[:, contents.inputs > 0]
     read_now = np.unique(pieces, axis=1)
     for source in np.unique(owner[owner >= 0]).tolist():
         documents = read_now[1, read_now[0] == source]
         for _, past, found in explored.reads_of(explored.sources[source].name, documents.tolist(), step):
-            read = np.repeat(np.arange(len(past.step)), np.diff(found.spans.bounds))
-            # A sample may hold two pieces of a document, and pieces without a token.
-            pieces = np.stack([found.spans.document, read])[:, found.spans.length > 0]
+            # A sample may hold two pieces of a document, and pieces without an input.
+            pieces = np.stack([found.document, found.owner])[:, found.inputs > 0]
             document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
             numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
             last = np.maximum.reduceat(past.step[read], firsts) if len(numbers) else numbers
@@ -213,7 +213,7 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
     stored = _documents_of(dataset, documents)
     starts = _read_tokens(dataset, [(each, 0, STARTING_TOKENS) for each in stored])
     origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
-    name, is_run = explored.sources[source].name, isinstance(explored.order, RunOrder)
+    name, is_run = explored.sources[source].name, isinstance(explored.history, RunHistory)
     counted: list[Values] = [row for row in (explored.accounts() if is_run else ()) if row["source"] == name]
     rows = [
         {
@@ -297,9 +297,11 @@ def show_reads(explored: Explored, query: Query, source: int, document: int) -> 
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
     name, rows = explored.sources[_known(explored, source)].name, []
     for order, reads, contents in explored.reads_of(name, [document], explored.steps.stop):
-        for row in build_rows(order, reads, contents=contents, lineage=False):
+        inputs = np.bincount(contents.owner, contents.inputs * (contents.document == document), len(reads.step))
+        built = build_rows(order, reads, contents=contents, lineage=False)
+        for row, read in zip(built, inputs.tolist(), strict=True):
             parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
-            rows.append({**row, "parts": parts, "read": sum(doc["len"] for doc in parts)})
+            rows.append({**row, "parts": parts, "read": read})
     first = parse_number(query, "from", 0)
     return {
         "number": source,
@@ -318,17 +320,23 @@ def show_search(explored: Explored, query: Query) -> Values:
     if not text.strip():
         raise NotFoundError("text: found nothing, needs a text to search")
     sources = _chosen(explored, query)
-    prefixes = [explored.prefix(source) for source in sources]
-    table, history, order = find_token_table(prefixes, explored.tokenizer), explored.history, explored.order
-    result, hits, ranges = search_documents(prefixes, [text], table), list[Any](), dict[str, Any]()
-    numbers = {explored.prefix(source).uri: source for source in reversed(sources)}
-    for prefix, rows in result.hits.items():
-        source, shown = explored.sources[numbers[prefix]], rows[: max(READS_SHOWN - len(hits), 0) if order else 0]
-        matches = locate_matches(as_pair(source.dataset), shown, [text], table)[:, [0, 2, 3]]
-        ranges[source.name] = np.insert(matches, 0, len(hits) + shown[:, 0].searchsorted(matches[:, 0]), axis=1)
-        hits += [(numbers[prefix], *row) for row in rows[:, [0, 2]].tolist()]
+    named = {explored.sources[number].name: explored.sources[number] for number in sources}
+    numbers = {explored.sources[number].name: number for number in reversed(sources)}
+    prefixes = [explored.prefix(number) for number in sources]
+    table, history = find_token_table(prefixes, explored.tokenizer), explored.history
+    result = search_sources(named, [text], table, explored.options)
+    hits = [(numbers[name], *row) for name, rows in result.hits.items() for row in rows[:, [0, 2]].tolist()]
+    ends = np.cumsum([0, *map(len, result.hits.values())]).tolist()
+    shown = {
+        name: rows[: max(READS_SHOWN - end, 0)] for end, (name, rows) in zip(ends, result.hits.items(), strict=False)
+    }
+    ranges = find_ranges(named, replace(result, hits=shown), [text], table) if history else {}
+    groups = {
+        name: np.column_stack([end + shown[name][:, 0].searchsorted(rows[:, 0]), rows[:, [0, 2, 3]]])
+        for end, (name, rows) in zip(ends, ranges.items(), strict=False)
+    }
     stop, typed = explored.steps.stop, ["grep", *(redacted(prefix.uri) for prefix in prefixes)]
-    reads = count_groups(history, ranges, len(hits), stop, order.knows_earlier) if history and order else {}
+    reads = count_groups(history, groups, len(hits), stop, None) if history else {}
     found = {"hits": hits[:READS_SHOWN], "total": len(hits), "reads": reads, "result": result}
     return {"text": text, **found, "command": typed, "target": text}
 
@@ -417,13 +425,13 @@ def parse_range(text: str | None, whole: range) -> range:
 
 def _run_of(explored: Explored) -> RunOrder:
     """Return the order of the run, which is none over packed files."""
-    if not isinstance(explored.order, RunOrder):
+    if explored.order is None or not isinstance(explored.history, RunHistory):
         kind = "a run over packed files, which has no such page" if explored.order else "a dataset, which has no steps"
         raise NotFoundError(f"{explored.name}: found {kind}, needs the file of a run over .bin and .idx")
     return explored.order
 
 
-def _order_at(explored: Explored, step: int) -> Reading:
+def _order_at(explored: Explored, step: int) -> RunOrder:
     """Return the order of a step of the run's history."""
     return explored.order_at(step) if explored.order else _run_of(explored)
 

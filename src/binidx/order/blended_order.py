@@ -33,6 +33,9 @@ class MembersOrder(ABC):
 
     members: Sequence[Order]
 
+    is_blend = False
+    """True if samples are those of a blend, and have a `dataset_id`."""
+
     @property
     @abstractmethod
     def identity(self) -> Any: ...
@@ -88,6 +91,7 @@ class BlendedOrder(MembersOrder):
     """
 
     array_names = ("dataset_index", "dataset_sample_index")
+    is_blend = True
 
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]
@@ -147,6 +151,11 @@ def list_members(order: Order) -> Sequence[Order]:
     if isinstance(order, SourceOrder):  # a blend has thousands, and `isinstance` with a Protocol takes 20 us
         return [order]
     return order.members if isinstance(order, ComposedOrder) else [order]
+
+
+def list_sources(order: Order) -> NDArray[np.int16]:
+    """Return the source of every sample of an order, shape (len,)."""
+    return order.list_sources() if isinstance(order, ComposedOrder) else np.broadcast_to(np.int16(0), len(order))
 
 
 def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:

@@ -71,7 +71,7 @@ class PackedOrder(SourceOrder):
     ) -> None:
         super().__init__(source)
         self.ends_documents = ends_documents
-        self.parameters = parameters
+        self.parameters, self.sequence_length = parameters, parameters.sequence_length
         self.set_arrays(arrays)
 
     @cached_property

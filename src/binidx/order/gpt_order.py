@@ -76,6 +76,11 @@ class GPTParameters:
             "drop_last_partial_sequence": self.drop_last_partial,
         }
 
+    @property
+    def full_length(self) -> int | None:
+        """`sequence_length` if all samples are full; None if the last one may have fewer tokens."""
+        return self.sequence_length if self.drop_last_partial else None
+
     def plan(self, tokens_per_epoch: int) -> EpochPlan:
         """Return the plan of the fewest epochs that hold the samples; raise IndexBuildError if none do."""
         return plan_epochs(
@@ -126,6 +131,7 @@ class GPTOrder(SourceOrder):
         super().__init__(source)
         self.parameters, self.given_plan = parameters, plan
         self._arrays: Mapping[str, Any] = arrays or {}
+        self.sequence_length, self.full_length = parameters.sequence_length, parameters.full_length
 
     def set_arrays(self, arrays: Mapping[str, Any]) -> None:
         vars(self).pop("index", None)
@@ -137,9 +143,17 @@ class GPTOrder(SourceOrder):
             self._arrays = {**build_small_index(self.parameters, self.source, self.plan), **self._arrays}
         return self._arrays[name]
 
-    document_index, sample_index, shuffle_index = (
-        property(lambda order, name=name: order._array(name)) for name in ARRAYS
-    )
+    @property
+    def document_index(self) -> Any:
+        return self._array("document_index")
+
+    @property
+    def sample_index(self) -> Any:
+        return self._array("sample_index")
+
+    @property
+    def shuffle_index(self) -> Any:
+        return self._array("shuffle_index")
 
     @cached_property
     def index(self) -> SpanIndex:

@@ -80,15 +80,19 @@ class LazyOrder:
     Args:
         name: prefix, as the user wrote it.
         prefix: prefix of the data, as it is opened.
+        parameters: options of the order.
         open_order: opens the order at the first use; it is pickled, the opened order is not.
     """
 
-    def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
-        self.name, self.prefix, self.open_order = name, prefix, open_order
+    def __init__(
+        self, name: str, prefix: str, parameters: GPTParameters, open_order: Callable[[], SourceOrder]
+    ) -> None:
+        self.name, self.prefix, self.parameters, self.open_order = name, prefix, parameters, open_order
+        self.sequence_length, self.full_length = parameters.sequence_length, parameters.full_length
         self._opening = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazyOrder, (self.name, self.prefix, self.open_order)
+        return LazyOrder, (self.name, self.prefix, self.parameters, self.open_order)
 
     def __repr__(self) -> str:
         return f"LazyOrder({self.name})"

@@ -206,7 +206,7 @@ class SourceRequest(Request):
         if self.bookends is None or self.rule is None:
             raise ConfigError(f"order: found {self.kind}, which opens its order by itself; build the dataset")
         if opener.access == "ranges" and isinstance(self.rule, GPTRule) and self.documents is None:
-            return LazyOrder(self.name, self.prefix, partial(self._open_ranges, opener))
+            return LazyOrder(self.name, self.prefix, self.parameters, partial(self._open_ranges, opener))
         return self._open_whole(opener)
 
     def _open_whole(self, opener: Opener) -> SourceOrder:

@@ -55,6 +55,12 @@ class SourceOrder(ABC):
     ends_documents = False
     """True if the last token of each piece has no label: the next piece is of another document."""
 
+    sequence_length: int | None = None
+    """S, number of input tokens of a full sample; None if samples have no fixed length: all tokens are inputs."""
+
+    full_length: int | None = None
+    """`sequence_length` if all samples are full, so that their inputs are known without their spans; else None."""
+
     def __init__(self, source: Source) -> None:
         self.source = source
 
@@ -107,6 +113,15 @@ class SourceOrder(ABC):
         spans, bounds = self.index.spans(samples)
         return with_source(0, spans), bounds
 
+    def place_spans(self, samples: Numbers, spans: Spans, bounds: Bounds) -> Numbers:
+        """Return the position of the first token of each span in its sample: spans follow each other by default.
+
+        Args:
+            samples: shape (B,).
+            spans, bounds: those of the samples.
+        """
+        return place_spans(spans, bounds)
+
     def find(self, source: int, sequences: Numbers) -> Numbers:
         samples = self.candidates(sequences)
         found, marks = [np.empty(0, np.int64)], membership(sequences)
@@ -126,6 +141,13 @@ def with_source(source: int, spans: Numbers) -> Spans:
     rows = np.empty((len(spans), 4), np.int64)
     rows[:, 0], rows[:, 1:] = source, spans
     return rows
+
+
+def place_spans(spans: Spans, bounds: Bounds) -> Numbers:
+    """Return the position of the first token of each span in its sample, if spans follow each other."""
+    before = np.concatenate([[0], np.cumsum(spans[:, 3])])
+    positions: Numbers = before[:-1] - np.repeat(before[bounds[:-1]], np.diff(bounds))
+    return positions
 
 
 def join_ranges(starts: Numbers, stops: Numbers) -> Numbers:

@@ -58,7 +58,7 @@ class ViewOrder(MembersOrder):
 
     def __init__(self, inner: Order, kept: Numbers, fields: Mapping[str, Any]) -> None:
         self.inner, self.kept, self.fields = inner, kept, fields
-        self.members = list_members(inner)
+        self.members, self.is_blend = list_members(inner), isinstance(inner, BlendedOrder)
 
     @property
     def identity(self) -> Any:
@@ -281,17 +281,32 @@ def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[ND
     Returns:
         The samples, and the number of those behind the last read that the order lacks.
     """
-    sources = dict[tuple[str, int], int]()
+    known: KnownSources = {}
+    read, (last, _, stop) = np.concatenate([key_samples(known, *each) for each in reads]), reads[-1]
+    served = key_samples(known, order, 0, len(order))
+    return np.isin(served, read), int(np.isin(key_samples(known, last, stop, len(last)), served, invert=True).sum())
 
-    def locate(other: Order, start: int, stop: int) -> Numbers:
-        names = [json.dumps(member.identity, sort_keys=True, default=str) for member in list_members(other)]
-        keys = [(name, names[:number].count(name)) for number, name in enumerate(names)]  # one may stand there twice
-        source, number = other.locate(np.arange(start, stop))
-        return np.array([sources.setdefault(key, len(sources)) << SOURCE_BITS for key in keys])[source] + number
 
-    read, (last, _, stop) = np.concatenate([locate(*each) for each in reads]), reads[-1]
-    served = locate(order, 0, len(order))
-    return np.isin(served, read), int(np.isin(locate(last, stop, len(last)), served, invert=True).sum())
+KnownSources = dict[tuple[str, int], int]
+"""Name and identity of the order of a source, and the number of equal ones before it in its blend -> its number."""
+
+
+def key_samples(
+    known: KnownSources, order: Order, start: int, stop: int, names: Sequence[str] | None = None
+) -> Numbers:
+    """Return a number for each of some samples, by which the same samples of several orders are equal.
+
+    Args:
+        known: sources of all these orders, to which those of this one are added.
+        order: one of the orders.
+        start, stop: bounds of the samples.
+        names: name of each source, which tells sources of equal identities apart; None: their places do.
+    """
+    orders = [json.dumps(member.identity, sort_keys=True, default=str) for member in list_members(order)]
+    orders = [f"{name} {own}" for name, own in zip(names, orders, strict=True)] if names else orders
+    keys = [(own, orders[:number].count(own)) for number, own in enumerate(orders)]  # one may stand there twice
+    source, number = order.locate(np.arange(start, stop))
+    return np.array([known.setdefault(key, len(known)) << SOURCE_BITS for key in keys])[source] + number
 
 
 def describe_place(order: Order, was_read: NDArray[np.bool_], step_samples: int) -> str:

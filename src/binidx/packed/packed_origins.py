@@ -1,4 +1,4 @@
-"""Documents in packed files: which are in a block, and which blocks have a document.
+"""Documents in packed files: an order of the blocks of files that `binidx pack` made of a dataset.
 
     packed/train.packed.json    beside the files of `binidx pack`: {"dataset": "s3://corpus/en", ...}
     stream      d0 d0 d0 / d1 d1 / d2 d2 d2 d2 /      the dataset's documents, each with a separator if one was added
@@ -9,26 +9,26 @@ The lengths of documents are those of the dataset's `.idx`, which must be there;
 
 from __future__ import annotations
 
-import bisect
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.format.idx import SequenceIndex
+from binidx.errors import ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import index_of
 from binidx.json_models import JsonFile, Positive
+from binidx.order.order_protocols import Bounds, Numbers, Spans
+from binidx.order.source_order import SourceOrder, StoredSource, join_ranges, sorted_unique
 from binidx.packed.packed_files import PackedFiles
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 from binidx.storage.writing.publish import create_object
 
-Rows = NDArray[np.int64]
 FILE_NAME = re.compile(r"(.*)_(\d{10})\.bin")
 SUFFIX = ".packed.json"
 TAGS = {"binidx": "packed", "version": 1}
@@ -57,113 +57,118 @@ class PackedOrigin:
 ORIGIN_FILE = JsonFile(PackedOrigin, TAGS)
 
 
-def stream_end(index: SequenceIndex, document: int, separators: bool) -> int:
-    """Return the number of tokens of the stream up to the end of a document, its separator included."""
-    return index.tokens_before(int(index.document_indices[document + 1])) + separators * (document + 1)
+class BlockOrder(SourceOrder):
+    """Blocks of packed files of one dataset, file after file; numbers behind the last block are those of later passes.
+
+    Args:
+        source: the dataset.
+        origin: how its files were made.
+        numbers: number of each file in its name, shape (n,).
+        block_size, num_blocks: number of tokens of a block, and of blocks in each file.
+    """
+
+    def __init__(
+        self, source: StoredSource, origin: PackedOrigin, numbers: Numbers, block_size: int, num_blocks: int
+    ) -> None:
+        super().__init__(source)
+        self.origin, self.numbers, self.block_size, self.num_blocks = origin, numbers, block_size, num_blocks
+        self.sequence_length = block_size - 1
+
+    @property
+    def identity(self) -> Any:
+        fields = {"class": "BlockOrder", **asdict(self.origin), "files": self.numbers.tolist()}
+        return {**fields, "block_size": self.block_size, "data": self.source.dataset.identity}
+
+    def __len__(self) -> int:
+        return len(self.numbers) * self.num_blocks
+
+    def starts(self, samples: Numbers) -> Numbers:
+        """Return the position in the stream of the first token of each block."""
+        file, block = np.divmod(samples % len(self), self.num_blocks)
+        starts: Numbers = self.numbers[file] * self.origin.chunk_size + block * self.block_size
+        return starts
+
+    def sequence_starts(self, sequences: Numbers) -> Numbers:
+        """Return the position in the stream of the first token of each sequence, behind the separators before it."""
+        index = index_of(self.source.dataset)
+        starts: Numbers = index.sequence_pointers[sequences].astype(np.int64) // index.dtype_size
+        if self.origin.add_separator:
+            starts += index.document_indices.searchsorted(sequences, side="right") - 1
+        return starts
+
+    def find_sequences(self, positions: Numbers) -> Numbers:
+        """Return the number of sequences that begin before each position of the stream, by bisection."""
+        low, high = np.zeros_like(positions), np.full_like(positions, len(self.source.dataset.sequence_lengths))
+        while len(active := np.flatnonzero(low < high)):
+            middle = (low[active] + high[active]) // 2
+            is_before = self.sequence_starts(middle) < positions[active]
+            low[active] = np.where(is_before, middle + 1, low[active])
+            high[active] = np.where(is_before, high[active], middle)
+        return low
+
+    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+        starts, lengths = self.starts(samples), self.source.dataset.sequence_lengths
+        first, stop = (self.find_sequences(starts + ahead) for ahead in (1, self.block_size))
+        first = np.maximum(first - 1, 0)
+        owner, sequence = np.repeat(np.arange(len(samples)), stop - first), join_ranges(first, stop)
+        begins, start = self.sequence_starts(sequence), starts[owner]
+        skipped = np.maximum(start - begins, 0)
+        count = np.minimum(lengths[sequence], start + self.block_size - begins) - skipped
+        rows = np.stack([0 * sequence, sequence, skipped, count], axis=1)[count > 0]
+        return rows, np.searchsorted(owner[count > 0], np.arange(len(samples) + 1))
+
+    def place_spans(self, samples: Numbers, spans: Spans, bounds: Bounds) -> Numbers:
+        return self.sequence_starts(spans[:, 1]) + spans[:, 2] - np.repeat(self.starts(samples), np.diff(bounds))
+
+    def candidates(self, sequences: Numbers) -> Numbers:
+        begin, size = self.sequence_starts(sequences), self.origin.chunk_size
+        end = begin + self.source.dataset.sequence_lengths[sequences]
+        first, stop = begin // size, -(-end // size)
+        number, row = join_ranges(first, stop), np.repeat(np.arange(len(begin)), stop - first)
+        by_number = np.argsort(self.numbers, kind="stable")
+        place = by_number[np.minimum(np.searchsorted(self.numbers, number, sorter=by_number), len(by_number) - 1)]
+        is_here = self.numbers[place] == number
+        place, number, row = place[is_here], number[is_here], row[is_here]
+        low = np.minimum(np.maximum(begin[row] - number * size, 0) // self.block_size, self.num_blocks)
+        high = np.clip(-(-(end[row] - number * size) // self.block_size), low, self.num_blocks)
+        return sorted_unique(join_ranges(place * self.num_blocks + low, place * self.num_blocks + high))
 
 
 @dataclass(frozen=True)
-class PackedDocuments:
-    """Documents of the blocks of one set of packed files.
+class FileGroup:
+    """Files of one set whose names begin with the same text, and the order of their blocks.
 
-    Args:
-        files: the set.
-
-    Raises:
-        ConfigError: at the first question about a file without an origin.
+    Attributes:
+        files: numbers of the files in the set, ascending, shape (n,).
+        order: the order; None: their documents are not known.
+        problem: message about that.
     """
 
-    files: PackedFiles
-    _datasets: dict[str, tuple[PackedOrigin, IndexedDataset] | None] = field(
-        default_factory=dict, init=False, compare=False
-    )
+    files: NDArray[np.int64]
+    order: BlockOrder | None
+    problem: str = ""
 
-    @cached_property
-    def numbers(self) -> Mapping[str, Mapping[int, int]]:
-        """First part of the files' names -> number in the name -> number of the file in the set."""
-        numbers: dict[str, dict[int, int]] = {}
-        for file, uri in enumerate(self.files.uris):
-            name, number = self._name(uri)
-            numbers.setdefault(name, {})[number] = file
-        return numbers
 
-    @staticmethod
-    def _name(uri: str) -> tuple[str, int]:
-        if (found := FILE_NAME.fullmatch(uri)) is None:
-            raise ConfigError(f"{uri}: is not named as binidx pack names files, so its documents are not known")
-        return found[1], int(found[2])
+def group_files(files: PackedFiles) -> list[FileGroup]:
+    """Return the groups of files of a set; reads an origin and opens a dataset for each."""
+    numbers: dict[str, dict[int, int]] = {}
+    for file, uri in enumerate(files.uris):
+        named = FILE_NAME.fullmatch(uri)
+        name, number = (named[1], int(named[2])) if named else (uri, -1)
+        numbers.setdefault(name, {})[file] = number
+    return [_open_group(files, name, own) for name, own in numbers.items()]
 
-    def origin(self, name: str) -> tuple[PackedOrigin, IndexedDataset]:
-        """Return the origin of the files whose names begin so, and its dataset."""
-        if (found := self._find_origin(name)) is None:
-            raise ConfigError(f"{name}{SUFFIX}: not found, so the documents of its files are not known")
-        return found
 
-    def _find_origin(self, name: str) -> tuple[PackedOrigin, IndexedDataset] | None:
-        if name not in self._datasets:
-            options = self.files.storage_options
-            try:
-                origin = ORIGIN_FILE.decode(read_document(ORIGIN_FILE, Location(f"{name}{SUFFIX}", options)), name)
-                self._datasets[name] = origin, IndexedDataset(origin.dataset, storage_options=options)
-            except ObjectNotFoundError:
-                self._datasets[name] = None
-        return self._datasets[name]
-
-    def check_known(self) -> None:
-        """Raise ConfigError unless the origins of all files are known."""
-        for name in self.numbers:
-            self.origin(name)
-
-    @property
-    def datasets(self) -> dict[str, IndexedDataset]:
-        """The datasets of which files were made by their prefix, as far as they are known."""
-        names = dict.fromkeys(found[1] for uri in self.files.uris if (found := FILE_NAME.fullmatch(uri)))
-        return {
-            origin.dataset: dataset for name in names for origin, dataset in filter(None, [self._find_origin(name)])
-        }
-
-    def documents(self, file: int, block: int) -> tuple[str | None, list[tuple[int, int, int, int]]]:
-        """Return the dataset of a block, and its pieces of documents as `DocumentSpans` has them; None if unknown."""
-        named = FILE_NAME.fullmatch(self.files.uris[file])
-        if named is None or (found := self._find_origin(named[1])) is None:
-            return None, []
-        origin, dataset = found
-        start = int(named[2]) * origin.chunk_size + block * self.files.block_size
-        stop, index, separators = start + self.files.block_size, dataset.index, origin.add_separator
-        count, pieces = len(index.document_indices) - 1, []
-        document = bisect.bisect_right(range(count), start, key=lambda each: stream_end(index, each, separators))
-        while document < count:
-            begin = stream_end(index, document - 1, separators) if document else 0
-            if begin >= stop:
-                break
-            end = stream_end(index, document, separators) - separators
-            first, last = max(begin, start), min(end, stop)
-            if first < last:
-                pieces.append((document, first - begin, last - first, first - start))
-            document += 1
-        return origin.dataset, pieces
-
-    def blocks_of(self, documents: Sequence[int], prefix: str | None = None) -> Rows:
-        """Return the blocks with a token of one of these documents of a dataset: file, block; shape (n, 2).
-
-        Args:
-            documents: numbers of documents.
-            prefix: the dataset; None if the set is made of one.
-        """
-        rows, size = [], self.files.block_size
-        for name, numbers in self.numbers.items():
-            origin, dataset = self.origin(name)
-            if prefix not in (None, origin.dataset):
-                continue
-            index, chunk = dataset.index, origin.chunk_size
-            for document in documents:
-                if not 0 <= document < (count := len(index.document_indices) - 1):
-                    raise ConfigError(f"{origin.dataset}: document {document}, it has {count:,}, counted from 0")
-                begin = stream_end(index, document - 1, origin.add_separator) if document else 0
-                end = stream_end(index, document, origin.add_separator) - origin.add_separator
-                for number in range(begin // chunk, -(-end // chunk)):
-                    first = max(begin - number * chunk, 0)
-                    last = min(end - number * chunk, self.files.num_blocks * size)
-                    blocks = range(first // size, -(-last // size)) if first < last else range(0)
-                    rows += [(numbers[number], block) for block in blocks if number in numbers]
-        return np.array(rows, np.int64).reshape(-1, 2)
+def _open_group(files: PackedFiles, name: str, numbers: Mapping[int, int]) -> FileGroup:
+    """Return the files whose names begin with a text: number in the set -> number in the name; -1: it has none."""
+    own, options = np.array([*numbers]), files.storage_options
+    if -1 in numbers.values():
+        return FileGroup(own, None, f"{name}: is not named as binidx pack names files, so its documents are not known")
+    try:
+        origin = ORIGIN_FILE.decode(read_document(ORIGIN_FILE, Location(f"{name}{SUFFIX}", options)), name)
+        dataset = IndexedDataset(origin.dataset, storage_options=options)
+    except ObjectNotFoundError:
+        return FileGroup(own, None, f"{name}{SUFFIX}: not found, so the documents of its files are not known")
+    source = StoredSource(origin.dataset, dataset, range(len(dataset)))
+    order = BlockOrder(source, origin, np.array([*numbers.values()]), files.block_size, files.num_blocks)
+    return FileGroup(own, order)

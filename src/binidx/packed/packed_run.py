@@ -1,4 +1,4 @@
-"""A run over packed files: its order over all ranks.
+"""A run over packed files: which rank reads which block at which step, and its description in a file.
 
 Tables of its order have blocks instead of documents:
 
@@ -12,52 +12,158 @@ Tables of its order have blocks instead of documents:
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
-from binidx.jobs.parts import PerProcess
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.source_order import StoredSource
+from binidx.order.order_protocols import Numbers
+from binidx.packed.packed_blocks import BlockNumbers, PackedBlocks
 from binidx.packed.packed_description import FORKS, PACKED_FILE, PackedDescription
-from binidx.packed.packed_files import PackedFiles, read_blocks
+from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet, WeightSchedule, order_files
-from binidx.packed.packed_origins import PackedDocuments
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import DocumentSpans, SampleContents, SampleOrigins
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
-
-if TYPE_CHECKING:
-    from binidx.run.provenance.export import pa
 
 STRETCH = 1 << 20
 """Number of blocks of a rank that are looked at together: 100 MB."""
 
 
 @dataclass(frozen=True)
-class BlockContents(SampleContents):
-    """Contents of samples that are blocks of packed files.
+class PackedReading:
+    """The blocks that the ranks of a run over packed files read, in order; implements `Reading`.
 
-    Attributes:
-        blocks: (set, file, block, pass) of each, shape (n, 4).
+    Args:
+        sets: the sets, with the run's own seed; each rank adds its number to it, as in all forks.
+        names: names of the sets.
+        weights: weights of the sets; None for equal ones.
+        seed: seed of the draws that mix the sets.
+        num_ranks, num_workers, micro_batch_size, accumulation, mixed_by_rank, schedules, max_epochs: as for
+            `PackedRunOrder`.
     """
 
-    blocks: Numbers
+    sets: Sequence[PackedSet]
+    names: Sequence[str]
+    weights: Sequence[float] | None = None
+    seed: int = 0
+    num_ranks: int = 1
+    num_workers: int = 0
+    micro_batch_size: int = 1
+    accumulation: int = 1
+    mixed_by_rank: bool = False
+    schedules: Sequence[WeightSchedule] | None = None
+    max_epochs: Sequence[int | None] | None = None
+    _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
+    dataloader_type: ClassVar[str] = "packed"
+    knows_earlier: ClassVar[bool] = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedReading, tuple(getattr(self, option.name) for option in fields(self) if option.init)
+
+    @cached_property
+    def schedule(self) -> BatchSchedule:
+        """Sizes of the steps, all equal."""
+        return BatchSchedule(self.blocks_per_step * self.num_ranks, self.micro_batch_size, self.num_ranks)
+
+    @cached_property
+    def numbers(self) -> BlockNumbers:
+        """Numbers of the samples."""
+        return BlockNumbers(self.sets)
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Number of blocks of one rank in a step."""
+        return self.micro_batch_size * self.accumulation
+
+    def run_of(self, rank: int) -> PackedRun:
+        """Return the blocks of one rank by position: the same object at every call, as it caches generators."""
+        if rank not in self._runs:
+            sets = [replace(packed_set, seed=packed_set.seed + rank) for packed_set in self.sets]
+            seed = self.seed + rank if self.mixed_by_rank else self.seed
+            topology = rank, self.num_ranks, self.num_workers
+            mixing = self.micro_batch_size, self.schedules, self.max_epochs
+            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, *mixing)
+        return self._runs[rank]
+
+    def num_steps(self) -> int | None:
+        """Return the number of whole steps until the first rank ends; None if no rank ends."""
+        lengths = [self.run_of(rank).length for rank in range(self.num_ranks if self.mixed_by_rank else 1)]
+        ends = [length for length in lengths if length is not None]
+        return min(ends) // self.blocks_per_step if ends else None
+
+    @property
+    def end(self) -> int | None:
+        """The position at which the run ends; None if it does not."""
+        steps = self.num_steps()
+        return None if steps is None else self.schedule.samples_before(steps)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything the order depends on."""
+        depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}
+        depends |= {name: getattr(self, name) for name in ("micro_batch_size", "accumulation", "mixed_by_rank")}
+        if self.schedules or self.max_epochs:
+            depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
+        depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
+        return depends
+
+    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
+        """Return that the samples of each step are trained."""
+        return np.ones(len(steps), np.bool_)
+
+    def count_passes(self, num_epochs: int, stop_step: int) -> int:
+        """Return the largest number of passes over the files of a set that have begun before a step."""
+        read = stop_step * self.blocks_per_step
+        return max(read // order.pass_blocks for order in self.run_of(0).orders[0]) + 1
+
+    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
+        """Return the reads of some steps; raise IndexError for a step after the end."""
+        ranks = range(self.num_ranks) if rank is None else [rank]
+        size = self.blocks_per_step
+        of_ranks = [self.run_of(number).blocks(steps.start * size, steps.stop * size) for number in ranks]
+        blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
+        grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
+        step, rank_of, slot = (grid.reshape(-1) for grid in grids)
+        position = (step * self.num_ranks + rank_of) * size + slot
+        return SampleReads(step, rank_of, slot, position, self.numbers.samples(blocks))
+
+    def samples_at(self, position: Numbers) -> Numbers:
+        """Return the block at each position; those of all steps from the first to the last position are drawn."""
+        first, last = (self.schedule.step_of(int(end)) for end in (position.min(initial=0), position.max(initial=0)))
+        return self.readings(range(first, last + 1)).sample[position - self.schedule.samples_before(first)]
+
+    def served_at(self, samples: Numbers, stop: int) -> SampleReads:
+        """Return all reads of some blocks of the first pass, in any pass, at positions before `stop`.
+
+        The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
+        """
+        workers, stop_step = max(1, self.num_workers), self.schedule.step_of(stop)
+        parts, size = [self.readings(range(0))], max(1, STRETCH // self.blocks_per_step)
+        for rank in np.unique(self.numbers.blocks(samples)[:, 1] % (self.num_ranks * workers) // workers).tolist():
+            for first in range(0, stop_step, size):
+                reads = self.readings(range(first, min(first + size, stop_step)), rank)
+                parts.append(reads.at(np.isin(reads.sample % self.numbers.bounds[-1], samples)))
+        reads = SampleReads.joined(parts)
+        return reads.at(np.argsort(reads.position, kind="stable"))
+
+    def count_blocks(self, stop_step: int) -> Numbers:
+        """Return how many blocks of each set all ranks read in the steps before a step, shape (number of sets,)."""
+        num_blocks = stop_step * self.blocks_per_step
+        if not self.mixed_by_rank or len(self.sets) == 1:
+            return self.run_of(0).count_sets(num_blocks) * self.num_ranks
+        counts = [self.run_of(rank).count_sets(num_blocks) for rank in range(self.num_ranks)]
+        return sum(counts, np.zeros(len(self.sets), np.int64))
 
 
-@dataclass(frozen=True)
-class PackedRunOrder:
+class PackedRunOrder(RunOrder):
     """The order of a run over packed files, over all ranks.
 
     Args:
@@ -83,291 +189,51 @@ class PackedRunOrder:
     Source: lit-gpt, TinyLlama, and the UMD fork of the Gemstones.
     """
 
-    sets: Sequence[PackedSet]
-    names: Sequence[str]
-    weights: Sequence[float] | None = None
-    seed: int = 0
-    num_ranks: int = 1
-    num_workers: int = 0
-    micro_batch_size: int = 1
-    accumulation: int = 1
-    mixed_by_rank: bool = False
-    files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
-    schedules: Sequence[WeightSchedule] | None = None
-    max_epochs: Sequence[int | None] | None = None
-    _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
-    first_step: ClassVar[int] = 0
-    consumed_samples: ClassVar[int] = 0
-    knows_earlier: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
-            raise ConfigError(f"packed run: {len(self.sets)} sets, {len(self.names)} names; needs one each, and files")
-        self.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedRunOrder, tuple(getattr(self, option.name) for option in fields(self) if option.init)
-
-    def per_process(self) -> PerProcess[PackedRunOrder]:
-        """Return the order for the parts of a job; other processes unpickle it, without any request."""
-        return PerProcess(self)
+    def __init__(
+        self,
+        sets: Sequence[PackedSet],
+        names: Sequence[str],
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        num_ranks: int = 1,
+        num_workers: int = 0,
+        micro_batch_size: int = 1,
+        accumulation: int = 1,
+        mixed_by_rank: bool = False,
+        files: Sequence[PackedFiles] | None = None,
+        schedules: Sequence[WeightSchedule] | None = None,
+        max_epochs: Sequence[int | None] | None = None,
+    ) -> None:
+        if len(names) != len(sets) or (files is not None and len(files) != len(sets)):
+            raise ConfigError(f"packed run: {len(sets)} sets, {len(names)} names; needs one each, and files")
+        topology = num_ranks, num_workers, micro_batch_size, accumulation, mixed_by_rank
+        reading = PackedReading(sets, names, weights, seed, *topology, schedules, max_epochs)
+        reading.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
+        super().__init__(PackedBlocks(sets, names, files), reading, None, "")
 
     @property
-    def blocks_per_step(self) -> int:
-        """Number of blocks of one rank in a step."""
-        return self.micro_batch_size * self.accumulation
+    def packed(self) -> PackedReading:
+        """The reading, with the parameters of the run."""
+        return cast(PackedReading, self.reading)
+
+    @property
+    def files(self) -> Sequence[PackedFiles] | None:
+        """Packed files of each set."""
+        return cast(PackedBlocks, self.order).files
 
     def run_of(self, rank: int) -> PackedRun:
-        """Return the blocks of one rank.
+        """Return the blocks of one rank, by position.
 
         Args:
             rank: 0 to `num_ranks` - 1.
-
-        Returns:
-            The blocks of this rank by position: the same object at every call, as it caches states of its generators.
         """
-        if rank not in self._runs:
-            sets = [replace(packed_set, seed=packed_set.seed + rank) for packed_set in self.sets]
-            seed = self.seed + rank if self.mixed_by_rank else self.seed
-            topology = rank, self.num_ranks, self.num_workers
-            mixing = self.micro_batch_size, self.schedules, self.max_epochs
-            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, *mixing)
-        return self._runs[rank]
+        return self.packed.run_of(rank)
 
-    def num_steps(self) -> int | None:
-        """Return the number of whole steps of the run.
-
-        Returns:
-            Number of steps until the first rank ends; None if no rank ends.
-        """
-        lengths = [self.run_of(rank).length for rank in range(self.num_ranks if self.mixed_by_rank else 1)]
-        ends = [length for length in lengths if length is not None]
-        return min(ends) // self.blocks_per_step if ends else None
-
-    @property
-    def pass_steps(self) -> int:
-        """Number of steps in which all ranks read as many blocks as there are, at least 1."""
-        return max(int(self._bounds[-1]) // self.num_rows(range(1)), 1)
-
-    def num_rows(self, steps: range) -> int:
-        """Return the number of blocks of some steps, over all ranks.
-
-        Args:
-            steps: steps, counted from 0.
-
-        Returns:
-            Number of blocks, which are the rows of `table`.
-        """
-        return len(steps) * self.blocks_per_step * self.num_ranks
-
-    def largest(self, steps: range) -> Mapping[str, int]:
-        """Return bounds of the ranks, slots and epochs of some steps.
-
-        Args:
-            steps: the steps.
-
-        Returns:
-            Column -> a number that none of its values exceeds.
-        """
-        epochs = max(steps.stop * self.blocks_per_step // order.pass_blocks for order in self.run_of(0).orders[0])
-        return {"rank": self.num_ranks - 1, "slot": self.blocks_per_step - 1, "epoch": epochs}
-
-    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
-        """Return the reads of some steps, sorted by step, rank and slot.
-
-        Args:
-            steps: steps, counted from 0.
-            rank: this rank alone; None for all.
-
-        Returns:
-            Step, rank, slot, position and sample of each read; `blocks` has the block of a sample.
-
-        Raises:
-            IndexError: a step after the end.
-        """
-        ranks = range(self.num_ranks) if rank is None else [rank]
-        size = self.blocks_per_step
-        of_ranks = [self.run_of(number).blocks(steps.start * size, steps.stop * size) for number in ranks]
-        blocks = np.stack([rows.reshape(len(steps), size, 4) for rows in of_ranks], axis=1).reshape(-1, 4)
-        grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
-        step, rank_of, slot = (grid.reshape(-1) for grid in grids)
-        position = (step * self.num_ranks + rank_of) * size + slot
-        return SampleReads(step, rank_of, slot, position, self._samples_of(blocks))
-
-    @cached_property
-    def _bounds(self) -> Numbers:
-        """Number of blocks of the sets before each set, and of all."""
-        return np.cumsum([0, *(packed_set.num_files * packed_set.num_blocks for packed_set in self.sets)])
-
-    @cached_property
-    def _num_blocks(self) -> Numbers:
-        return np.array([packed_set.num_blocks for packed_set in self.sets])
-
-    def _samples_of(self, blocks: Numbers) -> Numbers:
-        number, file, block, passes = blocks.T
-        samples: Numbers = passes * self._bounds[-1] + self._bounds[number] + file * self._num_blocks[number] + block
-        return samples
-
-    def blocks(self, samples: Numbers) -> Numbers:
-        """Return (set, file, block, pass) of samples, which number all blocks of pass after pass; shape (n, 4)."""
-        passes, place = np.divmod(samples, self._bounds[-1])
-        number = self._bounds.searchsorted(place, side="right") - 1
-        file, block = np.divmod(place - self._bounds[number], self._num_blocks[number])
-        return np.stack([number, file, block, passes], axis=1)
-
-    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
-        """Return that the samples of each step are trained."""
-        return np.ones(len(steps), np.bool_)
-
-    def table(
-        self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False, trained: Any = False
-    ) -> pa.Table:
-        """Return the rows of some steps as an Arrow table; the columns are described at the top of this module.
-
-        Args:
-            steps: steps, counted from 0.
-            rank: this rank alone; None for all.
-            docs: include the columns file and block.
-            tokens: include `input_ids`, which are read from the files.
-            trained: ignored: all blocks are trained.
-
-        Returns:
-            One row for each block, sorted by step, rank and slot.
-        """
-        from binidx.run.provenance.export import to_table
-
-        reads = self.readings(steps, rank)
-        number, file, block, epoch = self.blocks(reads.sample).T
-        own, stored = file * self._num_blocks[number] + block, {"file": file, "block": block}
-        origins, texts = SampleOrigins(number, own, epoch), list(self.read(reads.sample)) if tokens else None
-        return to_table(reads._replace(sample=own), origins, self.names, texts, blocks=stored if docs else None)
-
-    def orders(self, steps: range) -> Iterator[tuple[PackedRunOrder, range]]:
-        """Yield this order and these steps, as a `RunHistory` does for each of its runs."""
-        yield self, steps
-
-    @cached_property
-    def documents(self) -> list[PackedDocuments]:
-        """Documents of the files of each set."""
-        return [PackedDocuments(files) for files in self.files or ()]
-
-    @cached_property
-    def _origins(self) -> dict[tuple[int, str], StoredSource]:
-        """Number of a set, and prefix -> a dataset of which some of its files were made."""
-        return {
-            (number, prefix): StoredSource(prefix, dataset, range(len(dataset)))
-            for number, documents in enumerate(self.documents) for prefix, dataset in documents.datasets.items()
-        }  # fmt: skip
-
-    @property
-    def sources(self) -> Sequence[StoredSource]:
-        """Datasets of which the files of each set were made, as far as they are known."""
-        return [*self._origins.values()]
-
-    @property
-    def joined(self) -> JoinedSources:
-        """The sources by their prefix."""
-        return join_sources([self.sources])
-
-    def select_sources(self, name: str | None = None) -> dict[str, Source]:
-        """Return the datasets by their prefix: that of a prefix, those of a set's name, or all.
-
-        Args:
-            name: prefix, or name of a set.
-
-        Raises:
-            ConfigError: files whose dataset is not known, or another name.
-        """
-        numbers = [number for number, each in enumerate(self.names) if each == name] or range(len(self.names))
-        for number in numbers:
-            self.documents[number].check_known()
-        sources: dict[str, Source] = {
-            prefix: own for (number, prefix), own in self._origins.items() if number in numbers
-        }
-        if name is None or name in self.names:
-            return sources
-        if name not in sources:
-            raise ConfigError(f"--source: found {name}, needs one of {', '.join([*self.names, *sources])}")
-        return {name: sources[name]}
-
-    def samples_named(self, name: str) -> Numbers:
-        """Return the samples of the first pass that are the block FILE:BLOCK; none if `name` is no such name."""
-        (uri, _, block), blocks = name.rpartition(":"), []
-        for number, files in enumerate(self.files or ()):
-            if uri in files.uris and block.isdecimal():
-                if int(block) >= files.num_blocks:
-                    raise ConfigError(f"{uri}: block {block}, it has {files.num_blocks:,}, counted from 0")
-                blocks.append((number, files.uris.index(uri), int(block), 0))
-        return self._samples_of(np.array(blocks, np.int64).reshape(-1, 4))
-
-    def samples_with(self, source: int, documents: Sequence[int] | Numbers) -> Numbers:
-        """Return the samples of the first pass with a token of one of these documents of a source, ascending.
-
-        Args:
-            source: number of the source in `sources`.
-            documents: numbers of documents in that source.
-        """
-        number, prefix = [*self._origins][source]
-        blocks = self.documents[number].blocks_of(np.asarray(documents).tolist(), prefix)
-        return np.unique(self._samples_of(np.insert(np.insert(blocks, 2, 0, axis=1), 0, number, axis=1)))
-
-    def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool = True) -> SampleReads:
-        """Return all reads, in the steps before `stop_step`, of some blocks in any pass.
-
-        The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
-
-        Args:
-            samples: samples of the first pass.
-            stop_step: first step that is not searched.
-            earlier: as in `RunOrder.where`; there is no sample before step 0.
-
-        Returns:
-            The reads in the order of the steps.
-        """
-        shards, workers = self.num_ranks * max(1, self.num_workers), max(1, self.num_workers)
-        parts = [self.readings(range(0))]
-        for rank in np.unique(self.blocks(samples)[:, 1] % shards // workers).tolist():
-            for first in range(0, stop_step, step := max(1, STRETCH // self.blocks_per_step)):
-                reads = self.readings(range(first, min(first + step, stop_step)), rank)
-                parts.append(reads.at(np.isin(reads.sample % self._bounds[-1], samples)))
-        reads = SampleReads.joined(parts)
-        return reads.at(np.argsort(reads.position, kind="stable"))
-
-    def contents(self, samples: Numbers) -> BlockContents:
-        """Return the blocks of samples, and their documents where `binidx pack` wrote their origin."""
-        blocks, numbers = self.blocks(samples), {key: number for number, key in enumerate(self._origins)}
-        documents = functools.cache(lambda number, file, block: self.documents[number].documents(file, block))
-        found = [(number, *documents(number, *block)) for number, *block in blocks[:, :3].tolist()]
-        source = np.array([-1 if prefix is None else numbers[number, prefix] for number, prefix, _ in found], np.int64)
-        bounds = np.cumsum([0, *(len(pieces) for *_, pieces in found)])
-        columns = np.array([piece for *_, pieces in found for piece in pieces], np.int64).reshape(-1, 4).T
-        own = blocks[:, 1] * self._num_blocks[blocks[:, 0]] + blocks[:, 2]
-        return BlockContents(source, own, blocks[:, 3], DocumentSpans(bounds, *columns), blocks)
-
-    def sources_of(self, samples: Numbers) -> Numbers:
-        """Return the source of each sample; -1 if it is not known."""
-        return self.contents(samples).source
-
-    def label(self, contents: BlockContents, place: int) -> dict[str, Any]:
-        """Return the columns of a row that name a block, its set, and its dataset if that is known."""
-        (number, file, block, epoch), source = contents.blocks[place].tolist(), int(contents.source[place])
-        row = {"sample": int(contents.sample[place]), "source": self.names[number], "epoch": epoch}
-        row |= {"file": self.documents[number].files.uris[file], "block": block}
-        return row if source < 0 else row | {"dataset": self.sources[source].name}
-
-    def count_blocks(self, stop_step: int) -> Numbers:
-        """Return how many blocks of each set all ranks read in the steps before `stop_step`.
-
-        Args:
-            stop_step: first step that is not counted.
-
-        Returns:
-            Shape (number of sets,).
-        """
-        if not self.mixed_by_rank or len(self.sets) == 1:
-            return self.run_of(0).count_sets(stop_step * self.blocks_per_step) * self.num_ranks
-        counts = [self.run_of(rank).count_sets(stop_step * self.blocks_per_step) for rank in range(self.num_ranks)]
-        return sum(counts, np.zeros(len(self.sets), np.int64))
+    def replace(self, **changes: Any) -> PackedRunOrder:
+        """Return the order with other parameters of its reading."""
+        reading = replace(self.packed, **changes)
+        named = {option.name: getattr(reading, option.name) for option in fields(reading) if option.init}
+        return PackedRunOrder(**named, files=self.files)
 
     def account(self, stop_step: int) -> list[dict[str, Any]]:
         """Return for each set its size and its use in the steps before `stop_step`, as JSON values.
@@ -375,46 +241,12 @@ class PackedRunOrder:
         Args:
             stop_step: first step that is not counted.
         """
-        rows, counts = list[dict[str, Any]](), self.count_blocks(stop_step).tolist()
-        for name, of, files, read in zip(self.names, self.sets, self.files or (), counts, strict=True):
+        rows, counts, packed = list[dict[str, Any]](), self.packed.count_blocks(stop_step).tolist(), self.packed
+        for name, of, files, read in zip(packed.names, packed.sets, self.files or (), counts, strict=True):
             total = of.num_files * of.num_blocks
             sizes = {"source": name, "files": of.num_files, "blocks": total, "tokens": total * files.block_size}
             rows.append(sizes | {"blocks_read": read, "tokens_read": read * files.block_size, "epochs": read / total})
         return rows
-
-    def read(self, samples: Numbers) -> NDArray[Any]:
-        """Return the tokens of samples, shape (n, block_size), dtype as stored.
-
-        Raises:
-            ConfigError: the run was described without its files.
-        """
-        if self.files is None:
-            raise ConfigError("packed run: has no files to read tokens from; give files")
-        return read_blocks(self.files, self.blocks(samples))
-
-    @property
-    def sequence_length(self) -> int:
-        """Number of input tokens of a block, whose last one is a label alone; 0 without files."""
-        return self.files[0].block_size - 1 if self.files else 0
-
-    def input_length(self, source: int) -> int:
-        """Return `sequence_length`, which all sources have."""
-        return self.sequence_length
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        """Options of the stores of the files and of their datasets."""
-        return self.files[0].storage_options if self.files else None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of everything the order depends on, 32 hex digits."""
-        depends = {name: getattr(self, name) for name in ("names", "weights", "seed", "num_ranks", "num_workers")}
-        depends |= {name: getattr(self, name) for name in ("micro_batch_size", "accumulation", "mixed_by_rank")}
-        if self.schedules or self.max_epochs:
-            depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
-        depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
-        return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
 @trims_traceback

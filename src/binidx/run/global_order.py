@@ -96,6 +96,15 @@ class GlobalOrder:
         return ~np.isin(steps, self.schedule.skipped_steps)
 
     @property
+    def knows_earlier(self) -> bool:
+        """True if samples before `consumed_samples` are known; those of cyclic runs depend on earlier ranks."""
+        return self.dataloader_type == "single"
+
+    def count_passes(self, num_epochs: int, stop_step: int) -> int:
+        """Return `num_epochs`, the passes that the order has."""
+        return num_epochs
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The values on which the order of the reads depends."""
         return {name: getattr(self, name) for name in vars(self)} | {"schedule": self.schedule.identity}

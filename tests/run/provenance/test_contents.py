@@ -7,8 +7,8 @@ import pytest
 from helpers.traceable_runs import random_run
 
 from binidx.errors import ConfigError
+from binidx.order.reads import trace_reads
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.contents import trace_contents
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
@@ -17,8 +17,8 @@ from binidx.run.schedule import BatchSchedule
 def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
     numbers = np.random.default_rng(seed).permutation(len(dataset)).astype(np.int64)
-    contents = trace_contents(dataset.order, numbers)
-    spans = contents.spans
+    contents = trace_reads(dataset.order, numbers)
+    spans = contents
     for place, number in enumerate(numbers.tolist()):
         sample = dataset[number]
         text = np.append(sample["tokens"], sample["labels"][-1])
@@ -40,7 +40,7 @@ def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) 
 @pytest.mark.parametrize("seed", range(10))
 def test_epochs_count_how_often_a_source_was_gone_through(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
-    contents = trace_contents(dataset.order, np.arange(len(dataset)))
+    contents = trace_reads(dataset.order, np.arange(len(dataset)))
     for number, source in enumerate(getattr(dataset, "datasets", [dataset])):
         here = np.flatnonzero(contents.source == number)
         rows = source.shuffle_index[contents.sample[here]].astype(np.int64)

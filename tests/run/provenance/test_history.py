@@ -155,7 +155,7 @@ def check_history(directory: Path, seed: int) -> None:
     found, reads = list[Served](), defaultdict[str, list[Any]](list)
     for order, steps in history.orders(range(history.first_step, stop)):
         readings, contents = order.trace(steps)
-        trained, spans = order.reading.trained(readings.step), contents.spans
+        trained, spans = order.reading.trained(readings.step), contents
         for row, (step, rank, slot, _, sample) in enumerate(
             zip(*(column.tolist() for column in readings), strict=True)
         ):
@@ -206,27 +206,21 @@ def check_exposures(history: RunHistory, needed: list[Served], stop: int, seed: 
     """Compare exposures of all documents before a step with the tokens that were served."""
     before = random.Random(seed).randrange(history.first_step, stop + 1)
     numbers = {name: range(len(source.dataset.document_indices) - 1) for name, source in history.sources.items()}
-    for labels in (False, True):
-        counts, steps = Counter[tuple[str, int, str]](), defaultdict[tuple[str, int], list[int]](list)
-        for each in needed:
-            documents = each.documents if labels else {token // 1000 for token in each.inputs}
-            for document in documents if each.step < before else ():
-                key = each.source, document
-                steps[key].append(each.step)
-                counts[*key, "trained"] += each.trained
-                counts[*key, "times"] += each.inputs.count(document * 1000)
-                counts[*key, "tokens"] += sum(token // 1000 == document for token in each.inputs)
-        found = count_exposures(history, numbers, before, earlier=False, labels=labels)
-        for name, own in found.items():
-            for place, document in enumerate(numbers[name]):
-                key, seen = (name, document), steps[name, document]
-                row = own.samples[place], own.samples_trained[place], own.first_step[place], own.last_step[place]
-                assert row == (len(seen), counts[*key, "trained"], min(seen, default=-1), max(seen, default=-1))
-                if not labels:
-                    assert (own.times_started[place], own.tokens[place]) == (
-                        counts[*key, "times"],
-                        counts[*key, "tokens"],
-                    )
+    counts, steps = Counter[tuple[str, int, str]](), defaultdict[tuple[str, int], list[int]](list)
+    for each in needed:
+        for document in {token // 1000 for token in each.inputs} if each.step < before else ():
+            key = each.source, document
+            steps[key].append(each.step)
+            counts[*key, "trained"] += each.trained
+            counts[*key, "times"] += each.inputs.count(document * 1000)
+            counts[*key, "tokens"] += sum(token // 1000 == document for token in each.inputs)
+    found = count_exposures(history, numbers, before, earlier=False)
+    for name, own in found.items():
+        for place, document in enumerate(numbers[name]):
+            key, seen = (name, document), steps[name, document]
+            row = own.samples[place], own.samples_trained[place], own.first_step[place], own.last_step[place]
+            assert row == (len(seen), counts[*key, "trained"], min(seen, default=-1), max(seen, default=-1))
+            assert (own.times_started[place], own.tokens[place]) == (counts[*key, "times"], counts[*key, "tokens"])
 
 
 def check_spikes(directory: Path, history: RunHistory, needed: list[Served], stop: int, seed: int) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from binidx.corpus.origins import origin_text
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.errors import ConfigError, MissingDriverError, redacted, redacted_text
+from binidx.order.reads import read_text, trace_reads
 from binidx.run.display.token_text import TokenPiece, TokenText
-from binidx.run.provenance.contents import read_text, trace_contents
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.storage.location import Location
 
@@ -106,17 +106,17 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
     order, number = dataset.order, range(len(dataset))[idx]
-    contents, tokens = trace_contents(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
-    source, spans = order.sources[int(contents.source[0])], contents.spans
+    reads, tokens = trace_reads(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
+    source = order.sources[int(reads.source[0])]
     prefix = Location(source.prefix, dataset.config.storage_options)
-    text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, spans.document.tolist())
+    text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, reads.document.tolist())
     documents = []
-    rows = (spans.document, spans.start, spans.length, spans.target)
+    rows = (reads.document, reads.start, reads.length, reads.target)
     for document, start, length, target in zip(*(column.tolist() for column in rows), strict=True):
         origin = f", from {redacted_text(origin_text(origins[document]))}" if document in origins else ""
         title = f"document {document:,}, tokens {start:,} to {start + length:,}{origin}"
         documents.append(ShownDocument(title, target, list(text.pieces(tokens[target : target + length]))))
-    title = f"sample {number:,} of {len(dataset):,}, {redacted(source.name)}, epoch {int(contents.epoch[0])}"
+    title = f"sample {number:,} of {len(dataset):,}, {redacted(source.name)}, epoch {int(reads.epoch[0])}"
     return ShownSample(title, documents, _without_loss(dataset, number), text.reason)
 
 

@@ -13,9 +13,8 @@ to 5 us each, and takes a byte per document, two if a document may repeat more t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ from binidx.html_table import format_html_table
 from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Source
+from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.contents import find_documents, trace_contents
-from binidx.run.provenance.history import STRETCH, RunHistory, count_reads, tokens_of_source
-from binidx.run.provenance.joined_sources import JoinedSources
+from binidx.run.provenance.history import STRETCH, RunHistory, count_reads, find_changes, tokens_of_source
 from binidx.run.provenance.run_order import RunOrder
 
 
@@ -135,7 +133,10 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
         joined.check_data(each.sources)
         names, is_last = joined.names_of(each.sources), number + 1 == len(parts)
         # A blend may name a prefix twice; a stage may not.
-        keys = [(name, 0 if each.has_rounds else names[:place].count(name)) for place, name in enumerate(names)]
+        keys = [
+            (name, 0 if each.run is not None and each.run.stages is not None else names[:place].count(name))
+            for place, name in enumerate(names)
+        ]
         first = each.reading.schedule.consumed_samples if number else 0
         for key, found in _account(each, keys, first, steps.stop, is_last=is_last).items():
             before = accounts.get(key, NONE)
@@ -152,38 +153,12 @@ def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = Fal
     return Accounts(accounts.values(), [*dict.fromkeys(notes)])  # two runs may have the same rounds
 
 
-def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
-    """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
-    for one, other in pairwise(orders):
-        before, after = one.reading.schedule, other.reading.schedule
-        continues = before.earlier_samples == after.earlier_samples and one.knows_earlier and other.knows_earlier
-        stop = min(after.consumed_samples, len(one.order), len(other.order)) if continues else 0
-        if one.order.identity != other.order.identity and not _have_same_samples(one, other, joined, stop):
-            yield f"step {other.first_step:,}: {REORDERED}"
-
-
-def _have_same_samples(one: RunOrder, other: RunOrder, joined: JoinedSources, stop: int) -> bool:
-    """Return whether two orders begin with the same `stop` samples: of equal orders of a source, equal numbers."""
-    known = list[Any]()
-    for each in (one, other):
-        known += zip(
-            joined.names_of(each.sources), [member.identity for member in list_members(each.order)], strict=True
-        )
-    numbers = np.array([known.index(member) for member in known])
-    for rows in row_blocks(0, stop, STRETCH):
-        (first, own), (second, others) = (each.order.locate(np.arange(rows.start, rows.stop)) for each in (one, other))
-        if (numbers[first] != numbers[len(one.sources) + second]).any() or (own != others).any():
-            return False
-    return True
-
-
 Key = tuple[str, int]
 """Name of a source, and the number of other sources of its name before it in the blend."""
 
 NONE = SourceAccount("", 0, 0, 0, 0, 0, 0, 0.0, 0, 0)
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
 
-REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 IN_RUN = "samples in run: those that the earlier runs read, and the plan of the last run from there to its end"
 
 
@@ -203,7 +178,7 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     planned = read[0]
     if is_last:
         sizes = np.array(samples_per_dataset(order.list_sources, len(keys)))
-        planned = sizes - count_reads(order, [(0, first * order.knows_earlier)])[0]
+        planned = sizes - count_reads(order, [(0, first * order.reading.knows_earlier)])[0]
     counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
     for number, key in enumerate(keys):
         numbers.setdefault(key, []).append(number)
@@ -228,12 +203,9 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
     ]
     count = 0
     for rows in row_blocks(first, stop, STRETCH):
-        contents = trace_contents(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
-        spans = contents.spans
-        source = np.repeat(contents.source, np.diff(spans.bounds))
-        # What begins at S is the last label; the next sample of the stream feeds it.
-        begun = (spans.start == 0) & (spans.length > 0) & (spans.target < order.input_lengths[source])
-        source, document = source[begun], spans.document[begun]
+        reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
+        begun = (reads.start == 0) & (reads.inputs > 0)
+        source, document = reads.piece_source[begun], reads.document[begun]
         count += len(document)
         for number in np.unique(source).tolist():
             np.add.at(times[number], document[source == number], 1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.contents import trace_contents
+from binidx.order.reads import trace_reads
 from binidx.run.provenance.history import STRETCH
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.run_order import RunOrder
@@ -35,7 +35,7 @@ class DocumentComparison:
 
     Attributes:
         source: prefix of the source.
-        first, second, both: numbers of documents with a token in the first part, the second, and both.
+        first, second, both: numbers of documents with an input token in the first part, the second, and both.
         only_first, only_second: documents in one part alone, ascending.
     """
 
@@ -85,7 +85,7 @@ def compare_documents(
 
 
 def mark_documents(order: RunOrder, steps: range, joined: JoinedSources) -> Marks:
-    """Return which documents have a token in the samples of some steps, the last label of a sample included."""
+    """Return which documents have an input token in the samples of some steps."""
     check_steps(steps, order.num_steps(), first_step=order.first_step)
     names = joined.names_of(order.sources)
     marks = {
@@ -94,9 +94,8 @@ def mark_documents(order: RunOrder, steps: range, joined: JoinedSources) -> Mark
     }
     first, stop = (order.reading.schedule.samples_before(step) for step in (steps.start, steps.stop))
     for rows in row_blocks(first, stop, STRETCH):
-        contents = trace_contents(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
-        owner = np.repeat(contents.source, np.diff(contents.spans.bounds))
-        for source in np.unique(owner).tolist():
-            own = (owner == source) & (contents.spans.length > 0)
-            marks[names[source]][contents.spans.document[own]] = True
+        reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
+        for source in np.unique(reads.source).tolist():
+            own = (reads.piece_source == source) & (reads.inputs > 0)
+            marks[names[source]][reads.document[own]] = True
     return marks

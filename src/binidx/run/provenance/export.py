@@ -33,74 +33,17 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
 from binidx.jobs.parts import ONE_THREAD, PerProcess, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
-from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import Docs, DocumentContents, DocumentSpans, SampleContents, SampleOrigins
-from binidx.run.provenance.reading import Reading
+from binidx.run.provenance.read_table import LARGEST, SPAN
+from binidx.run.provenance.run_order import Docs, RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import create_object
-
-SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int32()}
-
-
-def to_table(
-    readings: SampleReads,
-    contents: SampleOrigins,
-    sources: Sequence[str],
-    tokens: Sequence[NDArray[Any]] | None = None,
-    trained: NDArray[np.bool_] | None = None,
-    blocks: Mapping[str, NDArray[np.int64]] | None = None,
-) -> pa.Table:
-    """Return reads of samples and their contents as an Arrow table, one row for each read.
-
-    Args:
-        readings: the reads, n rows.
-        contents: sources of their samples; `DocumentContents` gives the columns docs, start and stop,
-            `SampleContents` the column spans.
-        sources: the prefix of each source.
-        tokens: tokens of each row, all of one integer dtype.
-        trained: whether each row was trained, and not only read; None leaves the column out.
-        blocks: file and block of each sample that is a block of packed files.
-    """
-    names = pa.array(list(sources), pa.string())
-    columns = {
-        "step": pa.array(readings.step, pa.int32()),
-        "rank": _small(readings.rank),
-        "slot": _small(readings.slot),
-        "sample": pa.array(readings.sample, pa.int64()),
-        "source": pa.DictionaryArray.from_arrays(pa.array(contents.source, pa.int16()), names),
-        "epoch": _small(contents.epoch),
-    }
-    if trained is not None:
-        columns["trained"] = pa.array(trained)
-    if isinstance(contents, SampleContents):
-        columns["spans"] = _spans(contents.spans)
-    if isinstance(contents, DocumentContents):
-        columns["docs"] = _lists(contents.bounds, pa.array(contents.document, pa.int32()))
-        columns |= {name: pa.array(getattr(contents, name), pa.int32()) for name in ("start", "stop")}
-    columns |= {name: pa.array(column, pa.int32()) for name, column in (blocks or {}).items()}
-    columns |= _input_ids(tokens)
-    # Fields are not nullable, so that parquet stores no validity per value.
-    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
-    return pa.table(list(columns.values()), schema=pa.schema(fields))
-
-
-def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
-    kind = pa.list_(pa.field("element", values.type, nullable=False))
-    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values, type=kind)
-
-
-def _small(values: NDArray[np.int64]) -> Any:
-    return pa.array(values, pa.int16() if values.max(initial=0) <= LARGEST else pa.int32())
 
 
 def _widened(schema: pa.Schema, largest: Mapping[str, int]) -> pa.Schema:
@@ -111,37 +54,13 @@ def _widened(schema: pa.Schema, largest: Mapping[str, int]) -> pa.Schema:
     return schema
 
 
-def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
-    if tokens is None:
-        return {}
-    bounds = np.concatenate([[0], np.cumsum([len(row) for row in tokens], dtype=np.int64)])
-    text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
-    return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
-
-
-def _spans(spans: DocumentSpans) -> Any:
-    values = (spans.document, spans.start, spans.length, spans.target)
-    arrays = [pa.array(value, kind) for value, kind in zip(values, SPAN.values(), strict=True)]
-    fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN.items()]
-    return _lists(spans.bounds, pa.StructArray.from_arrays(arrays, fields=fields))
-
-
-def _token_type(text: NDArray[Any]) -> Any:
-    if text.dtype.kind not in "iu":
-        raise ConfigError(f"input_ids: tokens of {text.dtype}, needs integers")
-    if text.dtype == np.uint16:
-        return pa.uint16()
-    return pa.int64() if text.itemsize > 4 or text.min(initial=0) < 0 else pa.uint32()
-
-
-__all__ = ["pa", "parquet", "to_table"]
+__all__ = ["pa", "parquet"]
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
 """Approximate size of a row group: in rows without tokens, in bytes with tokens; at least one step."""
 
 METADATA = b"binidx"
 
-LARGEST = (1 << 15) - 1
 """Largest rank, slot or epoch in a column of int16; with larger ones it is int32."""
 
 LAYOUT: Mapping[str, Any] = {
@@ -204,13 +123,14 @@ def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
     return [ExportPart(f"steps-{a:09d}-{b:09d}.parquet", range(a, b), None) for a, b in stretches if a < b]
 
 
-def count_rows(order: Reading, part: ExportPart) -> int:
+def count_rows(order: RunOrder, part: ExportPart) -> int:
     """Return the number of rows of a file; all ranks have the same number."""
-    return order.num_rows(part.steps) // (1 if part.rank is None else order.num_ranks)
+    first, stop = (order.reading.schedule.samples_before(step) for step in (part.steps.start, part.steps.stop))
+    return (stop - first) // (1 if part.rank is None else order.num_ranks)
 
 
 def export(
-    order: Reading,
+    order: RunOrder,
     directory: str,
     parts: Sequence[ExportPart],
     *,
@@ -271,7 +191,7 @@ class _FileWriter:
         with create_object(file) as out:
             tables = _groups(self.order.get(), part, {**columns, "trained": self.trained})
             first = next(tables)
-            schema = _widened(first.schema, self.order.get().largest(part.steps))
+            schema = _widened(first.schema, _find_largest(self.order.get(), part.steps))
             marked = schema.with_metadata({METADATA: json.dumps(mark)})
             writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
             for table in chain([first], tables):
@@ -281,7 +201,14 @@ class _FileWriter:
         return {"written": True}
 
 
-def _groups(order: Reading, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
+def _find_largest(order: RunOrder, steps: range) -> Mapping[str, int]:
+    """Return column -> a number that no rank, slot or epoch of some steps exceeds."""
+    size = max(stage.batch_size for stage in order.reading.schedule.stages)
+    epoch = order.reading.count_passes(order.order.num_epochs, steps.stop) - 1
+    return {"rank": order.num_ranks - 1, "slot": size // order.num_ranks - 1, "epoch": epoch}
+
+
+def _groups(order: RunOrder, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
     """Yield tables of whole steps, each about as large as a row group should be; at least one table."""
     first, count = part.steps.start, 1
     while True:

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers, Source
+from binidx.order.reads import find_samples, sequences_of
 from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.history import find_sources
-from binidx.run.provenance.reading import Reading, Steps
-from binidx.run.provenance.run_order import sequences_of
+from binidx.run.provenance.run_order import RunOrder, Steps
 
 STRETCH = 1 << 17
 """Number of samples whose pieces are in memory together."""
@@ -85,8 +85,7 @@ def count_exposures(
     documents: Mapping[str, Sequence[int] | Numbers],
     stop_step: int,
     *,
-    earlier: bool = True,
-    labels: bool = False,
+    earlier: bool | None = True,
 ) -> dict[str, Exposures]:
     """Return how often documents, or token ranges of them, were read in the steps before `stop_step`.
 
@@ -97,15 +96,15 @@ def count_exposures(
         documents: prefix of a source -> numbers of documents in it, in any order; or ranges, such as matches of a text:
             (document, first token, token after the last), shape (n, 3). A run without the source reads none.
         stop_step: first step that does not count.
-        earlier: also count the samples before the first step of a resumed run, in the order of this run.
-        labels: also count tokens that are only the last label of a sample.
+        earlier: also count the samples before the first step of a resumed run, in the order of this run; None: if the
+            order knows them.
 
     Returns:
         Prefix of a source -> exposures of its documents, each once; or of its ranges, by document and first token.
 
     Raises:
         IndexError: there is no such document or step.
-        ConfigError: as `RunOrder.where` and `RunOrder.input_length`.
+        ConfigError: as `RunOrder.where` and `RunOrder.check_inputs`.
 
     Example:
         >>> history = RunHistory.of(Run.load("run.json"))  # doctest: +SKIP
@@ -117,7 +116,7 @@ def count_exposures(
     bounds = np.cumsum([0, *map(len, ranges.values())])
     numbers = {name: np.arange(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
     groups = {name: np.column_stack([numbers[name], rows]) for name, rows in ranges.items()}
-    columns = count_groups(history, groups, int(bounds[-1]), stop_step, earlier, labels)
+    columns = count_groups(history, groups, int(bounds[-1]), stop_step, earlier)
     return {
         name: Exposures(*rows.T, **{column: values[numbers[name]] for column, values in columns.items()})
         for name, rows in ranges.items()
@@ -137,13 +136,12 @@ def count_groups(
     ranges: Mapping[str, Numbers],
     num_groups: int,
     stop: int,
-    earlier: bool = True,
-    labels: bool = False,
+    earlier: bool | None = True,
 ) -> dict[str, Numbers]:
     """Return how often groups of token ranges were read: by samples that hold one of the group whole, or only parts.
 
     Args:
-        history, earlier, labels: as for `count_exposures`.
+        history, earlier: as for `count_exposures`.
         ranges: prefix of a source -> rows (group, document, first token, token after the last), shape (n, 4); -1 after
             the last stands for the end of the document.
         num_groups: number of groups.
@@ -156,14 +154,14 @@ def count_groups(
     samples = np.zeros((2, num_groups), np.int64)  # with a part, and whole
     first, last = np.full((2, num_groups), NEVER), np.full((2, num_groups), -1)
     for name, order, source, end, is_first in find_sources(history, ranges.keys(), stop):
-        for reads, found in read_ranges(order, source, ranges[name], end, earlier and is_first, labels):
+        for reads, found in read_ranges(order, source, ranges[name], end, earlier if is_first else False):
             np.add.at(started, found.group, found.starts)
             np.add.at(tokens, found.group, found.tokens)
             keys = sorted_unique((found.read * num_groups + found.group) * 2 + found.is_whole)
             keys = keys[np.diff(keys >> 1, append=-1) != 0]  # each read and group once: whole if one of its ranges is
             (read, group), is_whole = np.divmod(keys >> 1, num_groups), keys & 1
             step = reads.step[read]
-            np.add.at(trained, group[(step >= 0) & order.trained(step)], 1)
+            np.add.at(trained, group[(step >= 0) & order.reading.trained(step)], 1)
             np.add.at(samples, (is_whole, group), 1)
             np.minimum.at(first, (is_whole, group), step)
             np.maximum.at(last, (is_whole, group), step)
@@ -192,7 +190,7 @@ class RangeReads(NamedTuple):
 
 
 def read_ranges(
-    order: Reading, source: int, ranges: Numbers, stop_step: int, earlier: bool = True, labels: bool = False
+    order: RunOrder, source: int, ranges: Numbers, stop_step: int, earlier: bool | None = True
 ) -> Iterator[tuple[SampleReads, RangeReads]]:
     """Yield the reads of token ranges of documents of a source, some samples at a time.
 
@@ -200,25 +198,25 @@ def read_ranges(
         order: the order of one run.
         source: number of the source in it.
         ranges: as for `count_groups`, in any order.
-        stop_step, earlier, labels: as for `count_exposures`.
+        stop_step, earlier: as for `count_exposures`.
 
     Returns:
         All reads of the documents, and those of the ranges, by number of the read; those of a sample come together.
     """
-    ranges, length = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))], order.input_length(source)
+    order.check_inputs()
+    ranges = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))]
     wanted = sorted_unique(ranges[:, 1])
     place, is_wanted = wanted.searchsorted(ranges[:, 1]), membership(wanted)
     ranges[:, 3] = np.where(ranges[:, 3] < 0, tokens_of_documents(order.sources[source], wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
-    reads = order.reads_of(order.samples_with(source, wanted), stop_step, earlier=earlier)
+    reads = order.reads_of(find_samples(order.order, source, wanted), stop_step, earlier=earlier)
     for rows in row_blocks(0, len(reads.sample), STRETCH):
-        spans = order.contents(reads.sample[rows]).spans
-        tokens = spans.length if labels else np.minimum(spans.length, length - spans.target)
-        hit = is_wanted(spans.document) & (tokens > 0)
-        read = np.repeat(np.arange(rows.start, rows.stop), np.diff(spans.bounds))[hit]
-        begin, own = spans.start[hit], wanted.searchsorted(spans.document[hit])
-        below, above, end = own, own + 1, begin + tokens[hit]
+        pieces = order.contents(reads.sample[rows])
+        hit = is_wanted(pieces.document) & (pieces.inputs > 0)
+        read, begin = rows.start + pieces.owner[hit], pieces.start[hit]
+        own, end = wanted.searchsorted(pieces.document[hit]), begin + pieces.inputs[hit]
+        below, above = own, own + 1
         if len(ranges) > len(wanted):  # those that begin before the end of a piece, and not too early to reach it
             above = keys.searchsorted(own * width + np.minimum(end, width - 1))
             below = np.minimum(keys.searchsorted(own * width + np.maximum(begin - longest + 1, 0)), above)

@@ -21,10 +21,11 @@ from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.index.cache.index_files import digest
 from binidx.order.order_protocols import Numbers, Source
-from binidx.order.view import describe_place, find_read
+from binidx.order.reads import TokenReads
+from binidx.order.view import KnownSources, describe_place, find_read, key_samples
+from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import Reading, Steps
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.provenance.run_order import RunOrder, Steps
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps
 
@@ -118,9 +119,7 @@ class RunHistory:
 
     def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
         """Return the sources by their prefix: the one with a prefix, or all; ConfigError if there is none."""
-        if name is not None and name not in self.joined.names:
-            raise ConfigError(f"--source: found {name}, needs one of {', '.join(self.sources)}")
-        return self.sources if name is None else {self.joined.names[name]: self.sources[self.joined.names[name]]}
+        return self.joined.select(name)
 
     def samples_named(self, name: str) -> Numbers:
         """Return no sample: those of documents have no names."""
@@ -197,9 +196,33 @@ class RunHistory:
         return self._opened[number]
 
 
+REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
+
+SAMPLES_COMPARED = 1 << 18
+"""Number of samples of two orders that are compared together."""
+
+
+def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
+    """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
+    for one, other in pairwise(orders):
+        before, after = one.reading.schedule, other.reading.schedule
+        knows = one.reading.knows_earlier and other.reading.knows_earlier
+        stop = min(after.consumed_samples, len(one.order), len(other.order))
+        stop *= before.earlier_samples == after.earlier_samples and knows
+        known: KnownSources = {}
+        for rows in row_blocks(0, stop, SAMPLES_COMPARED) if one.order.identity != other.order.identity else ():
+            ours, theirs = (
+                key_samples(known, each.order, rows.start, rows.stop, joined.names_of(each.sources))
+                for each in (one, other)
+            )
+            if not np.array_equal(ours, theirs):
+                yield f"step {other.first_step:,}: {REORDERED}"
+                break
+
+
 def find_sources(
     history: Steps, names: Collection[str], stop_step: int
-) -> Iterator[tuple[str, Reading, int, int, bool]]:
+) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
     """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
 
     Args:
@@ -245,3 +268,26 @@ def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
         own, inputs = order.list_sources[samples], order.count_inputs(samples)
         counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
     return counts
+
+
+def find_reads(
+    history: Steps,
+    documents: Mapping[str, Sequence[int] | Numbers],
+    stop_step: int,
+    *,
+    earlier: bool | None = True,
+) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+    """Yield the order of each run, its reads of samples with a token of some documents, and what these hold.
+
+    Args:
+        history: the runs of a model, or the order of one run.
+        documents: prefix of a source -> numbers of documents in it.
+        stop_step: first step that is not searched.
+        earlier: as for `RunOrder.where`, of the first run.
+
+    Raises:
+        IndexError: there is no such document.
+        ConfigError: as `find_sources` and `RunOrder.where`.
+    """
+    for name, order, source, end, is_first in find_sources(history, documents.keys(), stop_step):
+        yield order, *order.where(source, documents[name], end, earlier=earlier if is_first else False)

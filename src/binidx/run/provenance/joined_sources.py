@@ -44,6 +44,12 @@ class JoinedSources:
     names: Mapping[str, str]
     notes: Sequence[str]
 
+    def select(self, name: str | None) -> Mapping[str, Source]:
+        """Return the datasets by their names: the one that has a prefix, or all; ConfigError if there is none."""
+        if name is not None and name not in self.names:
+            raise ConfigError(f"--source: found {name}, needs one of {', '.join(self.sources)}")
+        return self.sources if name is None else {self.names[name]: self.sources[self.names[name]]}
+
     def names_of(self, sources: Sequence[Source]) -> list[str]:
         """Return the name of each dataset of one of the runs."""
         return [self.names[source.prefix] for source in sources]

@@ -23,12 +23,13 @@ from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order import planned_order
-from binidx.order.blended_order import list_members
+from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.order.ranged_order import LazyOrder
+from binidx.order.reads import locate_tokens
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule, check_steps
@@ -111,7 +112,7 @@ def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> di
         "samples_per_part": samples_per_part,
         "sequence_length": order.config.sequence_length,
         "add_extra_token": order.config.add_extra_token_to_sequence,
-        "blended": order.is_blended,
+        "blended": isinstance(order.order, MembersOrder) and order.order.is_blend,
     }
 
 
@@ -146,13 +147,7 @@ def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
         order: the order of the run.
         positions: shape (B,).
     """
-    samples = order.reading.samples_at(positions)
-    spans, bounds = order.order.spans(samples)
-    starts = np.empty(len(spans), np.int64)
-    for source in np.unique(spans[:, 0]).tolist():
-        rows = np.flatnonzero(spans[:, 0] == source)
-        starts[rows] = as_pair(order.sources[source].dataset).locate_all(np.ascontiguousarray(spans[rows, 1:]))[:, 0]
-    return PlannedPieces(order.order.locate(samples)[0], bounds, starts, spans[:, 3])
+    return PlannedPieces(*locate_tokens(order.order, order.reading.samples_at(positions)))
 
 
 @trims_traceback

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,71 +30,68 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset, make_opener
 from binidx.errors import ConfigError, ObjectChangedError, redacted
-from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
-from binidx.order.blended_order import BlendedOrder, list_members
-from binidx.order.gpt_order import GPTOrder
-from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
-from binidx.order.ranged_order import LazyOrder
-from binidx.order.requests import find_blend
-from binidx.order.sequences import SequenceRunsOrder
-from binidx.order.source_order import join_ranges, sorted_unique
-from binidx.order.view import ViewOrder
-from binidx.run.global_order import GlobalOrder, SampleReads
-from binidx.run.provenance.contents import (
-    Docs,
-    SampleContents,
+from binidx.order.blended_order import BlendedOrder, list_sources
+from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.reads import (
     SampleOrigins,
+    TokenReads,
+    count_inputs,
+    find_samples,
     read_text,
-    trace_contents,
     trace_documents,
     trace_origins,
+    trace_reads,
 )
+from binidx.order.requests import find_blend
+from binidx.order.sequences import SequenceRunsOrder
+from binidx.order.view import ViewOrder
+from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
+from binidx.run.provenance.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
 from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
-    from binidx.run.provenance.export import pa
+    from binidx.format.arrow import pa
 
 
-def samples_with(order: Order, source: int, documents: Sequence[int] | Numbers) -> Numbers:
-    """Return the numbers of the samples with a token of one of these documents of a source, ascending.
-
-    Args:
-        order: the order of the samples.
-        source: number of the source in the order.
-        documents: numbers of documents in that source.
-
-    Raises:
-        IndexError: there is no such source or document.
-    """
-    if not 0 <= source < len(order.sources):
-        raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
-    return order.find(source, sequences_of(order.sources[source], sorted_unique(np.asarray(documents, np.int64))))
+Docs = Literal["ends", "spans"] | None
 
 
-def sequences_of(source: Source, documents: Numbers) -> Numbers:
-    """Return the numbers of the sequences of some documents, which are in ascending order.
+class Steps(Protocol):
+    """Steps of a run or of a history of runs, and the order of each."""
 
-    Args:
-        source: the source.
-        documents: numbers of documents, ascending, shape (n,).
-    """
-    bounds = index_of(source.dataset).document_indices
-    count = len(bounds) - 1
-    if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
-        wrong = documents[0] if documents[0] < 0 else documents[-1]
-        raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
-    return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
+    @property
+    def first_step(self) -> int: ...
+
+    @property
+    def consumed_samples(self) -> int:
+        """Number of samples that were read before the first step."""
+
+    @property
+    def joined(self) -> JoinedSources:
+        """The datasets of all runs, those of the same data as one."""
+
+    def num_steps(self) -> int | None:
+        """Return the first step after the run; None if it has no end."""
+
+    def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
+        """Yield the order of each run that has some of these steps, and those steps."""
+
+    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
+        """Return the datasets by their prefix: that of a name, or all; ConfigError if there is none."""
+
+    def samples_named(self, name: str) -> Numbers:
+        """Return the stored samples with a name; none where samples have no names."""
 
 
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
     "ends": trace_documents,
-    "spans": trace_contents,
+    "spans": trace_reads,
     None: trace_origins,
 }
 """`docs` of a table -> the function that computes its columns."""
@@ -107,8 +104,9 @@ class RunOrder:
     Args:
         order: which tokens make each sample of the run's train split.
         reading: which rank reads which sample at which step.
-        config: options of the run.
-        description_hash: md5 of the text with which Megatron names the index of the split.
+        given_config: options of the run; None: it is over packed files, which have none.
+        description_hash: md5 of the text with which Megatron names the index of the split; "" if the identity of the
+            reading has all on which the order depends, as that of packed files.
         run: the saved run whose order it is, which a worker of a job opens instead of unpickling its indices.
 
     Example:
@@ -119,8 +117,8 @@ class RunOrder:
     """
 
     order: Order
-    reading: GlobalOrder
-    config: GPTDatasetConfig
+    reading: Reading
+    given_config: GPTDatasetConfig | None
     description_hash: str
     run: Run | None = field(default=None, repr=False, compare=False)
 
@@ -223,59 +221,38 @@ class RunOrder:
         return join_sources([self.sources])
 
     @property
-    def is_blended(self) -> bool:
-        """True if samples are those of a blend, and have a `dataset_id`."""
-        inner = self.order.inner if isinstance(self.order, ViewOrder) else self.order
-        return isinstance(inner, BlendedOrder)
+    def config(self) -> GPTDatasetConfig:
+        """Options of the run.
 
-    @property
-    def has_rounds(self) -> bool:
-        """True if sources of one name are rounds of one source: in a run in stages."""
-        return self.run is not None and self.run.stages is not None
-
-    def count_inputs(self, samples: Numbers) -> Numbers:
-        """Return the number of input tokens of each sample, without pads."""
-        inputs: Numbers = self.input_lengths[self.list_sources[samples]]
-        if all(isinstance(member, GPTOrder | LazyOrder) for member in list_members(self.order)):
-            return inputs
-        spans, bounds = self.order.spans(samples)
-        return np.minimum(np.diff(np.concatenate([[0], np.cumsum(spans[:, 3])])[bounds]), inputs)
+        Raises:
+            ConfigError: a run over packed files, which has none.
+        """
+        if self.given_config is None:
+            raise ConfigError("run: is over packed files, needs one over .bin and .idx")
+        return self.given_config
 
     @cached_property
     def list_sources(self) -> NDArray[np.int16]:
         """Source of each sample, shape (number of samples,)."""
-        if isinstance(self.order, ComposedOrder):
-            return self.order.list_sources()
-        return np.broadcast_to(np.int16(0), len(self.order))
+        return list_sources(self.order)
 
-    @cached_property
-    def input_lengths(self) -> Numbers:
-        """Number of input tokens of a sample of each source; in stages of several lengths a source has one length."""
-        if isinstance(self.order, BlendedOrder) and self.order.windows is not None:
-            return np.array([cast(Any, member).parameters.sequence_length for member in self.order.members])
-        return np.full(len(self.sources), self.sequence_length)
+    def count_inputs(self, samples: Numbers) -> Numbers:
+        """Return the number of input tokens of each sample, without pads."""
+        return count_inputs(self.order, samples, self.list_sources[samples])
 
-    @property
-    def sequence_length(self) -> int:
-        """Number of input tokens of a sample."""
-        return self.config.sequence_length
-
-    def input_length(self, source: int) -> int:
-        """Return the number of input tokens of a sample of a source, as `input_lengths` has it.
-
-        Raises:
-            ConfigError: fill in the middle, of which the order does not say which tokens are inputs.
-        """
-        if isinstance(self.config, GPTFIMDatasetConfig):
+    def check_inputs(self) -> None:
+        """Raise ConfigError for fill in the middle, of which the order does not say which tokens are inputs."""
+        if isinstance(self.given_config, GPTFIMDatasetConfig):
             raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
-        return int(self.input_lengths[source])
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the stores of the sources."""
-        return self.config.storage_options
+        return self.order.storage_options if isinstance(self.order, StoredBlocks) else self.config.storage_options
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self.given_config is None:  # shown as text
+            return None
         schedule, steps = self.reading.schedule, self.num_steps()
         names = ("steps", "samples", "samples a step", "tokens a sample", "ranks", "order", "sources")
         order = f"{self.reading.dataloader_type}, seed {self.config.random_seed}"
@@ -312,42 +289,35 @@ class RunOrder:
 
     @property
     def pass_steps(self) -> int:
-        """First step after one pass over the samples."""
-        return self.reading.schedule.step_of(len(self.order))
+        """First step after one pass over the samples; one step at least."""
+        return max(self.reading.schedule.step_of(len(self.order)), self.first_step + 1)
 
     @property
-    def knows_earlier(self) -> bool:
-        """True if samples before `consumed_samples` are known; those of cyclic runs depend on earlier ranks."""
-        return self.reading.dataloader_type == "single"
+    def consumed_samples(self) -> int:
+        """Number of samples that were read before the first step."""
+        return self.reading.schedule.consumed_samples
+
+    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
+        """Return the sources by their prefix: the one with a prefix, or all; of packed files also those of a set.
+
+        Raises:
+            ConfigError: there is no such source, or the datasets of files are not known.
+        """
+        if isinstance(self.order, StoredBlocks):
+            return self.order.select_sources(name)
+        return self.joined.select(name)
+
+    def samples_named(self, name: str) -> Numbers:
+        """Return the samples that are the block FILE:BLOCK of packed files; none if `name` is no such name."""
+        if isinstance(self.order, StoredBlocks):
+            return self.order.samples_named(name)
+        return np.empty(0, np.int64)
 
     def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
         """Yield this order and these steps, as a `RunHistory` does for each of its runs."""
         yield self, steps
 
-    def num_rows(self, steps: range) -> int:
-        """Count the rows of the table of some steps.
-
-        Args:
-            steps: steps; the first after the run's `consumed_samples` is `first_step`, 0 by default.
-
-        Returns:
-            The number of samples of these steps, over all ranks.
-        """
-        return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
-
-    def largest(self, steps: range) -> Mapping[str, int]:
-        """Return bounds of the ranks, slots and epochs of some steps.
-
-        Args:
-            steps: the steps.
-
-        Returns:
-            Column -> a number that none of its values exceeds.
-        """
-        size = max(stage.batch_size for stage in self.reading.schedule.stages)
-        return {"rank": self.num_ranks - 1, "slot": size // self.num_ranks - 1, "epoch": self.order.num_epochs - 1}
-
-    def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
+    def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, TokenReads]:
         """Return the samples of some steps, of one rank or all, and their contents.
 
         Args:
@@ -367,37 +337,26 @@ class RunOrder:
         """Return the reads of `trace` alone."""
         return self.reading.readings(steps, rank)
 
-    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
-        """Return whether the samples of each step are trained; iterations to skip only read them."""
-        return self.reading.trained(steps)
-
-    def contents(self, samples: Numbers) -> SampleContents:
-        """Return the contents of samples of the train split."""
-        return trace_contents(self.order, samples)
+    def contents(self, samples: Numbers) -> TokenReads:
+        """Return the tokens that samples of the train split read; of a stored block, whole pieces of its documents."""
+        reads = trace_reads(self.order, samples)
+        return reads.join_sequences() if isinstance(self.order, StoredBlocks) else reads
 
     def sources_of(self, samples: Numbers) -> Numbers:
-        """Return the source of each sample."""
+        """Return the source of each sample; -1 if it is not known."""
         return self.order.locate(samples)[0]
 
-    def label(self, contents: SampleContents, place: int) -> dict[str, Any]:
-        """Return the columns of a row that name the source of a sample, and its epoch."""
-        return {"source": self.sources[int(contents.source[place])].name, "epoch": int(contents.epoch[place])}
-
-    def samples_with(self, source: int, documents: Sequence[int] | Numbers) -> Numbers:
-        """Return the samples with a token of one of these documents of a source, ascending; as `where`."""
-        return samples_with(self.order, source, documents)
-
     def where(
-        self, source: int, documents: Sequence[int] | Numbers, stop_step: int, *, earlier: bool = True
-    ) -> tuple[SampleReads, SampleContents]:
+        self, source: int, documents: Sequence[int] | Numbers, stop_step: int, *, earlier: bool | None = True
+    ) -> tuple[SampleReads, TokenReads]:
         """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
 
         Args:
             source: number of the source in `prefixes`.
             documents: numbers of documents in that source.
             stop_step: first step that is not searched.
-            earlier: also search the samples consumed before step 0 of a resumed run, in the order of this run.
-                Their step, rank and slot depend on earlier batch sizes and ranks, and are -1.
+            earlier: also search the samples consumed before step 0 of a resumed run, in the order of this run; None: if
+                it knows them. Their step, rank and slot depend on earlier batch sizes and ranks, and are -1.
 
         Returns:
             The reads, n rows, and the contents of their n samples.
@@ -406,10 +365,10 @@ class RunOrder:
             IndexError: there is no such source or document.
             ConfigError: `earlier` for a resumed "cyclic" run, whose earlier samples depend on earlier ranks, too.
         """
-        readings = self.reads_of(self.samples_with(source, documents), stop_step, earlier=earlier)
+        readings = self.reads_of(find_samples(self.order, source, documents), stop_step, earlier=earlier)
         return readings, self.contents(readings.sample)
 
-    def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool = True) -> SampleReads:
+    def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool | None = True) -> SampleReads:
         """Return all reads of some samples, ascending, in the steps before `stop_step`.
 
         Args:
@@ -420,7 +379,8 @@ class RunOrder:
             ConfigError: as `where`.
         """
         consumed = self.reading.schedule.consumed_samples
-        if earlier and consumed and self.reading.dataloader_type == "cyclic":
+        earlier = self.reading.knows_earlier if earlier is None else earlier
+        if earlier and consumed and not self.reading.knows_earlier:
             raise ConfigError(
                 f"run: the {consumed:,} samples before consumed_samples of a cyclic run depend on the "
                 f"ranks and micro-batches that read them; search the run.json of each earlier part of the run, and the "
@@ -453,25 +413,31 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
             MissingDriverError: pyarrow is not installed.
         """
-        from binidx.run.provenance.export import to_table
+        from binidx.run.provenance.read_table import to_table
 
-        readings = self.reading.readings(steps, rank)
-        contents = CONTENTS[docs](self.order, readings.sample)
-        of_rows = self.reading.trained(readings.step) if trained or self.reading.schedule.skipped_steps else None
-        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None, of_rows)
+        reads = self.readings(steps, rank)
+        texts = self.read(reads.sample) if tokens else None
+        if isinstance(self.order, StoredBlocks):
+            origins, columns = self.order.describe(reads.sample)
+            own, blocks = reads._replace(sample=origins.sample), columns if docs else None
+            return to_table(own, origins, self.order.names, texts, blocks=blocks)
+        of_rows = self.reading.trained(reads.step) if trained or self.reading.schedule.skipped_steps else None
+        return to_table(reads, CONTENTS[docs](self.order, reads.sample), self.prefixes, texts, of_rows)
 
-    def read(self, samples: Numbers) -> list[NDArray[Any]]:
+    def read(self, samples: Numbers) -> list[NDArray[Any]] | NDArray[Any]:
         """Read the tokens of samples by one vectored read.
 
         Args:
             samples: numbers of samples of the train split, shape (n,).
 
         Returns:
-            The stored tokens of each sample: S + 1, fewer if a sample is truncated.
+            The stored tokens of each sample: S + 1, fewer if a sample is truncated; of packed files, one row a block.
 
         Raises:
             StorageError: the tokens cannot be read.
         """
+        if isinstance(self.order, StoredBlocks):
+            return self.order.read(samples)
         return [text.astype(self.token_dtype) for text in read_text(self.order, samples)]
 
     @property
@@ -482,15 +448,14 @@ class RunOrder:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of everything on which the order depends, and of the data that it orders, 32 hex digits."""
-        depends = {
-            "dataset": self.description_hash,
-            "data": [source.dataset.identity for source in self.sources],
-            "reading": self.reading.identity,
-        }
-        return hashlib.blake2b(json.dumps(cast(Any, depends)).encode(), digest_size=16).hexdigest()
+        depends = self.reading.identity
+        if self.description_hash:
+            data = [source.dataset.identity for source in self.sources]
+            depends = {"dataset": self.description_hash, "data": data, "reading": depends}
+        return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
-def _open_again(run: Run, reading: GlobalOrder, fingerprint: str) -> RunOrder:
+def _open_again(run: Run, reading: Reading, fingerprint: str) -> RunOrder:
     """Return the order of a run in a worker of a job; raise ObjectChangedError if it is another one there."""
     order = replace(RunOrder.of(run), reading=reading)
     if order.fingerprint != fingerprint:

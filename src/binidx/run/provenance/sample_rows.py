@@ -11,18 +11,19 @@ import numpy as np
 
 from binidx.corpus.origins import read_origins
 from binidx.errors import MissingDriverError
+from binidx.order.reads import SampleOrigins, TokenReads
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.contents import SampleContents
-from binidx.run.provenance.reading import Reading
+from binidx.run.provenance.reading import StoredBlocks
+from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.location import Location
 
 
 def build_rows(
-    order: Reading,
+    order: RunOrder,
     readings: SampleReads,
     decode: Callable[[list[int]], str] | None = None,
     *,
-    contents: SampleContents | None = None,
+    contents: TokenReads | None = None,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per sample, as JSON values; with `decode`, also the text of each piece of a document.
@@ -38,13 +39,16 @@ def build_rows(
     """
     contents = order.contents(readings.sample) if contents is None else contents
     tokens = order.read(readings.sample) if decode else None
-    spans, trained = contents.spans, order.trained(readings.step)
+    trained = order.reading.trained(readings.step)
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         source, docs = int(contents.source[place]), []
-        for piece in range(*spans.bounds[place : place + 2].tolist()):
-            number, target, length = int(spans.document[piece]), int(spans.target[piece]), int(spans.length[piece])
-            doc: dict[str, Any] = {"doc": number, "start": int(spans.start[piece]), "len": length, "dst": target}
+        for piece in range(*contents.bounds[place : place + 2].tolist()):
+            columns = contents.document, contents.start, contents.length, contents.target, contents.inputs
+            number, start, length, target, inputs = (int(column[piece]) for column in columns)
+            doc: dict[str, Any] = {"doc": number, "start": start, "len": length, "dst": target}
+            if length and not inputs:
+                doc["only_label"] = True
             if origin := origins.get((source, number)):
                 doc["origin"] = origin
             if decode and tokens is not None:
@@ -56,7 +60,7 @@ def build_rows(
         row["trained"] = bool(trained[place])
         if row["step"] < 0:  # of a sample before `consumed_samples`
             row |= dict.fromkeys(("step", "rank", "slot", "trained"))
-        row |= order.label(contents, place)
+        row |= label_sample(order, int(readings.sample[place]), contents, place)
         if source >= 0:
             row["docs"] = docs
         elif decode and tokens is not None:
@@ -64,12 +68,26 @@ def build_rows(
         yield row
 
 
-def sample_origins(order: Reading, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
+def label_sample(order: RunOrder, sample: int, contents: SampleOrigins, place: int) -> dict[str, Any]:
+    """Return the columns of a row that name a sample, its source and its epoch.
+
+    Args:
+        order: order of the run.
+        sample: number of the sample in the run.
+        contents, place: contents of some samples, and the place of this one among them.
+    """
+    source = int(contents.source[place])
+    if isinstance(order.order, StoredBlocks):
+        return order.order.label(sample) | ({} if source < 0 else {"dataset": order.sources[source].name})
+    return {"source": order.sources[source].name, "epoch": int(contents.epoch[place])}
+
+
+def sample_origins(order: RunOrder, contents: TokenReads) -> dict[tuple[int, int], dict[str, Any]]:
     """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
-    source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    source_of_piece = contents.piece_source
     origins: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
-        source, documents = order.sources[number], contents.spans.document[source_of_piece == number].tolist()
+        source, documents = order.sources[number], contents.document[source_of_piece == number].tolist()
         rows = known_origins(Location(source.prefix, order.storage_options), documents)
         origins |= {(number, document): origin for document, origin in rows.items()}
     return origins

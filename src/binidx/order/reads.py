@@ -1,0 +1,297 @@
+"""Tokens that samples read: the one answer to what a model saw, for every command and page.
+
+    sample 904 of the run ─ locate ─►  sample 17 of source 2 ─ spans ─►  (sequence, first token, number of tokens)
+    of S = 8 inputs                                                ─ cut ─►  tokens that are inputs, of each span
+
+    tokens      a a a b b b b b c        S + 1 = 9
+    inputs      3     5         0        c is only the last label
+
+- An input is one of the first S tokens of a sample, S being the order's own `sequence_length`. The token after them
+  is only a label: a document of which a sample holds no other token was not read by it.
+- Where the pieces of a sample are separate documents (`ends_documents`), the last token of each piece is an input
+  without a label.
+- Pads and separators are no tokens of a source, so no span has them. Masks are made of the tokens: a token whose loss
+  or attention is masked is an input.
+- A token that comes again, in another epoch or twice in one sample, is read again.
+- Tokens that `drop_last` leaves out are in no sample, and samples behind the last whole batch in no step: both are
+  not read. Iterations to skip read their samples without training, which `RunOrder.trained` returns.
+
+Only `read_text` reads tokens from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.format.idx import SequenceIndex
+from binidx.format.indexed_dataset import IndexedDataset, as_pair
+from binidx.format.tokens import index_of, read_spans
+from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
+from binidx.order.order_protocols import Bounds, Numbers, Order, Source
+from binidx.order.ranged_order import LazyOrder
+from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
+
+
+@dataclass(frozen=True)
+class SampleOrigins:
+    """Sources of n samples.
+
+    Attributes:
+        source: number of the source in the order, shape (n,); -1 of a block of packed files whose dataset is not known.
+        sample: number of the sample in that source's own order, shape (n,).
+        epoch: number of complete passes over the source before the sample begins, shape (n,).
+    """
+
+    source: Numbers
+    sample: Numbers
+    epoch: Numbers
+
+
+@dataclass(frozen=True)
+class TokenReads(SampleOrigins):
+    """Tokens that n samples read: pieces of documents, those of sample i from bounds[i] to before bounds[i + 1].
+
+    Attributes:
+        bounds: shape (n + 1,).
+        sequence, first: number of each piece's sequence in its source, and the piece's first token there.
+        document, start: number of its document, and its first token counted from the beginning of that.
+        length: number of its tokens. Those of a sample are S + 1, fewer if it is truncated.
+        target: position of its first token in the sample.
+        inputs: number of its tokens, from the first on, that are inputs; 0 of a piece that is only a label.
+    """
+
+    bounds: Bounds
+    sequence: Numbers
+    first: Numbers
+    document: Numbers
+    start: Numbers
+    length: Numbers
+    target: Numbers
+    inputs: Numbers
+
+    @property
+    def owner(self) -> Numbers:
+        """Number of the sample of each piece, counted from 0 in these samples."""
+        return np.repeat(np.arange(len(self.source)), np.diff(self.bounds))
+
+    @property
+    def piece_source(self) -> Numbers:
+        """Source of each piece."""
+        return np.repeat(self.source, np.diff(self.bounds))
+
+    def join_sequences(self) -> TokenReads:
+        """Return the reads with one piece for neighbouring sequences of a document; none of the pieces is empty."""
+        continues = (np.diff(self.document) == 0) & (np.diff(self.owner) == 0) & (self.start[1:] > self.start[:-1])
+        firsts = np.flatnonzero(np.concatenate([np.ones(min(len(self.owner), 1), np.bool_), ~continues]))
+        sums = {name: np.add.reduceat(getattr(self, name), firsts) for name in ("length", "inputs")}
+        names = "sequence", "first", "document", "start", "target"
+        kept = {name: getattr(self, name)[firsts] for name in names}
+        return replace(self, bounds=np.searchsorted(firsts, self.bounds), **kept, **sums)
+
+
+@dataclass(frozen=True)
+class DocumentContents(SampleOrigins):
+    """Sources of n samples, the documents of each sample, and the token offsets at which each sample starts and stops.
+
+    Attributes:
+        bounds: sample i consists of pieces of the documents document[bounds[i]:bounds[i + 1]], shape (n + 1,).
+        document: document number of each piece, counted in its source; the pieces of sample 0 come first.
+        start: offset of each sample's first token in the first document of the sample, shape (n,).
+        stop: offset after each sample's last token in the last document of the sample, shape (n,).
+    """
+
+    bounds: Numbers
+    document: NDArray[Any]
+    start: NDArray[Any]
+    stop: NDArray[Any]
+
+
+def trace_reads(order: Order, samples: Numbers) -> TokenReads:
+    """Return the tokens that samples read, shape (n,). Costs about 1 us a sample: cache misses.
+
+    Args:
+        order: the order of the samples.
+        samples: numbers of the samples in that order, shape (n,).
+    """
+    source, sample, (epoch,), bounds, pieces = gather_columns(order, samples, partial(_read_pieces, order))
+    return TokenReads(source, sample, epoch, bounds, *pieces)
+
+
+def trace_origins(order: Order, samples: Numbers) -> SampleOrigins:
+    """Return the sources of samples, shape (n,), without their documents."""
+    source, sample, (epoch,), _, _ = gather_columns(order, samples, partial(read_epochs, order))
+    return SampleOrigins(source, sample, epoch)
+
+
+def trace_documents(order: Order, samples: Numbers) -> DocumentContents:
+    """Return the documents of samples, shape (n,), without the lengths of inner documents.
+
+    If each document is one sequence, this costs a tenth of `trace_reads`: it looks up no document.
+    """
+    source, sample, columns, bounds, (document,) = gather_columns(order, samples, partial(_read_ends, order))
+    epoch, start, stop = columns
+    return DocumentContents(source, sample, epoch, bounds, document, start, stop)
+
+
+def count_inputs(order: Order, samples: Numbers, sources: NDArray[np.integer]) -> Numbers:
+    """Return the number of input tokens of each sample, shape (n,); without its spans where all samples are full.
+
+    Args:
+        order: the order of the samples.
+        samples: numbers of the samples in that order, shape (n,).
+        sources: source of each, shape (n,).
+    """
+    lengths = [member.full_length if isinstance(member, SourceOrder | LazyOrder) else None
+               for member in list_members(order)]  # fmt: skip
+    inputs: Numbers = np.array([-1 if length is None else length for length in lengths])[sources]
+    if len(rest := np.flatnonzero(inputs < 0)):
+        _, _, _, bounds, (*_, counts) = gather_columns(order, samples[rest], partial(_read_spans, order))
+        inputs[rest] = np.diff(np.concatenate([[0], np.cumsum(counts)])[bounds])
+    return inputs
+
+
+def locate_tokens(order: Order, samples: Numbers) -> tuple[Numbers, Bounds, Numbers, Numbers]:
+    """Return where the tokens of samples are stored, the last label among them.
+
+    Args:
+        order: the order of the samples.
+        samples: numbers of the samples in that order, shape (n,).
+
+    Returns:
+        The source of each sample, shape (n,); the bounds of its pieces, shape (n + 1,); the first byte of each piece in
+        the `.bin` of its source, and its number of tokens.
+    """
+
+    def locate(source: int, numbers: Numbers) -> Columns:
+        _, bounds, columns = _read_spans(order, source, numbers)
+        spans = np.stack(columns[:3], axis=1)
+        return [], bounds, [as_pair(order.sources[source].dataset).locate_all(spans)[:, 0], spans[:, 2]]
+
+    source, _, _, bounds, (starts, counts) = gather_columns(order, samples, locate)
+    return source, bounds, starts, counts
+
+
+def read_text(order: Order, samples: Numbers) -> list[NDArray[Any]]:
+    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read.
+
+    Args:
+        order: the order of the samples.
+        samples: numbers of the samples in that order, shape (n,).
+    """
+    source, _, _, bounds, columns = gather_columns(order, samples, partial(_read_spans, order))
+    spans, source = np.stack(columns[:3], axis=1), np.repeat(source, np.diff(bounds))
+    rows_of = {number: np.flatnonzero(source == number) for number in np.unique(source).tolist()}
+    requests = [(order.sources[number].dataset, spans[rows]) for number, rows in rows_of.items()]
+    pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
+    for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
+        for row, piece in zip(rows.tolist(), own, strict=True):
+            pieces[row] = piece
+    return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
+
+
+def find_samples(order: Order, source: int, documents: Sequence[int] | Numbers) -> Numbers:
+    """Return the numbers of the samples with a token of one of these documents of a source, ascending.
+
+    A sample of which the token is only the last label is among them.
+
+    Args:
+        order: the order of the samples.
+        source: number of the source in the order.
+        documents: numbers of documents in that source.
+
+    Raises:
+        IndexError: there is no such source or document.
+    """
+    if not 0 <= source < len(order.sources):
+        raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
+    return order.find(source, sequences_of(order.sources[source], sorted_unique(np.asarray(documents, np.int64))))
+
+
+def sequences_of(source: Source, documents: Numbers) -> Numbers:
+    """Return the numbers of the sequences of some documents, which are in ascending order.
+
+    Args:
+        source: the source.
+        documents: numbers of documents, ascending, shape (n,).
+
+    Raises:
+        IndexError: there is no such document.
+    """
+    bounds = index_of(source.dataset).document_indices
+    count = len(bounds) - 1
+    if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
+        wrong = documents[0] if documents[0] < 0 else documents[-1]
+        raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
+    return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
+
+
+def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the document of each sequence, and the number of tokens of that document before the sequence.
+
+    Args:
+        index: the `.idx` of the sequences.
+        sequences: numbers of sequences, shape (n,).
+    """
+    if index.documents_are_sequences:
+        return sequences, np.zeros_like(sequences)
+    bounds = index.document_indices
+    inside = sequences.max(initial=-1) < len(bounds) - 1
+    # As many documents as sequences, one in each: two looks instead of a search.
+    if inside and (bounds[sequences] == sequences).all() and (bounds[sequences + 1] == sequences + 1).all():
+        return sequences, np.zeros_like(sequences)
+    document = bounds.searchsorted(sequences, side="right") - 1
+    bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
+    return document.astype(np.int64), bytes_before // index.dtype_size
+
+
+def _read_spans(order: Order, source: int, samples: Numbers) -> Columns:
+    """Return sequence, first token, length, position in the sample and number of inputs of the pieces of samples.
+
+    Args:
+        order: the order of all sources.
+        source: number of one source; -1 of samples without a source, which have no pieces.
+        samples: numbers of the samples in that source, shape (n,).
+    """
+    if source < 0:
+        return [], np.zeros(len(samples) + 1, np.int64), [np.empty(0, np.int64)] * 5
+    member = list_members(order)[source]
+    spans, bounds = member.spans(samples)
+    own = member.order if isinstance(member, LazyOrder) else member
+    target = own.place_spans(samples, spans, bounds) if isinstance(own, SourceOrder) else place_spans(spans, bounds)
+    _, sequence, first, length = np.ascontiguousarray(spans.T)
+    limit = own.sequence_length if isinstance(own, SourceOrder) else None
+    inputs = length if limit is None else np.clip(limit - target, 0, length)
+    return (
+        [],
+        bounds,
+        [sequence, first, length, target, inputs],
+    )
+
+
+def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
+    """Return the epoch of each sample of one source, and its pieces as the columns of `TokenReads`."""
+    _, bounds, (sequence, first, length, target, inputs) = _read_spans(order, source, samples)
+    if source < 0:
+        return [np.zeros_like(samples)], bounds, [sequence] * 7
+    document, offset = find_documents(index_of(order.sources[source].dataset), sequence)
+    epochs = list_members(order)[source].epochs(samples)
+    return [epochs], bounds, [sequence, first, document, offset + first, length, target, inputs]
+
+
+def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
+    """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
+    member = list_members(order)[source]
+    index = member.index if isinstance(member, SourceOrder | LazyOrder) else None
+    dataset = order.sources[source].dataset
+    if index is not None and (not isinstance(dataset, IndexedDataset) or dataset.documents_are_sequences):
+        bounds, documents, starts, stops = index.ends(samples)
+        return [member.epochs(samples), starts, stops], bounds, [documents]
+    epochs, bounds, (_, _, document, start, length, *_) = _read_pieces(order, source, samples)
+    return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
