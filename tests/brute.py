@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import random
 import re
@@ -209,6 +210,57 @@ def build_run(corpus: Corpus, kind: dict[str, Any], rng: random.Random) -> tuple
     return f"{folder}/run.json", served, first if type_of == "cyclic" else None
 
 
+HISTORIES: dict[str, Sequence[str]] = {
+    "a view into a view": ("plain", "view", "view"),
+    "a view, a copy of the data and other weights": ("plain", "view", "copy"),
+    "a rebuild": ("plain", "rebuild", "plain"),
+    "a plan, then a bake": ("plain", "plan", "bake"),
+}
+"""Name of a kind of histories -> its runs: of another order or data each, or read from a plan or a bake."""
+
+
+def build_history(corpus: Corpus, kinds: Sequence[str], rng: random.Random) -> tuple[str, Served, int | None]:
+    """As `build_run`, of several runs, each of which resumes the one before it."""
+    folder, served, length, listed = corpus.folder, Served(), rng.choice([5, 16, 64]), set[tuple[str, int]]()
+    first = consumed = 0
+    previous, prefixes = None, corpus.prefixes
+    for number, kind in enumerate(kinds):
+        order, same_data = None, {}
+        if kind in ("view", "rebuild"):
+            listed |= {place for place in corpus.documents if rng.random() < 0.04}
+            (folder / f"list{number}.txt").write_text("".join(f"{name}\t{each}\n" for name, each in sorted(listed)))
+            order = binidx.View(f"{folder}/list{number}.txt", how="rebuild" if kind == "rebuild" else "skip")
+        if kind == "copy":
+            prefixes = [f"{prefix}-copy" for prefix in corpus.prefixes]
+            for prefix, suffix in itertools.product(corpus.prefixes, (".bin", ".idx")):
+                shutil.copy(prefix + suffix, f"{prefix}-copy{suffix}")
+            same_data = dict(zip(prefixes, corpus.prefixes, strict=True))
+        config = binidx.GPTDatasetConfig(
+            random_seed=7, sequence_length=length, order=order, tokenizer=binidx.SpecialTokens(pad=PAD),
+            blend=(prefixes, [rng.random() + 0.2 for _ in prefixes]), split="1,0,0", path_to_cache=f"{folder}/cache",
+            reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        )  # fmt: skip
+        sizes = [2 * len(corpus.document_of) // length + 200, 0, 0]
+        dataset: Any = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config).build()[0]
+        micro, ranks, accumulation = rng.randrange(1, 3), rng.randrange(1, 4), rng.randrange(1, 3)
+        size = micro * ranks * accumulation
+        left, file = (len(dataset) - consumed) // size, f"{folder}/run{number}.json"
+        steps = first + (rng.randrange(1, max(left // 3, 2)) if number + 1 < len(kinds) else left)
+        untrained = sorted(rng.sample(range(first, steps), min(steps - first, 2)))
+        binidx.Run(
+            config, sizes, micro, ranks, global_batch_size=size, first_step=first, consumed_samples=consumed,
+            previous=previous, iterations_to_skip=[step + 1 for step in untrained], same_data=same_data,
+        ).save(file)  # fmt: skip
+        if kind in ("plan", "bake"):
+            answer("read-plan" if kind == "plan" else "bake", file, "--to", f"{folder}/{kind}")
+            dataset = {"plan": binidx.PlannedDataset, "bake": binidx.BakedDataset}[kind](f"{folder}/{kind}", config)
+        for rank in range(ranks):
+            batches = serve(dataset, consumed, micro, rank, ranks, "single")
+            served.add_loader(batches, first, steps, accumulation, untrained)
+        first, consumed, previous = steps, consumed + (steps - first) * size, file
+    return file, served, None
+
+
 def serve(dataset: Any, consumed: int, micro: int, rank: int, ranks: int, kind: Any) -> Iterator[Any]:
     """Yield the tokens of the micro-batches of a rank: again and again if the sampler starts over."""
     options = {"data_parallel_rank": rank, "data_parallel_size": ranks, "dataloader_type": kind}
@@ -249,13 +301,18 @@ def build_packed_run(corpus: Corpus, rng: random.Random) -> tuple[str, Served, i
     return f"{folder}/run.json", served, steps if count is None else None
 
 
-def answer(*arguments: str) -> Any:
-    """Return what a command prints with --json."""
+def output(*arguments: str) -> str:
+    """Return the text that a command prints."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        code = call([*arguments, "--json"])
+        code = call([*arguments])
     assert code == 0, f"{arguments}: {error.getvalue()}{out.getvalue()}"
-    return json.loads(out.getvalue())
+    return out.getvalue()
+
+
+def answer(*arguments: str) -> Any:
+    """Return the value that a command prints with --json."""
+    return json.loads(output(*arguments, "--json"))
 
 
 def compare(what: str, row: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -266,10 +323,13 @@ def compare(what: str, row: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Counter[str]:
     """Compare all answers about a random run; return how many passages were read whole, in part and not at all."""
-    rng, kind, counts = random.Random(f"{name} {seed}"), KINDS[name], Counter[str]()
+    rng, kind, counts = random.Random(f"{name} {seed}"), KINDS.get(name, {"sources": 2}), Counter[str]()
     whole_documents = "order" in kind
     corpus = Corpus.write(folder, kind.get("sources", 1), rng, whole=whole_documents)
-    run, served, end = build_packed_run(corpus, rng) if kind.get("packed") else build_run(corpus, kind, rng)
+    if name in HISTORIES:
+        run, served, end = build_history(corpus, HISTORIES[name], rng)
+    else:
+        run, served, end = build_packed_run(corpus, rng) if kind.get("packed") else build_run(corpus, kind, rng)
     last = max(served.steps) + 1
     stop = last if rng.random() < 0.5 else rng.randrange(last + 1)
     before = [] if stop == last and end is None else ["--before-step", str(stop)]
@@ -307,15 +367,50 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
         expected = served.row(*(served.reads({*ids}) if ids else (set(), set())))
         expected |= {"times_started": len(reads[0]) if ids else 0, "tokens": sum(map(len, reads))}
         compare(f"{name} {seed}: document", row, expected)
+    check_where(corpus, served, [run, "--documents", f"{folder}/all.txt", *before])
+    if not kind.get("packed"):  # of which sets of files are accounted
+        check_account(corpus, served, [run, *before])
     return counts
+
+
+def check_where(corpus: Corpus, served: Served, asked: Sequence[str]) -> None:
+    """Compare the rows of `where`, and its counts, with the samples of which a token of a document was an input."""
+    found = Counter[tuple[str, int, int]]()
+    for line in output("where", *asked, "--json").splitlines():
+        row = json.loads(line)
+        prefix = row.get("dataset", row["source"]).removesuffix("-copy")
+        for document in {doc["doc"] for doc in row["docs"] if doc["len"] and "only_label" not in doc}:
+            found[prefix, document, row["step"]] += 1
+    expected = Counter[tuple[str, int, int]]()
+    for (prefix, document), ids in corpus.documents.items():
+        for read in set[int]().union(*(served.of_token.get(token, ()) for token in ids)):
+            expected[prefix, document, served.steps[read]] += 1
+    assert found == expected, f"{asked}: {found - expected} are too many, {expected - found} are missing"
+    for row in answer("where", *asked, "--count"):
+        ids = corpus.documents[row["source"], row["document"]]
+        reads = [served.of_token.get(token, ()) for token in ids]
+        counted = {"samples_read": len(set[int]().union(*reads)), "tokens_read": sum(map(len, reads))}
+        compare(f"{asked}: --count", row, counted)
+
+
+def check_account(corpus: Corpus, served: Served, asked: Sequence[str]) -> None:
+    """Compare the account of each source with the samples and the tokens that were served of it."""
+    for row in answer("account", *asked):
+        reads = [
+            read for (prefix, _), ids in corpus.documents.items() if prefix == row["source"]
+            for token in ids for read in served.of_token.get(token, ())
+        ]  # fmt: skip
+        trained = [read for read in reads if served.trained[read]]
+        expected = {"samples_read": len({*reads}), "samples_trained": len({*trained})}
+        compare(f"{asked}: account", row, expected | {"tokens_read": len(reads), "tokens_trained": len(trained)})
 
 
 def exposures(num_passages: int, seed: int) -> int:
     """Compare the exposures of passages over runs of all kinds; print a line for each kind."""
     total, began, each = Counter[str](), time.monotonic(), 4200
-    for name in KINDS:
+    for name in (*KINDS, *HISTORIES):
         counts, runs = Counter[str](), 0
-        while counts.total() < num_passages / len(KINDS):
+        while counts.total() < num_passages / len((*KINDS, *HISTORIES)):
             folder = Path(tempfile.mkdtemp(prefix="brute"))
             try:
                 counts += check_exposures(folder, name, each, seed * 10_000 + runs)

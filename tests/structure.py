@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "binidx"
 LARGEST_FOLDER, LARGEST_MODULE = 14, 500
 EXEMPT_FOLDERS = ("compat/megatron",)
+SPAN_PACKAGES = ("native", "index", "order", "dataset", "compat")
+"""Packages whose modules may call `Order.spans`; others ask `order/reads.py` which tokens a sample reads."""
 OPENING = re.compile(r"(what|who|whoever|whose|how|where|whether|when|why|which|that|as)\b(?! if\b)", re.IGNORECASE)
 WORST = re.compile(
     r"\b(nobody|somebody|whoever|himself|in vain|of now|is told|are told|told by|tells of|says of|smells?|litter|"
@@ -113,6 +115,16 @@ def _called(function: ast.AST) -> Iterator[str]:
             yield ast.unparse(node.func).rpartition(".")[2]
             if any(each.arg == "check" and ast.unparse(each.value) == "True" for each in node.keywords):
                 yield "assert"
+
+
+def calls_of_spans() -> Iterator[str]:
+    """Calls of `Order.spans` outside the packages that may cut spans."""
+    for path in modules():
+        inside = path.relative_to(PACKAGE)
+        for node in ast.walk(ast.parse(path.read_text())) if inside.parts[0] not in SPAN_PACKAGES else ():
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called.endswith(".spans") and called != "super().spans":
+                yield f"{inside}:{node.lineno}"
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -266,11 +278,13 @@ def main() -> int:
     print(f"checks for dataset classes outside dataset/: {len(checks)}")
     more = [*rises(mutual, chains, checks)]
     print(f"more circles, longer chains, more checks than are allowed: {more or 0}")
+    spans = [*calls_of_spans()]
+    print(f"calls of Order.spans outside {', '.join(SPAN_PACKAGES)}: {spans or 0}")
     if "--list" in sys.argv:
         print(*asked, *worst, *checks, sep="\n")
     full = {folder for folder, count in folders.items() if count > LARGEST_FOLDER}
     large = [str(path) for path, size in zip(files, sizes, strict=True) if size > LARGEST_MODULE]
-    broken = [*full, *large, *worst, *unchecked, *more]
+    broken = [*full, *large, *worst, *unchecked, *more, *spans]
     return 1 if broken else 0
 
 

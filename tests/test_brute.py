@@ -8,7 +8,7 @@ import brute
 import pytest
 
 
-@pytest.mark.parametrize("name", [*brute.KINDS])
+@pytest.mark.parametrize("name", [*brute.KINDS, *brute.HISTORIES])
 def test_passages_are_counted_by_the_tokens_that_loaders_served(name: str, tmp_path: Path) -> None:
     counts = brute.check_exposures(tmp_path, name, 240, 1)
     assert counts.total() >= 240

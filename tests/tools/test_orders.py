@@ -415,18 +415,18 @@ def test_exposures_and_the_card_are_those_of_the_history(
     assert {*map(tuple, counted)} == {tuple(columns)}
     for row, count in zip(found["documents"], counted, strict=True):
         pieces = [
-            (each["step"], each["trained"], min(doc["dst"] + doc["len"], 24) - doc["dst"], doc["len"])
+            (each["step"], each["trained"], min(doc["dst"] + doc["len"], 24) - doc["dst"])
             for each in reads if each["source"] == row["source"]
             for doc in each["docs"] if doc["doc"] == row["document"] and doc["len"]
         ]  # fmt: skip
         own = [piece for piece in pieces if piece[2] > 0]
-        steps, every = [step for step, *_ in own], [step for step, *_ in pieces]
-        assert (row["samples"], row["samples_trained"]) == (len(own), sum(trained for _, trained, *_ in own))
+        steps = [step for step, *_ in own]
+        assert (row["samples"], row["samples_trained"]) == (len(own), sum(trained for _, trained, _ in own))
         assert (row["first_step"], row["last_step"]) == (min(steps, default=None), max(steps, default=None))
-        assert row["tokens"] == sum(tokens for _, _, tokens, _ in own)
-        assert (count["samples_read"], count["tokens_read"]) == (len(every), sum(length for *_, length in pieces))
-        assert count["samples_trained"] == sum(trained for _, trained, *_ in pieces)
-        assert (count["first_step"], count["last_step"]) == (min(every, default=None), max(every, default=None))
+        assert row["tokens"] == sum(tokens for _, _, tokens in own)
+        same = {"samples": "samples_read", "samples_trained": "samples_trained", "tokens": "tokens_read"}
+        same |= {"first_step": "first_step", "last_step": "last_step"}
+        assert [count[name] for name in same.values()] == [row[name] for name in same]
     (card,) = rows(capsys, "summary", str(changed), "--before-step", "15")
     (accounts,) = rows(capsys, "account", str(changed), "--before-step", "15")
     assert (card["runs"], card["tokens_read"]) == (3, 15 * 8 * 24)
