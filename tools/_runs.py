@@ -21,8 +21,8 @@ from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
 from binidx.run.provenance.exposures import STEPS, Exposures
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.history import RunHistory, Runs
+from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
@@ -160,7 +160,7 @@ def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHi
     return history
 
 
-def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> range:
+def parse_steps(order: Runs, text: str | None, argument: str = "steps") -> range:
     """Parse `A:B`, `A:`, `:B`, a single step or nothing, as in a slice, into steps of the run.
 
     Args:
@@ -181,7 +181,7 @@ def parse_steps(order: Steps, text: str | None, argument: str = "steps") -> rang
     return steps
 
 
-def stop_step(order: Steps, before_step: int | None) -> int:
+def stop_step(order: Runs, before_step: int | None) -> int:
     """Return the first step that is not included: `before_step`, by default the end of the run."""
     count = order.num_steps()
     stop = count if before_step is None else before_step
@@ -191,7 +191,7 @@ def stop_step(order: Steps, before_step: int | None) -> int:
     return stop
 
 
-def require_steps(order: Steps, steps: range, argument: str) -> None:
+def require_steps(order: Runs, steps: range, argument: str) -> None:
     """Raise ConfigError about this argument unless the run has these steps.
 
     Args:
@@ -248,7 +248,7 @@ def read_list(uri: str, options: Mapping[str, Any] | None) -> DocumentList:
     return DocumentList(uri, bytes(read_whole(open_object(uri, storage_options=options))))
 
 
-def listed_documents(history: Steps, listed: DocumentList) -> dict[str, Numbers]:
+def listed_documents(history: Runs, listed: DocumentList) -> dict[str, Numbers]:
     """Return prefix -> numbers of the documents in a list; ConfigError if a line names no document of the history."""
     sources, listed = history.select_sources(), listed.renamed(history.joined.names)
     listed.check_sources(sources.keys())

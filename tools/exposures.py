@@ -26,7 +26,7 @@ from typing import Any
 from binidx.errors import ConfigError, FormatError
 from binidx.order.order_protocols import Numbers
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.run_order import Steps
+from binidx.run.provenance.history import Runs
 from binidx.search.document_search import find_token_table
 from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location
@@ -81,7 +81,7 @@ def print_exposures(arguments: argparse.Namespace) -> None:
     print_result({"steps": stop, "normalized": arguments.normalize, name: rows}, text, arguments)
 
 
-def find_passage(history: Steps, arguments: argparse.Namespace) -> dict[str, Numbers]:
+def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numbers]:
     """Return prefix -> the tokens of each match of the text of the file --text, as `count_exposures` takes ranges."""
     options, sources = arguments.storage_options, history.select_sources()
     try:

@@ -38,9 +38,9 @@ from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.exposures import Exposures, count_exposures
-from binidx.run.provenance.history import find_reads
+from binidx.run.provenance.history import Runs, find_reads
 from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, label_sample
 from binidx.storage.location import Location
 
@@ -117,7 +117,7 @@ def find(arguments: argparse.Namespace) -> None:
 
 
 def reads_of_stored(
-    history: Steps, samples: Collection[Numbers], stop_step: int
+    history: Runs, samples: Collection[Numbers], stop_step: int
 ) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
     """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
     if samples:
@@ -126,7 +126,7 @@ def reads_of_stored(
             yield order, reads, order.contents(reads.sample)
 
 
-def count_stored(history: Steps, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
+def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
     """Return a row for each stored sample whose name was given."""
     rows = []
     for name, samples in stored.items():
@@ -151,7 +151,7 @@ def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
     return [{new.get(name, name): row[name] for name in names} for row in exposure_rows(found)]
 
 
-def _earlier(history: Steps, arguments: argparse.Namespace, past: int) -> str:
+def _earlier(history: Runs, arguments: argparse.Namespace, past: int) -> str:
     """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none."""
     consumed = history.consumed_samples
     if not consumed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,15 +16,13 @@ from binidx.explore.loss_curve import LossCurve
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
 from binidx.order.order_protocols import Source
-from binidx.order.reads import TokenReads
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.display.token_text import TokenText
-from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.history import RunHistory, find_reads
-from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.history import RunHistory, Runs
+from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
 from binidx.storage.location import Location
@@ -58,7 +56,7 @@ class Explored:
     tokenizer: str | None = None
     losses: LossCurve | None = None
     other: RunOrder | None = None
-    history: Steps | None = None
+    history: Runs | None = None
 
     @classmethod
     def open(
@@ -114,31 +112,22 @@ class Explored:
         count = self.order.num_steps()
         return range(self.history.first_step, self.order.pass_steps if count is None else count)
 
+    @property
+    def runs(self) -> Runs:
+        """The runs, of pages that a dataset alone does not have."""
+        assert self.history is not None
+        return self.history
+
     def order_at(self, step: int) -> RunOrder:
         """Return the order of the run of the history that has a step; IndexError if none has it."""
-        assert self.history is not None
-        order, _ = next(self.history.orders(range(step, step + 1)))
+        order, _ = next(iter(self.runs.orders(range(step, step + 1))))
         return order
-
-    def reads_of(
-        self, name: str, documents: Sequence[int], stop_step: int
-    ) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
-        """Return the reads of documents by each run of the history, as `binidx where` finds them.
-
-        Args:
-            name: prefix of the source.
-            documents: numbers of documents.
-            stop_step: first step that is not searched.
-        """
-        assert self.history is not None
-        return find_reads(self.history, {name: documents}, stop_step, earlier=None)
 
     @property
     def numbers(self) -> Mapping[str, int]:
         """Prefix of a dataset, as any run has it -> its number in `sources`."""
-        assert self.history is not None
         own = {source.name: number for number, source in reversed([*enumerate(self.sources)])}
-        return {prefix: own[name] for prefix, name in self.history.joined.names.items()}
+        return {prefix: own[name] for prefix, name in self.runs.joined.names.items()}
 
     def numbers_of(self, order: RunOrder) -> list[int]:
         """Return the numbers here of the sources of one of the runs, and -1 at the end, of a sample of no source."""

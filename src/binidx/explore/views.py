@@ -31,7 +31,7 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import SUMMED
 from binidx.run.provenance.comparison import compare_documents
 from binidx.run.provenance.exposures import count_groups
-from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.history import RunHistory, find_reads
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
 from binidx.run.schedule import check_steps
@@ -161,7 +161,8 @@ def show_seen(explored: Explored, query: Query, step: int) -> Values:
     read_now = np.unique(pieces, axis=1)
     for source in np.unique(owner[owner >= 0]).tolist():
         documents = read_now[1, read_now[0] == source]
-        for _, past, found in explored.reads_of(explored.sources[source].name, documents.tolist(), step):
+        asked = {explored.sources[source].name: documents}
+        for _, past, found in find_reads(explored.runs, asked, step, earlier=None):
             # A sample may hold two pieces of a document, and pieces without an input.
             pieces = np.stack([found.document, found.owner])[:, found.inputs > 0]
             document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
@@ -296,7 +297,7 @@ def show_document(explored: Explored, query: Query, source: int, document: int) 
 def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
     name, rows = explored.sources[_known(explored, source)].name, []
-    for order, reads, contents in explored.reads_of(name, [document], explored.steps.stop):
+    for order, reads, contents in find_reads(explored.runs, {name: [document]}, explored.steps.stop, earlier=None):
         inputs = np.bincount(contents.owner, contents.inputs * (contents.document == document), len(reads.step))
         built = build_rows(order, reads, contents=contents, lineage=False)
         for row, read in zip(built, inputs.tolist(), strict=True):

@@ -28,7 +28,7 @@ from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Source
 from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.history import STRETCH, RunHistory, count_reads, find_changes, tokens_of_source
+from binidx.run.provenance.history import STRETCH, Runs, count_reads, find_changes, tokens_of_source
 from binidx.run.provenance.run_order import RunOrder
 
 
@@ -108,7 +108,7 @@ class Accounts(list[SourceAccount]):
 
 
 @trims_traceback
-def account(order: RunOrder | RunHistory, stop_step: int, *, repeats: bool = False) -> Accounts:
+def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
     """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:

@@ -29,8 +29,8 @@ from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_samples, sequences_of
 from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import find_sources
-from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.history import Runs, find_sources
+from binidx.run.provenance.run_order import RunOrder
 
 STRETCH = 1 << 17
 """Number of samples whose pieces are in memory together."""
@@ -81,7 +81,7 @@ class Exposures:
 
 
 def count_exposures(
-    history: Steps,
+    history: Runs,
     documents: Mapping[str, Sequence[int] | Numbers],
     stop_step: int,
     *,
@@ -132,7 +132,7 @@ def _as_ranges(documents: Numbers) -> Numbers:
 
 
 def count_groups(
-    history: Steps,
+    history: Runs,
     ranges: Mapping[str, Numbers],
     num_groups: int,
     stop: int,

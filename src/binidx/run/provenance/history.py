@@ -25,7 +25,7 @@ from binidx.order.reads import TokenReads
 from binidx.order.view import KnownSources, describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.run_order import RunOrder, Steps
+from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import check_steps
 
@@ -196,6 +196,9 @@ class RunHistory:
         return self._opened[number]
 
 
+Runs = RunHistory | RunOrder
+"""The runs of a model, or one run, as a history of itself."""
+
 REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 
 SAMPLES_COMPARED = 1 << 18
@@ -221,7 +224,7 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
 
 
 def find_sources(
-    history: Steps, names: Collection[str], stop_step: int
+    history: Runs, names: Collection[str], stop_step: int
 ) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
     """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
 
@@ -271,7 +274,7 @@ def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
 
 
 def find_reads(
-    history: Steps,
+    history: Runs,
     documents: Mapping[str, Sequence[int] | Numbers],
     stop_step: int,
     *,

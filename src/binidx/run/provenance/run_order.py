@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,33 +60,6 @@ if TYPE_CHECKING:
 
 
 Docs = Literal["ends", "spans"] | None
-
-
-class Steps(Protocol):
-    """Steps of a run or of a history of runs, and the order of each."""
-
-    @property
-    def first_step(self) -> int: ...
-
-    @property
-    def consumed_samples(self) -> int:
-        """Number of samples that were read before the first step."""
-
-    @property
-    def joined(self) -> JoinedSources:
-        """The datasets of all runs, those of the same data as one."""
-
-    def num_steps(self) -> int | None:
-        """Return the first step after the run; None if it has no end."""
-
-    def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
-        """Yield the order of each run that has some of these steps, and those steps."""
-
-    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
-        """Return the datasets by their prefix: that of a name, or all; ConfigError if there is none."""
-
-    def samples_named(self, name: str) -> Numbers:
-        """Return the stored samples with a name; none where samples have no names."""
 
 
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
