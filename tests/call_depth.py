@@ -25,7 +25,8 @@ import binidx
 from binidx.tools.seaweed import s3_server
 
 PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
-LIMITS = {"dataset[i]": 16, "batch of 8": 16, "build with cached index": 49, "cold build": 62}
+LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 54, "cold build": 67}
+"""They only fall: a rise needs a line on the decision page of the change, as `orders.md` has for this one."""
 
 called: set[str] | None = None
 """The files of the running measurement."""

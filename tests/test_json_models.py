@@ -27,8 +27,8 @@ from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
-from binidx.order.baked_order import BAKED_FILE, Baked, read_baked
-from binidx.order.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
+from binidx.order.stored.baked_order import BAKED_FILE, Baked, read_baked
+from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.packed.packed_description import PACKED_FILE
 from binidx.packed.packed_run import load_packed_run
 from binidx.prepare.preprocess.finish import JOB_FILE, JobFile

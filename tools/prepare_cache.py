@@ -31,9 +31,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from binidx.dataset.megatron.blended import BlendedDataset
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
+from binidx.dataset.served import is_blend, list_parts
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
@@ -104,7 +103,7 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
 def write_plans(wanted: Run, threads: int, bar: Bar) -> list[str]:
     """Write the read plan of each split of a built run; return the URIs."""
     built = zip(wanted.build(), wanted.sizes, strict=True)
-    datasets = [(dataset, size) for dataset, size in built if isinstance(dataset, OrderedDataset)]
+    datasets: list[Any] = [(dataset, size) for dataset, size in built if list_parts(dataset)]
     bar.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
     plans = [prepare_read_plan(dataset, size, Workers(count=threads), bar.advance) for dataset, size in datasets]
     return [uri for uri in plans if uri is not None]
@@ -137,16 +136,16 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
     """
     arrays = dataset.index_arrays
     how = outcome.how if outcome else NOT_KEPT
-    is_blend = isinstance(dataset, BlendedDataset)
+    blended = is_blend(dataset)
     files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
     return {
         "split": split,
-        "source": f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
+        "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
         "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if is_blend else len(dataset.index_order.sources[0].sequences),
+        "documents": None if blended else len(dataset.index_order.sources[0].sequences),
         "samples": len(dataset.index_order),
-        "epochs": None if is_blend else dataset.num_epochs,
+        "epochs": None if blended else dataset.num_epochs,
         "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
         "seconds": outcome.seconds if outcome else 0.0,
         "how": how,

@@ -10,7 +10,6 @@ from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as Mask
 from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
 from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
 from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
-from binidx.dataset.baked import BakedDataset as BakedDataset
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
 from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
@@ -30,10 +29,11 @@ from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDa
 from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
 from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
 from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
-from binidx.dataset.planned import PlannedDataset as PlannedDataset
 from binidx.dataset.staged import LengthStagedDataset as LengthStagedDataset
 from binidx.dataset.staged import Stage as Stage
 from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
+from binidx.dataset.stored.baked import BakedDataset as BakedDataset
+from binidx.dataset.stored.planned import PlannedDataset as PlannedDataset
 from binidx.dataset.torch_bridge import find_topology as find_topology
 from binidx.format.idx import DType as DType
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset

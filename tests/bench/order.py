@@ -22,7 +22,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Counts
 
 from binidx.corpus.convert import convert_dataset
-from binidx.dataset.baked import BakedDataset
+from binidx.dataset.stored.baked import BakedDataset
 from binidx.format.idx import format_idx_header
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet

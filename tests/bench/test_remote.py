@@ -12,7 +12,7 @@ from conftest import Bucket
 from helpers.traceable_runs import random_run
 from servers.latency_proxy import latency_proxy
 
-from binidx.dataset.baked import BakedDataset
+from binidx.dataset.stored.baked import BakedDataset
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder

@@ -21,10 +21,11 @@ from helpers.gpt_data import assert_same_sample
 
 import binidx
 from binidx.compat.megatron import fim_dataset, gpt_dataset, t5_dataset
-from binidx.dataset import planned, rank_comparison
+from binidx.dataset import rank_comparison
 from binidx.dataset.affects import affects, described_fields, words_of
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.stored import planned
 from binidx.run import run_file
 
 TOKENIZER = SimpleNamespace(

@@ -22,6 +22,10 @@ from binidx.order.order_protocols import Order
 from binidx.order.requests import OverRequest, Request, find_blend
 from binidx.order.view import View, ViewOrder
 from binidx.run.plan.run_plan import plan_run
+from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.history import RunHistory
+from binidx.run.provenance.read_planning import prepare_read_plan
+from binidx.run.provenance.run_order import RunOrder
 from binidx.testing import check_order
 
 S = 16
@@ -188,3 +192,51 @@ def test_a_class_that_opens_its_order_by_itself_is_refused_by_name(prefixes: lis
     source = binidx.MegatronDataset.request_source(prefixes[0], 9, binidx.Split.train, configure(prefixes), (0.0, 1.0))
     with pytest.raises(ConfigError, match="order: found MegatronDataset, which opens its order by itself"):
         make_opener(configure(prefixes)).open(source)
+
+
+@pytest.mark.parametrize("over", ["blend", "source"])
+def test_a_view_is_one_order_however_it_is_opened(prefixes: list[str], over: Any, tmp_path: Path) -> None:
+    """By builder, constructors, load_dataset, the file of a run, its history, a read plan, and a bake."""
+    (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t0\n{prefixes[2]}\t1\n")
+    weights, order = [1.0, 2.0, 3.0], View(f"{tmp_path}/list.txt", over=over)
+    config = configure(prefixes, weights, order=order, path_to_cache=f"{tmp_path}/cache", mid_level_dataset_surplus=1.0)
+    sizes = [90, 0, 0]
+    builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config)
+    built: Any = builder.build()[0]
+    needed = samples_of(built)
+    parts = [
+        binidx.GPTDataset(part.dataset, part.dataset_path, part.indices, part.num_samples, part.index_split, config)
+        for part in built.datasets
+    ]
+    assert samples_of(binidx.BlendedDataset(parts, built.weights, built.size, config)) == needed
+    blend = dict(zip(prefixes, weights, strict=True))
+    options = {"random_seed": 5, "order": order, "mid_level_dataset_surplus": 1.0}
+    assert samples_of(binidx.load_dataset(blend, S, num_samples=90, **options)) == needed
+    binidx.Run(config, sizes, 3, 2).save(f"{tmp_path}/run.json")
+    run = binidx.Run.load(f"{tmp_path}/run.json")
+    assert samples_of(run.build()[0]) == needed
+    for opened in (RunOrder.of(run), RunOrder.open(run), RunHistory.of(run).last):
+        steps = range(opened.num_steps() or 0)
+        rows = opened.table(steps, tokens=True).sort_by("sample").to_pylist()
+        assert rows
+        for row in rows:
+            assert row["input_ids"] == needed[row["sample"]][0]
+            assert prefixes.index(row["source"]) == needed[row["sample"]][1]
+    prepare_read_plan(built, 90)
+    planned = binidx.BlendedMegatronDatasetBuilder(
+        binidx.GPTDataset, sizes, lambda: True, replace(config, read_plan=True)
+    ).build()[0]
+    assert isinstance(planned, binidx.PlannedDataset)
+    assert samples_of(planned) == needed
+    ran = RunOrder.of(run)
+    bake(ran, f"{tmp_path}/baked", plan_bake(ran, range(ran.num_steps() or 0)))
+    baked = binidx.BakedDataset(f"{tmp_path}/baked", config)
+    assert samples_of(baked) == needed[: len(baked)]
+
+
+def samples_of(dataset: Any) -> list[tuple[list[int], int]]:
+    """Tokens and source of each sample, as training reads them."""
+    return [
+        ([*sample["tokens"].tolist(), int(sample["labels"][-1])], int(sample["dataset_id"]))
+        for sample in dataset.__getitems__(range(len(dataset)))
+    ]

@@ -31,10 +31,10 @@ from binidx.dataset.megatron.ordered_dataset import (
     request_order,
 )
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
-from binidx.dataset.planned import PlannedDataset, open_plan
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.split_requests import WHOLE, Sizes, SplitRequests, group_requests
+from binidx.dataset.stored.planned import PlannedDataset, open_plan
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle

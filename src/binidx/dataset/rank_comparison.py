@@ -41,8 +41,8 @@ from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
-from binidx.dataset.planned import PlannedDataset
 from binidx.dataset.rank_agreement import name_rank, store_errors
+from binidx.dataset.stored.planned import PlannedDataset
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.tokens import StoredTokens, Tokens

@@ -6,7 +6,7 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
     Tokens ─ StoredTokens ┬ SequencesInFiles ┬ IndexedDataset     `.bin` and `.idx`
            │              │                  └ JsonLines          rows of text
            │              └ PlainTokens                           bytes of a `.bin` as one sequence, without its `.idx`
-           └ ComputedDataset                                      made up, or read by a user's own object
+           └ ComputedTokens                                      made up, or read by a user's own object
 """
 
 from __future__ import annotations

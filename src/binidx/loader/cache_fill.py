@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.baked import BakedDataset
 from binidx.dataset.torch_bridge import find_topology, reading_worker
-from binidx.loader.dataset_protocols import LocatedSamples, StoredSamples
+from binidx.loader.dataset_protocols import ForwardSamples, LocatedSamples, StoredSamples
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
@@ -69,7 +68,7 @@ def open_filling(dataset: Any, sampler: PretrainingSampler) -> CacheFilling | No
     return CacheFilling(places.objects, count, is_expected=bool(share >= PAYING_SHARE))
 
 
-def open_forward(dataset: Any, sampler: PretrainingSampler, scope: Scope) -> BakedDataset | None:
+def open_forward(dataset: Any, sampler: PretrainingSampler, scope: Scope) -> Any:
     """Return a baked dataset that fetches extents ahead into memory; None if exact ranges or a disk cache are better.
 
     Args:
@@ -77,7 +76,7 @@ def open_forward(dataset: Any, sampler: PretrainingSampler, scope: Scope) -> Bak
         sampler: its sampler, in the state before the first batch.
         scope: cancels the extents in flight.
     """
-    if not isinstance(dataset, BakedDataset) or not dataset.is_uncached:
+    if not isinstance(dataset, ForwardSamples) or not dataset.is_uncached:
         return None
     worker, num_workers = reading_worker()
     count = -(-EXTENT_BYTES // (dataset.sample_bytes * sampler.micro_batch_size))

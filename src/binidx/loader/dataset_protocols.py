@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.baked import BakedDataset, StoredRunDataset
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.megatron_releases import find_rules_in_effect
-from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.served import get_split, list_parts
 from binidx.dataset.torch_bridge import Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_files import recorded_name
 from binidx.order.order_protocols import Numbers
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite, provides
+from binidx.storage.requests.cancellation import Scope
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
@@ -64,6 +62,22 @@ class LocatedSamples(Protocol):
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
         """Yield a reader, the ranges of bytes of the samples in it, and the place in `samples` of each range."""
+
+
+@runtime_checkable
+class ForwardSamples(Protocol):
+    """A dataset that is stored in the order of its samples, so that loaders fetch whole extents of it ahead.
+
+    Attributes:
+        is_uncached: whether its bytes are read from a store without a cache on the disk of the node.
+        sample_bytes: size of each stored sample.
+    """
+
+    is_uncached: bool
+    sample_bytes: int
+
+    def read_forward(self, num_ahead: int, scope: Scope) -> Any:
+        """Return the dataset for reads in the order of its samples."""
 
 
 @runtime_checkable
@@ -142,33 +156,14 @@ def batch_bytes(samples: Any) -> int:
     return sum(value.nbytes for value in {id(value): value for value in values}.values() if isinstance(value, Buffer))
 
 
-def get_sequence_length(dataset: Any) -> int:
-    """Return the number of tokens of a sample; 0 for a user's own dataset."""
-    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | StoredRunDataset) else 0
-
-
-def get_split(dataset: Any) -> Split | None:
-    """Return the split of a dataset or blend of this library; None for a user's own dataset."""
-    if isinstance(dataset, BlendedDataset):
-        return dataset.split
-    return dataset.index_split if isinstance(dataset, MegatronDataset) else None
-
-
 def is_full_validation(dataset: Any) -> bool:
     """Return whether a dataset is a validation split, or a blend of some, whose config has `full_validation`."""
     return get_split(dataset) is Split.valid and bool(dataset.config.full_validation)
 
 
-def identify_order(dataset: Any) -> Any:
-    """Return all values that the samples and their order depend on; for a user's own dataset, its class and length."""
-    if isinstance(dataset, OrderedDataset | PlannedDataset):
-        return dataset.order_identity
-    return [recorded_name(type(dataset)), len(dataset)]
-
-
 def find_megatron_samples(dataset: Any) -> str | None:
     """Return `megatron_samples` of the config of a dataset or blend; None if its samples do not depend on it."""
-    kinds = [part for part in _parts(dataset) if part.release_rules]
+    kinds = [part for part in list_parts(dataset) if part.release_rules]
     return kinds[0].config.megatron_samples if kinds else None
 
 
@@ -183,26 +178,21 @@ def compare_releases(dataset: Any, release: str) -> list[str]:
         ConfigError: no known release.
     """
     found: set[str] = set()
-    for part in _parts(dataset):
+    for part in list_parts(dataset):
         ours = find_rules_in_effect(part.config, part.release_rules, part.config.megatron_samples)
         found |= ours ^ find_rules_in_effect(part.config, part.release_rules, release)
     return sorted(found)
 
 
-def get_stored_order(dataset: Any) -> str | None:
-    """Return the identity of the order in which a dataset is stored; None if its order is its own."""
-    return dataset.stored.fingerprint if isinstance(dataset, BakedDataset) else None
-
-
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
     """Return `IndexedDataset.token_digests` of each low-level dataset of a dataset or blend, in its order."""
-    low_level = [part.dataset for part in _parts(dataset)]
+    low_level = [part.dataset for part in list_parts(dataset)]
     return OPENS.map(lambda tokens: tokens.token_digests if isinstance(tokens, IndexedDataset) else {}, low_level)
 
 
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
-    kinds = {type(part) for part in (dataset, *_parts(dataset)) if provides(part, StoredSamples)}
+    kinds = {type(part) for part in (dataset, *list_parts(dataset)) if provides(part, StoredSamples)}
     methods = [getattr_static(kind, name, None) for kind in kinds for name in SAMPLE_METHODS]
     return any(methods) and all(method.__module__.startswith("binidx.") for method in methods if method)
 
@@ -216,7 +206,3 @@ def reads_remotely(dataset: Any) -> bool:
 def _components(reader: RangeReader) -> Sequence[RangeReader]:
     composite = as_composite(reader)
     return composite.component_readers() if composite else [reader]
-
-
-def _parts(dataset: Any) -> Sequence[MegatronDataset]:
-    return dataset.parts if isinstance(dataset, OrderedDataset) else []

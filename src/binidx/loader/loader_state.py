@@ -18,14 +18,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
+from binidx.dataset.served import find_order_option, get_stored_order, identify_order
 from binidx.errors import ConfigError
 from binidx.loader.dataset_protocols import (
     compare_releases,
     digest_tokens,
     find_megatron_samples,
-    get_stored_order,
-    identify_order,
 )
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
 from binidx.order.view import describe_place, find_read, without_view
@@ -101,7 +99,7 @@ def fingerprint(dataset: Any, sampler: PretrainingSampler, order: Any = None) ->
 
 def _describe_way(consumed: int, theirs: str, dataset: Any, sampler: PretrainingSampler) -> str:
     """Return how a loader of another order continues a state: by its place in a view of the order, if it is one."""
-    option = get_order_option(dataset.config) if isinstance(dataset, OrderedDataset) else None
+    option = find_order_option(dataset)
     if option is None:
         return f"To continue all the same, set consumed_samples={consumed}"
     inner = without_view(dataset.order)

@@ -21,6 +21,7 @@ from typing import Any, SupportsIndex
 from binidx.dataset.config import Split, did_you_mean_option
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.dataset.rank_comparison import compare_with_ranks
+from binidx.dataset.served import get_sequence_length, get_split, get_stored_order
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
 from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
 from binidx.loader.collate import CollateForTrainer, WorkerBatch
@@ -30,9 +31,6 @@ from binidx.loader.dataset_protocols import (
     batch_reader,
     digest_tokens,
     find_megatron_samples,
-    get_sequence_length,
-    get_split,
-    get_stored_order,
     is_full_validation,
     is_pure,
     reads_remotely,

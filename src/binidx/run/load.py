@@ -18,9 +18,8 @@ from binidx.dataset.assemble.gpt_rows import needs_eod
 from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
-from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.served import is_blend, is_read_plan, list_parts
 from binidx.dataset.split_requests import request_splits
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
@@ -184,7 +183,7 @@ class LoadedDataset(DatasetView):
                 f"{built}: no sample (found no document, or fewer tokens than {needed}); give more data, a smaller "
                 "sequence_length, or num_samples, which repeats the documents"
             )
-        if config.read_plan and not isinstance(built, PlannedDataset) and is_first_rank():
+        if config.read_plan and not is_read_plan(built) and is_first_rank():
             threading.Thread(
                 target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
             ).start()
@@ -345,8 +344,7 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
             options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
         source = source.dataset
     dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
-    blended = isinstance(dataset, BlendedDataset)
-    parts: Sequence[Any] = dataset.datasets if blended else [dataset]
+    blended, parts = is_blend(dataset), list_parts(dataset) or [dataset]
     if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
         raise ConfigError(f"dataset: found {dataset!r}, a run reads the train split of GPT datasets")
     # The size of a blend is the requested one, rounded up for each member.

@@ -193,21 +193,21 @@ class Run:
             built = self._builder(pinned, warns).build(on_outcome=on_outcome)
             if self.stages is not None:
                 context = BuildContext(on_outcome=on_outcome, warns=warns)
-                train = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
-                built = [train, *built[1:]]
+                built[0] = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
             vars(self)["_built"] = built
         datasets: Built = vars(self)["_built"]
         return datasets
 
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
-        if self.phase_transition_iterations:
-            return self._phase.requests()
-        requests = request_splits(GPTDataset, self.config, self.sizes)
-        if self.stages is None:
+        run = self._phase
+        requests = request_splits(GPTDataset, run.config, run.sizes)
+        if run.stages is None:
             return requests
-        train = request_stages(GPTDataset, self.stages, self.config)
-        return {**requests, Split.train: [request_order(self.config, train)]}
+        return {
+            **requests,
+            Split.train: [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))],
+        }
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -405,14 +405,14 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         )
     RUN_FILE.convert(values, "")
     config, steps = values["config"], values["config"].get("steps") or {}
-    blends = {"blend": _pair(config.get("blend"))}
+    blends = {"blend": (blend := config.get("blend")) and tuple(blend)}
     if config.get("blend_per_split") is not None:
-        blends["blend_per_split"] = [_pair(blend) for blend in config["blend_per_split"]]
+        blends["blend_per_split"] = [blend and tuple(blend) for blend in config["blend_per_split"]]
     tokenizer = SavedTokenizer(**config["tokenizer"]) if "tokenizer" in config else None
     known = {option.name for option in fields(GPTDatasetConfig)}
     config = {name: value for name, value in config.items() if name in known}
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
-    stages = [Stage(**{**stage, "blend": _pair(stage["blend"])}) for stage in values.get("stages") or []]
+    stages = [Stage(**{**stage, "blend": tuple(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
     known = {option.name for option in fields(Run) if is_saved(option)} - STEPS.keys()
     others = {name: value for name, value in values.items() if name not in known}
@@ -438,11 +438,6 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
 def is_packed_run(value: Any) -> bool:
     """Return whether a JSON value describes a run over packed files."""
     return isinstance(value, dict) and "fork" in value
-
-
-def _pair(blend: Any) -> Any:
-    """Return a blend of a JSON file, a list, as a tuple; None for None."""
-    return None if blend is None else tuple(blend)
 
 
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:

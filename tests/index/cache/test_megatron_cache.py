@@ -62,7 +62,7 @@ def no_builds(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def forbid() -> None:
         monkeypatch.setattr("binidx.order.gpt_order.build_gpt_index", None)
-        monkeypatch.setattr(binidx.BlendedDataset, "_build", None)
+        monkeypatch.setattr("binidx.order.requests.build_blend_arrays", None)
         monkeypatch.setattr(megatron.gpt, "_build_document_index", None)
         monkeypatch.setattr(megatron.helpers, "build_blending_indices", None)
 

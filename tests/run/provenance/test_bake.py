@@ -17,17 +17,17 @@ from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
-import binidx.dataset.baked as baked_module
+import binidx.dataset.stored.baked as baked_module
 import binidx.run.provenance.baking as bake_module
 import binidx.run.provenance.baking as plan_module
-from binidx.dataset.baked import BakedDataset
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.stored.baked import BakedDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
-from binidx.order.baked_order import part_prefix
+from binidx.order.stored.baked_order import part_prefix
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder

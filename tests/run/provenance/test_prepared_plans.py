@@ -15,7 +15,7 @@ from helpers.traceable_runs import write_source
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
-from binidx.dataset.planned import PlannedDataset
+from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.run.provenance.read_planning import prepare_read_plan
 from binidx.tools.prepare_cache import main

@@ -26,7 +26,7 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectEx
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.torch_loader import build_pretraining_data_loader
-from binidx.order.planned_order import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
+from binidx.order.stored.planned_order import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
@@ -377,7 +377,7 @@ def test_a_killed_job_leaves_a_plan_that_cannot_be_read(tmp_path: Path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("binidx.order.planned_order.seal", stop)
+        patched.setattr("binidx.order.stored.planned_order.seal", stop)
         with pytest.raises(KeyboardInterrupt):
             write_read_plan(order, f"{tmp_path}/plan", plan, workers=Workers(count=1))
     assert not list((tmp_path / "plan").glob("*.rows"))

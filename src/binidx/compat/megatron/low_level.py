@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.megatron.mock import ComputedDataset
+from binidx.dataset.megatron.mock import ComputedTokens
 from binidx.format.tokens import StoredTokens
 
 
@@ -16,11 +16,11 @@ def adapt(dataset: Any) -> Any:
     if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
         return dataset
     kind: Any = type(dataset)
-    ours = isinstance(dataset, StoredTokens | ComputedDataset) and kind.get.__module__.startswith("binidx.")
+    ours = isinstance(dataset, StoredTokens | ComputedTokens) and kind.get.__module__.startswith("binidx.")
     return dataset if ours else LowLevel(dataset)
 
 
-class LowLevel(ComputedDataset):
+class LowLevel(ComputedTokens):
     """User's low-level dataset with the interface of binidx's; all other attributes are those of the user's object.
 
     Args:

@@ -136,6 +136,8 @@ class GPTDataset(MegatronDataset):
         try:
             yield
         except IndexBuildError as error:
+            if type(error) is not IndexBuildError:  # of another rank
+                raise
             raise IndexBuildError(
                 f"{self.dataset_path}, {self.index_split.name} split of {len(self.own_sequences)} sequences: {error}"
             ) from None

@@ -22,7 +22,7 @@ from binidx.errors import ConfigError
 from binidx.format.tokens import digest_index, identify_sequences, index_of
 
 
-class ComputedDataset(ABC):
+class ComputedTokens(ABC):
     """Sequences whose tokens are computed when they are read; each is a document. Implements `Tokens`.
 
     Args:
@@ -55,7 +55,7 @@ class ComputedDataset(ABC):
         """Return `count` tokens of a sequence from its token `first`, shape (count,)."""
 
 
-class MockGPTLowLevelDataset(ComputedDataset):
+class MockGPTLowLevelDataset(ComputedTokens):
     """100,000 sequences of 1 to 4,095 made-up tokens, read like the sequences of a `.bin`.
 
     Args:

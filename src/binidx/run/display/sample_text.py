@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from binidx.corpus.origins import origin_text
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset
-from binidx.errors import ConfigError, MissingDriverError, redacted, redacted_text
+from binidx.dataset.served import check_traceable
+from binidx.errors import MissingDriverError, redacted, redacted_text
 from binidx.order.reads import read_text, trace_reads
 from binidx.run.display.token_text import TokenPiece, TokenText
 from binidx.run.provenance.sample_rows import known_origins
@@ -101,8 +101,7 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
 
     Source: ours.
     """
-    if not isinstance(dataset, OrderedDataset) or any(part.reads_by_itself for part in dataset.parts):
-        raise ConfigError(f"show: found a {type(dataset).__name__}, needs a GPT dataset or a blend of them")
+    check_traceable(dataset, "show")
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
     order, number = dataset.order, range(len(dataset))[idx]

@@ -39,7 +39,7 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
-from binidx.dataset.baked import check_bakeable
+from binidx.dataset.stored.baked import check_bakeable
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
@@ -47,11 +47,11 @@ from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
 from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
-from binidx.order.baked_order import COMPLETE, Baked, part_prefix, read_baked
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
+from binidx.order.stored.baked_order import COMPLETE, Baked, part_prefix, read_baked
 from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples, locate_pieces
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.location import Location

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from binidx.dataset.planned import locate_plans
+from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
 from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
-from binidx.order import planned_order
 from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.order.ranged_order import LazyOrder
 from binidx.order.reads import locate_tokens
+from binidx.order.stored import planned_order
+from binidx.order.stored.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule, check_steps

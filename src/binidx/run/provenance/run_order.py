@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset, make_opener
+from binidx.dataset.megatron.ordered_dataset import make_opener
+from binidx.dataset.served import check_traceable, list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
@@ -109,11 +109,10 @@ class RunOrder:
         Raises:
             ConfigError: the samples are made by methods of the user, whose documents are not known.
         """
-        parts = dataset.parts if isinstance(dataset, OrderedDataset) else [dataset]
-        for part in parts:
-            is_known = isinstance(part, MegatronDataset) and not part.reads_by_itself
-            if not is_known or isinstance(part.index_order, SequenceRunsOrder):
-                raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
+        check_traceable(dataset, "order")
+        for part in list_parts(dataset):
+            if isinstance(part.index_order, SequenceRunsOrder):
+                raise ConfigError(f"order: found a {type(part).__name__}, needs a GPT dataset or a blend of them")
         name = dataset.unique_description_hash
         if isinstance(dataset.order, ViewOrder) or (
             isinstance(dataset.order, BlendedOrder) and dataset.order.has_views

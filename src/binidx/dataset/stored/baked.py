@@ -24,10 +24,10 @@ from binidx.errors import ConfigError, FormatError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import PlainTokens, StoredTokens
 from binidx.html_table import format_html_table
-from binidx.order.baked_order import COMPLETE, Baked, BakedOrder, part_prefix, read_baked
 from binidx.order.order_protocols import Numbers
-from binidx.order.planned_order import PlannedOrder
 from binidx.order.source_order import StoredSource
+from binidx.order.stored.baked_order import COMPLETE, Baked, BakedOrder, part_prefix, read_baked
+from binidx.order.stored.planned_order import PlannedOrder
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.memory import ForwardCache
 from binidx.storage.interfaces import RangeReader

@@ -19,8 +19,8 @@ import numpy as np
 import xxhash
 
 from binidx.dataset.affects import described_fields, words_of
-from binidx.dataset.baked import StoredRunDataset, check_stored
 from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.stored.baked import StoredRunDataset, check_stored
 from binidx.dataset.token_dataset import SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, redacted
@@ -28,8 +28,8 @@ from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.tokens import PlainTokens
 from binidx.format.virtual import named_location
 from binidx.order.order_options import format_order
-from binidx.order.planned_order import PlannedFile, PlannedOrder, PlannedRows, ReadPlan, read_plan
 from binidx.order.source_order import StoredSource
+from binidx.order.stored.planned_order import PlannedFile, PlannedOrder, PlannedRows, ReadPlan, read_plan
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import RangeReader

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError
 from binidx.format.idx import DType
 from binidx.json_models import Count, JsonFile, tolerate_all
-from binidx.order.baked_order import Baked
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source, Spans
 from binidx.order.source_order import join_ranges, samples_with_hits
+from binidx.order.stored.baked_order import Baked
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location

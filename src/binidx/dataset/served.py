@@ -1,0 +1,71 @@
+"""Answers about a dataset of any class, for loaders and runs; of a user's own dataset only its class is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from binidx.dataset.config import Split
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
+from binidx.dataset.stored.baked import BakedDataset, StoredRunDataset
+from binidx.dataset.stored.planned import PlannedDataset
+from binidx.errors import ConfigError
+from binidx.index.cache.index_files import recorded_name
+from binidx.order.order_options import OrderOption
+
+
+def list_parts(dataset: Any) -> Sequence[Any]:
+    """Return the dataset of each source of a dataset or blend; none of a user's own, or of a stored run."""
+    return dataset.parts if isinstance(dataset, OrderedDataset) else []
+
+
+def is_blend(dataset: Any) -> bool:
+    """Return whether a dataset is a blend of others."""
+    return any(part is not dataset for part in list_parts(dataset))
+
+
+def is_read_plan(dataset: Any) -> bool:
+    """Return whether a dataset is that of a read plan."""
+    return isinstance(dataset, PlannedDataset)
+
+
+def check_traceable(dataset: Any, purpose: str) -> None:
+    """Raise ConfigError unless the samples of a dataset or blend are made of the tokens that its order names.
+
+    Args:
+        dataset: the dataset.
+        purpose: beginning of the message.
+    """
+    parts = list_parts(dataset)
+    for part in parts or [dataset]:
+        if not parts or part.reads_by_itself:
+            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs a GPT dataset or a blend of them")
+
+
+def get_sequence_length(dataset: Any) -> int:
+    """Return the number of tokens of a sample; 0 for a user's own dataset."""
+    return int(dataset.config.sequence_length) if isinstance(dataset, OrderedDataset | StoredRunDataset) else 0
+
+
+def get_split(dataset: Any) -> Split | None:
+    """Return the split of a dataset or blend of this library; None for a user's own dataset."""
+    parts = list_parts(dataset)
+    split: Split | None = parts[0].index_split if parts else None
+    return split
+
+
+def find_order_option(dataset: Any) -> OrderOption | None:
+    """Return the option `order` of the config of a dataset or blend; None if there is none."""
+    return get_order_option(dataset.config) if isinstance(dataset, OrderedDataset) else None
+
+
+def identify_order(dataset: Any) -> Any:
+    """Return all values that the samples and their order depend on; for a user's own dataset, its class and length."""
+    if isinstance(dataset, OrderedDataset | PlannedDataset):
+        return dataset.order_identity
+    return [recorded_name(type(dataset)), len(dataset)]
+
+
+def get_stored_order(dataset: Any) -> str | None:
+    """Return the identity of the order in which a dataset is stored; None if its order is its own."""
+    return dataset.stored.fingerprint if isinstance(dataset, BakedDataset) else None

@@ -1,0 +1,1 @@
+"""Datasets of stored runs: the constructors over their orders."""
