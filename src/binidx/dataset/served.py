@@ -39,7 +39,7 @@ def check_traceable(dataset: Any, purpose: str) -> None:
     parts = list_parts(dataset)
     for part in parts or [dataset]:
         if not parts or part.reads_by_itself:
-            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs a GPT dataset or a blend of them")
+            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them")
 
 
 def get_sequence_length(dataset: Any) -> int:

@@ -79,11 +79,15 @@ class StoredRunDataset(TokenDataset):
         positions, first, stop = np.asarray(idxs, np.int64), self.stored.first, self.stored.stop
         if len(positions) and not (first <= positions.min() and positions.max() < stop):
             raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
-        samples = super().__getitems__(idxs)
+        sources, samples = self.read_with_sources(idxs)
         if self.stored.blended:
             assert isinstance(samples, Samples)  # as GPTAssemble makes them
-            samples.numbers = {"dataset_id": self.order.find_ids(positions).astype(np.int16)}
+            samples.numbers = {"dataset_id": self._find_ids(positions, sources).astype(np.int16)}
         return samples
+
+    def _find_ids(self, positions: Numbers, sources: Numbers) -> Numbers:
+        """Return the dataset_id of samples of a blend, shape (B,): their source in the order, unless it has one."""
+        return sources
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
         """Yield where the tokens of samples are stored; see `locate_stored`."""
@@ -164,6 +168,10 @@ class BakedDataset(StoredRunDataset):
         self.is_uncached = folder.local_path is None and folder.settings.cache_dir is None
         source = StoredSource(directory, PlainTokens(directory, self.dtype, self.reader), range(1))
         super().__init__(directory, config, BakedOrder(source, folder, baked))
+
+    def _find_ids(self, positions: Numbers, sources: Numbers) -> Numbers:
+        assert isinstance(self.order, BakedOrder)
+        return self.order.find_ids(positions)
 
     def read_forward(self, num_ahead: int, scope: Scope) -> BakedDataset:
         """Return this dataset for reads in the order of its samples: whole extents are fetched ahead.

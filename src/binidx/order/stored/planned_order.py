@@ -203,6 +203,7 @@ class PlannedRows:
         self._blocks_per_part = -(-plan.samples_per_part // BLOCK_SAMPLES)
         self._opened: dict[int, tuple[RangeReader, Numbers]] = {}
         self._decoded: DecodedBlocks | None = None
+        self._last_read: tuple[Numbers, PlannedPieces] | None = None
 
     def read(self, positions: Numbers) -> PlannedPieces:
         """Return the places of the tokens of samples: one range of rows if the positions are consecutive.
@@ -214,6 +215,8 @@ class PlannedRows:
             FormatError: a part is damaged, or of another plan.
             ObjectNotFoundError: a part is missing.
         """
+        if self._last_read is not None and np.array_equal(self._last_read[0], positions):
+            return self._last_read[1]  # a batch asks for its sources, then for its spans
         part, in_part = np.divmod(positions - self.plan.first, self.plan.samples_per_part)
         in_part, row = np.divmod(in_part, BLOCK_SAMPLES)
         blocks = part * self._blocks_per_part + in_part
@@ -223,7 +226,9 @@ class PlannedRows:
         chosen = decoded.pieces[join_ranges(starts, stops)]
         first_bytes = chosen["start"].astype(np.int64) | chosen["start_high"].astype(np.int64) << 32
         bounds, sources = np.concatenate([[0], np.cumsum(stops - starts)]), decoded.samples["source"][row]
-        return PlannedPieces(sources.astype(np.int64), bounds, first_bytes, chosen["num_tokens"].astype(np.int64))
+        pieces = PlannedPieces(sources.astype(np.int64), bounds, first_bytes, chosen["num_tokens"].astype(np.int64))
+        self._last_read = positions.copy(), pieces
+        return pieces
 
     def _decode(self, blocks: Numbers) -> DecodedBlocks:
         """Return the rows of blocks, and perhaps of others; those of the last read are not read again."""

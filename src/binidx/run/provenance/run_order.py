@@ -112,7 +112,7 @@ class RunOrder:
         check_traceable(dataset, "order")
         for part in list_parts(dataset):
             if isinstance(part.index_order, SequenceRunsOrder):
-                raise ConfigError(f"order: found a {type(part).__name__}, needs a GPT dataset or a blend of them")
+                raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = dataset.unique_description_hash
         if isinstance(dataset.order, ViewOrder) or (
             isinstance(dataset.order, BlendedOrder) and dataset.order.has_views
