@@ -215,8 +215,9 @@ class PlannedRows:
             FormatError: a part is damaged, or of another plan.
             ObjectNotFoundError: a part is missing.
         """
-        if self._last_read is not None and np.array_equal(self._last_read[0], positions):
-            return self._last_read[1]  # a batch asks for its sources, then for its spans
+        last = self._last_read  # once: another thread may replace it
+        if last is not None and np.array_equal(last[0], positions):
+            return last[1]  # a batch asks for its sources, then for its spans
         part, in_part = np.divmod(positions - self.plan.first, self.plan.samples_per_part)
         in_part, row = np.divmod(in_part, BLOCK_SAMPLES)
         blocks = part * self._blocks_per_part + in_part
