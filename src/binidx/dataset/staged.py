@@ -154,7 +154,7 @@ class StagedBlendedDataset(BlendedDataset):
         self.build_context, self.index_digests = context, {}
         self._cls, self.datasets = cls, []
         self.request = self.request_order(asked)
-        self.order = self.opener.open(self.request)
+        self._opened_order = self.opener.open(self.request)
         if self.request is not asked:  # the class of the rounds is known now
             self.check_takes_order()
         self.weights, self.size = self.blend_request.shares, self.blend_request.size
@@ -210,7 +210,7 @@ class LengthStagedDataset(BlendedDataset):
         blend, cut = self.request.cut(windows.order, sources, self.opener)
         self.datasets, self._lengths = [part for _ in blend.first_of for part in windows.parts], [*blend.first_of]
         self.weights, self.size = blend.shares, blend.size
-        self.order = self._open_index(blend, cut, self.opener)
+        self._opened_order = self._open_index(blend, cut, self.opener)
 
     @property
     def _assembles(self) -> Sequence[Assemble]:

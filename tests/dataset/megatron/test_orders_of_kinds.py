@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from helpers.masked_datasets import build as build_masked
 import binidx
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import ConfigError
+from binidx.order.view import ViewRequest
 from binidx.testing import check_order
 
 S = 32
@@ -319,6 +321,29 @@ def test_a_constructor_serves_the_view_of_a_builder(kind: Any, options: Any, tmp
     for read in READS if unknown is not None else ():
         with pytest.raises(ConfigError, match="needs the prefix of one of 1 sources"):
             read(unknown)
+
+
+def test_a_thread_that_reads_while_a_view_is_opened_gets_the_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_documents(f"{tmp_path}/en")
+    (tmp_path / "list.txt").write_text("3\n")
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{tmp_path}/list.txt"))
+    direct = made_directly(binidx.GPTDataset, build(binidx.GPTDataset, config, 90), config)
+    serve, read = ViewRequest.serve, list[set[int]]()
+
+    def serve_while_another_thread_reads(request: Any, order: Any) -> Any:
+        monkeypatch.setattr(ViewRequest, "serve", serve)
+        other = threading.Thread(target=lambda: read.append(documents_of(direct)))
+        other.start()
+        other.join()
+        return serve(request, order)
+
+    monkeypatch.setattr(ViewRequest, "serve", serve_while_another_thread_reads)
+    assert 3 not in documents_of(direct)
+    [documents] = read
+    assert 3 not in documents
+    assert len(documents) > 3
 
 
 @pytest.mark.parametrize("options", VIEWS)

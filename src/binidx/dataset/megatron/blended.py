@@ -99,7 +99,7 @@ class BlendedDataset(OrderedDataset):
         )
         self.weights = blend.shares
         self.request = self.request_order(blend)
-        self.order = self.opener.open(self.request)
+        self._opened_order = self.opener.open(self.request)
 
     def _open_index(self, request: BlendRequest, parts: Sequence[Order], opener: Opener) -> BlendedOrder:
         """Return the order of the blend, whose arrays `_load_or_build` returns."""

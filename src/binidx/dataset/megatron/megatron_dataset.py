@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
@@ -115,6 +116,9 @@ class MegatronDataset(OrderedDataset):
     config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
     """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
+    _opening_thread: int | None = None
+    """Thread that opens the order; others wait for nothing, and may open it, too."""
+
     release_rules: ClassVar[Set[Rule]] = frozenset()
     """Rules of Megatron's releases on which the samples of this kind depend; `megatron_samples` selects a release."""
 
@@ -189,16 +193,19 @@ class MegatronDataset(OrderedDataset):
         """Request of the samples that are served, if the dataset is a split of its own."""
         return self.request_order(self.opened)
 
-    @cached_property
+    @property
     def order(self) -> Order:
         """Order of this request, which is opened at the first use: a blend of the dataset opens its own."""
-        request = self.request
-        vars(self)["order"] = self.opened.order  # methods of a user may ask for the length while a view is opened
+        if self._opened_order is not None:
+            return self._opened_order
+        if self._opening_thread == threading.get_ident():
+            return self.opened.order  # a method of a user asks for the length while a view is opened
+        self._opening_thread = threading.get_ident()
         try:
-            return self.opener.open(request)
-        except BaseException:
-            del vars(self)["order"]
-            raise
+            self._opened_order = order = self.opener.open(self.request)
+        finally:
+            self._opening_thread = None
+        return order
 
     @property
     def _has_own_spans(self) -> bool:

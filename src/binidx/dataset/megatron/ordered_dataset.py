@@ -18,7 +18,7 @@ from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, digest
 from binidx.order.opener import Opener
 from binidx.order.order_options import OrderOption
-from binidx.order.order_protocols import Numbers
+from binidx.order.order_protocols import Numbers, Order
 from binidx.order.requests import Request
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -43,7 +43,6 @@ class OrderedDataset(ABC):
         build_context: options of the build of the index.
         index_digests: XXH3 of each array of the index, by name.
         request: what the config asks for, if the dataset is that of a split.
-        order: the order of this request: which tokens make a sample, as a value.
     """
 
     config: Any
@@ -51,7 +50,9 @@ class OrderedDataset(ABC):
     build_context: BuildContext = DEFAULT_CONTEXT
     index_digests: dict[str, str]
     request: Any
-    order: Any
+
+    _opened_order: Order | None = None
+    """Order of the request, once it is opened."""
 
     _order: Any
     """Order with the arrays of the index, which `order` may serve through a view."""
@@ -64,6 +65,11 @@ class OrderedDataset(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in UNPICKLED}
+
+    @property
+    def order(self) -> Any:
+        """Order of the request: which tokens make a sample, as a value."""
+        return self._opened_order
 
     @cached_property
     def unique_description(self) -> str:
