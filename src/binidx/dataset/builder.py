@@ -175,8 +175,7 @@ class BlendedMegatronDatasetBuilder:
         with open_pins(self.config, self.opened) if self.pinned else contextlib.nullcontext() as pins:
             pairs = pins.pairs if pins else {}
             for group in group_requests(self.cls, self.config, self.sizes):
-                chosen = {split: requests for split, requests in group.items() if split in self.splits}
-                chosen = {split: requests for split, requests in chosen.items() if built[split.value] is None}
+                chosen = {split: group[split] for split in group if split in self.splits and built[split.value] is None}
                 for split, dataset in self._build_group(chosen, context, pairs).items() if chosen else ():
                     built[split.value] = dataset
             if pins:

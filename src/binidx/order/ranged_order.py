@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ def open_ranges(
         The order; None if no index is cached, or its arrays cannot be proven to belong to the manifest.
     """
 
-    def open_source(opened: list[Source], manifest: Manifest) -> bool:
+    def open_source(manifest: Manifest) -> bool:
         """Open the sequences that an index was built from; return False if it has other options or other data."""
         content, recorded = manifest.content, manifest.data.get("idx")
         checked = CheckedIndex(
@@ -70,7 +69,7 @@ def open_ranges(
         return True
 
     opened: list[Source] = []
-    arrays = options.cache().open_ranges(ARRAYS, partial(open_source, opened))
+    arrays = options.cache().open_ranges(ARRAYS, open_source)
     return None if arrays is None else GPTOrder(parameters, opened[-1], arrays)
 
 

@@ -170,9 +170,9 @@ def locate_tokens(order: Order, samples: Numbers) -> tuple[Numbers, Bounds, Numb
     """
 
     def locate(source: int, numbers: Numbers) -> Columns:
-        _, bounds, columns = _read_spans(order, source, numbers)
-        spans = np.stack(columns[:3], axis=1)
-        return [], bounds, [as_pair(order.sources[source].dataset).locate_all(spans)[:, 0], spans[:, 2]]
+        spans, bounds = list_members(order)[source].spans(numbers)
+        stored = as_pair(order.sources[source].dataset)
+        return [], bounds, [stored.locate_all(np.ascontiguousarray(spans[:, 1:]))[:, 0], spans[:, 3]]
 
     source, _, _, bounds, (starts, counts) = gather_columns(order, samples, locate)
     return source, bounds, starts, counts
@@ -185,10 +185,9 @@ def read_text(order: Order, samples: Numbers) -> list[NDArray[Any]]:
         order: the order of the samples.
         samples: numbers of the samples in that order, shape (n,).
     """
-    source, _, _, bounds, columns = gather_columns(order, samples, partial(_read_spans, order))
-    spans, source = np.stack(columns[:3], axis=1), np.repeat(source, np.diff(bounds))
-    rows_of = {number: np.flatnonzero(source == number) for number in np.unique(source).tolist()}
-    requests = [(order.sources[number].dataset, spans[rows]) for number, rows in rows_of.items()]
+    spans, bounds = order.spans(samples)
+    rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
+    requests = [(order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
     pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
     for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
         for row, piece in zip(rows.tolist(), own, strict=True):

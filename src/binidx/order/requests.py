@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from binidx.errors import BlendError, ConfigError
@@ -162,7 +162,7 @@ class SourceRequest(Request):
         self.parameters  # noqa: B018 - checks that documents can leave
         return replace(self, documents=documents)
 
-    @property
+    @cached_property
     def identifiers(self) -> OrderedDict[str, Any]:
         """The identifiers that Megatron hashes for the name of the index."""
         order = dict(self.rule.fields) if self.rule else {}
@@ -345,7 +345,7 @@ class BlendRequest(Request):
         assert self.weights is not None
         return list(self.weights) if self.size is None or self.more else normalize(list(self.weights))
 
-    @property
+    @cached_property
     def identifiers(self) -> OrderedDict[str, Any]:
         """The identifiers that Megatron hashes for the name of the index."""
         sources = [source.identifiers for source in self.sources]

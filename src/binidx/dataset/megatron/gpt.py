@@ -20,7 +20,7 @@ from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import recorded_name
+from binidx.index.cache.index_files import IndexName, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS
@@ -144,8 +144,11 @@ class GPTDataset(MegatronDataset):
 
     @property
     def _index_options(self) -> IndexOptions:
+        return IndexOptions(self._find_name, self.opener)
+
+    def _find_name(self) -> IndexName:
         # In Megatron the index is beside the opened data, whatever path names it.
-        return replace(self.source_request, prefix=self.dataset.path_prefix).index_options(self.opener)
+        return replace(self.source_request, prefix=self.dataset.path_prefix).index_name()
 
     @property
     def indices(self) -> NDArray[np.int32]:

@@ -285,11 +285,7 @@ class MegatronDataset(OrderedDataset):
     @property
     def sample_identifiers(self) -> OrderedDict[str, Any]:
         """The identifiers, and the rules of the release of Megatron whose samples are served, if releases differ."""
-        return OrderedDict({**self.unique_identifiers, **self._sample_version})
-
-    @property
-    def _sample_version(self) -> dict[str, str]:
-        return self._describe_release(self.config)
+        return OrderedDict({**self.unique_identifiers, **self._describe_release(self.config)})
 
     @classmethod
     def _describe_release(cls, config: Any) -> dict[str, str]:

@@ -69,7 +69,9 @@ class SFTDataset(MegatronDataset):
             raise IndexBuildError(f"{self.dataset_path}: no rows in the {split} split, needs {self.num_samples}")
         is_shuffled = isinstance(self.config, SFTDatasetConfig) and self.config.shuffle
         seed = self.config.random_seed if is_shuffled else None
-        return RowOrder(self._source, self.num_samples, seed, recorded_name(type(self)), self._sample_version)
+        return RowOrder(
+            self._source, self.num_samples, seed, recorded_name(type(self)), self._describe_release(self.config)
+        )
 
     def _make_assemble(self) -> Assemble:
         return ChatAssemble(self.config, self.dataset, self._pad_token_id)
