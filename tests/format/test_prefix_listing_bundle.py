@@ -51,8 +51,8 @@ def bundle(folder: str) -> IdxBundle:
 
 
 def open_all(prefixes: Sequence[str], bundle: IdxBundle) -> list[IndexedDataset]:
-    with list_pairs_with_bundle([Location.of(prefix) for prefix in prefixes], bundle) as found:
-        return [IndexedDataset(prefix, listed=found.get(prefix)) for prefix in prefixes]
+    found = list_pairs_with_bundle([Location.of(prefix) for prefix in prefixes], bundle)
+    return [IndexedDataset(prefix, listed=found.get(prefix)) for prefix in prefixes]
 
 
 def check_all(prefixes: Sequence[str], bundle: IdxBundle, numbers: Sequence[int] = range(MIN_LISTED_PREFIXES)) -> None:
@@ -65,6 +65,11 @@ def bundled(prefixes: Sequence[str], bundle: IdxBundle) -> list[str]:
     found = bundle.read(prefixes)
     marks = {prefix: object_identity(Location.of(f"{prefix}.idx")) for prefix in prefixes}
     return [prefix for prefix in prefixes if found and found.find(prefix, marks[prefix]) is not None]
+
+
+def object_and_bytes(prefix: str) -> tuple[dict[str, object], memoryview]:
+    location = Location.of(f"{prefix}.idx")
+    return object_identity(location), memoryview(read_small(location) or b"")
 
 
 def replace_bundle(prefixes: Sequence[str], bundle: IdxBundle, data: bytes) -> None:
@@ -90,8 +95,8 @@ def test_a_first_start_keeps_the_small_idx_files_of_a_node_as_one_object(prefixe
     locations = [Location.of(prefix) for prefix in prefixes]
     for numbers in (range(MIN_LISTED_PREFIXES), [12, *range(1, MIN_LISTED_PREFIXES)]):
         for _ in range(2):
-            with list_pairs_with_bundle(locations, None) as found:
-                datasets = [IndexedDataset(prefix, listed=found[prefix]) for prefix in prefixes]
+            found = list_pairs_with_bundle(locations, None)
+            datasets = [IndexedDataset(prefix, listed=found[prefix]) for prefix in prefixes]
             assert [len(each) for each in datasets] == [20 + n for n in numbers]
         assert len(list(tmp_path.glob("objects/*"))) == (1 if numbers[0] == 0 else 2)
         build_ours(prefixes[0], number(12), np.uint16)
@@ -154,6 +159,17 @@ def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, t
     with caplog.at_level(logging.WARNING):
         check_all(prefixes, IdxBundle(Location.of(f"{tmp_path}/file/cache")))
     assert "not written" in caplog.text
+
+
+def test_bytes_that_were_damaged_on_the_way_stay_out_of_the_bundle(prefixes, bundle) -> None:
+    files = {prefix: object_and_bytes(prefix) for prefix in prefixes}
+    flipped = bytearray(files[prefixes[3]][1])
+    flipped[40] ^= 1  # a length, which no longer fits the pointers
+    damaged = {**files, prefixes[3]: (files[prefixes[3]][0], memoryview(flipped))}
+    bundle.update(prefixes, damaged, prefixes)
+    assert bundled(prefixes, bundle) == [*prefixes[:3], *prefixes[4:]]
+    check_all(prefixes, bundle)
+    assert bundled(prefixes, bundle) == prefixes
 
 
 def test_only_who_may_writes_it(prefixes, bundle) -> None:

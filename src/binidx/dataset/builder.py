@@ -225,7 +225,9 @@ class BlendedMegatronDatasetBuilder:
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
-        pairs = dict[str, ListedPair]()
+        closed = [prefix for prefix in prefixes if is_remote and prefix not in self.opened]
+        locations = [Location(prefix, self.config.storage_options) for prefix in closed]
+        pairs = list_pairs_with_bundle(locations, idx_bundle(self.config), pinned)
 
         def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
@@ -236,12 +238,8 @@ class BlendedMegatronDatasetBuilder:
         if not is_remote:
             run = run_in_order if threads == 1 else partial(run_concurrently, in_this_thread=[True] * len(works))
             return run(works, context)
-        context = replace(context, slot=slots)
-        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
-        with list_pairs_with_bundle(closed, idx_bundle(self.config), pinned) as listed:
-            pairs |= listed
-            indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
-            return run_concurrently(works, context, [prefix in indexed for prefix in prefixes])
+        indexed = self.opened.keys() | {prefix for prefix, pair in pairs.items() if pair.index is not None}
+        return run_concurrently(works, replace(context, slot=slots), [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
@@ -313,10 +311,8 @@ def open_low_level_datasets(
     """
     distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
     locations = [Location(prefix, config.storage_options) for prefix in distinct]
-    with (
-        open_pins(config) as pins,
-        list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {}) as listed,
-    ):
+    with open_pins(config) as pins:
+        listed = list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {})
 
         def open_one(prefix: str) -> Any:
             context = BuildContext(listed=listed.get(prefix))

@@ -180,12 +180,9 @@ class _Opening:
             bin_reader = open_bin(prefix, listed=listed, cache=self.cache)
             pair = _join(self._parse_index(data, reader, idx), bin_reader, listed.identity)
             seal = find_seal(reader, idx, DIGEST)
-            pair = replace(pair, marks=version_marks(bin_reader), digest_seal=seal)
+            return replace(pair, marks=version_marks(bin_reader), digest_seal=seal)
         except (FormatError, StorageError):
-            listed.index = None
             return None
-        listed.index = data
-        return pair
 
     def _open_pinned(self, prefix: Location, pinned: ListedPair) -> Pair:
         """Open a pair anew that could not be opened in its pinned versions, as a cache of this node may be damaged."""

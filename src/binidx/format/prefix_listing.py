@@ -29,8 +29,8 @@ generation. A file is used only if a list shows that very object now and its che
 damaged bundle therefore costs requests, never a wrong index.
 
 The bundle is read at the same time as the lists, through the `index_dir`, so once for each node. Files that it lacks
-are read at once (`read_together`), and the process that had to do that writes a new bundle. Writers race without harm:
-the last one wins, and files replaced since are not used.
+are read at once (`read_together`), and the process that had to do that writes a new bundle before it opens any. Writers
+race without harm: the last one wins, and files replaced since are not used.
 
 1,000 prefixes 30 ms away, cold start to the first batch (two cores, proxy and server on them): 1.0 s with lists and
 bundle, 2 s with lists alone, 15 s with neither. The bundle needs the lists, which prove that it is current.
@@ -43,8 +43,8 @@ import json
 import logging
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
@@ -53,6 +53,7 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError, StorageError
+from binidx.format.idx import parse_index
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.adapters import JoinedReader
@@ -88,7 +89,7 @@ Identity = Mapping[str, Any]
 File = tuple[Identity, memoryview]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ListedPair:
     """`.idx` and tokens of one prefix that belong together: unchanged between two listings, or pinned for the run.
 
@@ -99,7 +100,7 @@ class ListedPair:
         bin: the listed `.bin`; of a pinned pair it may be compressed.
         sums: the listed `.bin.xxh3`; None if there is none.
         sidecars: suffixes of the sidecars that exist, of those in `SIDECARS`.
-        index: bytes of the `.idx`, from the bundle of the run or from a read of the file; None until then.
+        index: bytes of the `.idx`, from the bundle of the run or read with those of other prefixes; None: not read yet.
         remedy: way out if a file is of another version, for messages; empty: the pair is then opened anew.
         prefix: location of the prefix, over a store that many pairs share; None: not known.
     """
@@ -155,6 +156,14 @@ def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
             break
         chosen.append(prefix)
     return sorted(chosen)
+
+
+def is_index(data: memoryview, prefix: str) -> bool:
+    """Return whether these are the bytes of a valid `.idx`."""
+    with contextlib.suppress(FormatError):
+        parse_index(data, uri=prefix)
+        return True
+    return False
 
 
 def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[bytes | memoryview]:
@@ -217,7 +226,10 @@ class IdxBundle:
 
         Args:
             files: by prefix, identity and bytes of the `.idx` files that were read.
+            missing: prefixes that the bundle lacks. Those whose bytes are no `.idx`, as a bit flipped on the way, are
+                left out.
         """
+        files = {name: file for name, file in files.items() if name not in missing or is_index(file[1], name)}
         chosen = select_bundled({prefix: identity for prefix, (identity, _) in files.items()})
         if not {*missing} & {*chosen}:
             return
@@ -231,51 +243,56 @@ class IdxBundle:
         return self.directory / f"{hash_uris(prefixes)}-binidx-idx.bundle"
 
 
-@contextlib.contextmanager
 def list_pairs_with_bundle(
     prefixes: Sequence[Location], bundle: IdxBundle | None, pinned: Mapping[str, ListedPair] = MappingProxyType({})
-) -> Iterator[dict[str, ListedPair]]:
-    """Yield pinned pairs, and `list_pairs` of other prefixes; those whose `.idx` is in the bundle hold its bytes.
+) -> dict[str, ListedPair]:
+    """Return pinned pairs, and `list_pairs` of other prefixes, with the bytes of their small `.idx` files.
 
     Args:
-        bundle: if it lacks `.idx` files that are opened in the `with` block, it is rewritten at the end; may be None.
+        bundle: has the bytes, and is rewritten if it lacks some; None: small files are read together.
         pinned: by prefix, pairs that need no listing.
     """
     names = [prefix.uri for prefix in prefixes]
     pending = OPENS.submit(partial(bundle.read, names)) if bundle and len(names) >= MIN_LISTED_PREFIXES else None
     pairs = list_pairs([prefix for prefix in prefixes if prefix.uri not in pinned])
     pairs |= {name: pinned[name] for name in names if name in pinned}
-    if bundled := pending and pending.result():
-        for prefix, pair in pairs.items():
-            pair.index = bundled.find(prefix, pair.identity)
-    del bundled  # its table has 0.5 KB a prefix
     firsts: dict[str, Location] = {}
+    locations: dict[str, Location] = {}
     for location in prefixes:
         if location.uri in pairs:
             first = firsts.setdefault(location.place, location)
-            pairs[location.uri].prefix = first.beside(location.uri) if first.store else location
-    missing = [prefix for prefix, pair in pairs.items() if pair.index is None]
-    read_together([pairs[prefix] for prefix in missing])
-    yield pairs
+            locations[location.uri] = first.beside(location.uri) if first.store else location
+    bundled = pending and pending.result()
+    files = {name: data for name, pair in pairs.items() if bundled and (data := bundled.find(name, pair.identity))}
+    del bundled  # its table has 0.5 KB a prefix
+    missing = {name: pair.idx.info for name, pair in pairs.items() if name not in files}
+    read = read_together(locations, missing, 1 if pending else MIN_LISTED_PREFIXES)
+    files |= read
     if bundle and pending and bundle.writable:
-        read = {prefix: (pair.identity, pair.index) for prefix, pair in pairs.items() if pair.index is not None}
-        bundle.update(names, read, missing)
+        bundle.update(names, {name: (pairs[name].identity, data) for name, data in files.items()}, read)
+    return {name: replace(pair, index=files.get(name), prefix=locations[name]) for name, pair in pairs.items()}
 
 
-def read_together(pairs: Sequence[ListedPair]) -> None:
-    """Read the small `.idx` files of many pairs in one read, as one object in the cache of this node.
+def read_together(
+    locations: Mapping[str, Location], infos: Mapping[str, ObjectInfo], least: int
+) -> dict[str, memoryview]:
+    """Read the small `.idx` files of many prefixes in one read, as one object in the cache of this node.
 
     A thread, and files in the cache, for each of 1,000 prefixes took ten times the CPU of their requests. If one cannot
     be read, as it was replaced since it was listed, none is, and each is opened alone.
 
     Args:
-        pairs: with locations; those that are read get the bytes of their index.
+        locations: prefixes by URI.
+        infos: listed `.idx` of each prefix, by its URI.
+        least: fewest files to read so.
+
+    Returns:
+        By URI of the prefix, the bytes of its `.idx`.
     """
-    by_prefix = {pair.prefix.uri: pair for pair in pairs if pair.prefix}
-    chosen = [by_prefix[uri] for uri in select_bundled({uri: pair.identity for uri, pair in by_prefix.items()})]
-    if len(chosen) < MIN_LISTED_PREFIXES:
-        return
-    readers = [RemoteObject(pair.prefix + ".idx", info=pair.idx.info) for pair in chosen if pair.prefix]
+    chosen = select_bundled({uri: info.identity for uri, info in infos.items()})
+    if len(chosen) < least:
+        return {}
+    readers = [RemoteObject(locations[uri] + ".idx", info=infos[uri]) for uri in chosen]
     versions = json.dumps([[reader.uri, reader.identity] for reader in readers], sort_keys=True).encode()
     folder, version = readers[0].location.uri.rpartition("/")[0], xxhash.xxh3_128_hexdigest(versions)
     sizes = [reader.size for reader in readers]
@@ -284,9 +301,8 @@ def read_together(pairs: Sequence[ListedPair]) -> None:
         data = read_whole(add_disk_cache(joined, readers[0].settings, whole=True))
     except StorageError as error:
         logger.info("%s: %d .idx not read at once, each is opened alone: %s", folder, len(chosen), error)
-        return
-    for pair, stop in zip(chosen, accumulate(sizes), strict=True):
-        pair.index = data[stop - pair.idx.info.size : stop]
+        return {}
+    return {uri: data[stop - size : stop] for uri, size, stop in zip(chosen, sizes, accumulate(sizes), strict=True)}
 
 
 def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
