@@ -23,7 +23,7 @@ import binidx
 from binidx.compat.megatron import fim_dataset, gpt_dataset, t5_dataset
 from binidx.dataset import rank_comparison
 from binidx.dataset.affects import affects, described_fields, words_of
-from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split
+from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.stored import planned
 from binidx.run import run_file
@@ -135,8 +135,8 @@ HARMLESS = [name for name, option in OPTIONS.items() if "order" not in words_of(
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_an_option_changes_no_more_of_gpt_samples_than_its_words(name: str, prefix: str) -> None:
-    values = {**EVERY, "sequences_per_dataset": {prefix: [40, 41]}, "written_paths": {prefix: "en"}}
-    values |= {"path_to_cache": None, "storage_options": {}, "tokenizer": binidx.SpecialTokens(eod=7, pad=8)}
+    values = {**EVERY, "sequences_per_dataset": {prefix: [40, 41]}, "path_to_cache": None, "storage_options": {}}
+    values |= {"written_paths": WrittenPaths(opened={prefix: "en"}), "tokenizer": binidx.SpecialTokens(eod=7, pad=8)}
     values |= {"megatron_samples": "main", "fast_cache_load": False}  # True excludes blend
     values |= dict.fromkeys(("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"))
     pairs = zip(("train", "valid"), build(prefix), build(prefix, **{name: values[name]}), strict=False)
@@ -253,8 +253,8 @@ EVERY = {
     "multiple_validation_sets": True, "full_validation": True, "num_dataset_builder_threads": 3,
     "mmap_bin_files": False, "mid_level_dataset_surplus": 0.01, "allow_ambiguous_pad_tokens": True,
     "defer_npy_index_mmap": True, "storage_options": {"key": "k"}, "trust_cache": "megatron",
-    "cache_small_indices": True, "read_plan": True, "written_paths": {"/data/en": "en"}, "reset_position_ids": True,
-    "reset_attention_mask": True, "eod_mask_loss": True, "create_attention_mask": True,
+    "cache_small_indices": True, "read_plan": True, "written_paths": WrittenPaths("/data", {"/data/en": "en"}),
+    "reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True, "create_attention_mask": True,
     "drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False,
     "inter_document_masking": True, "object_storage_cache_path": "/o", "data_parallel_size": 2,
     "sequence_parallel_size": 2, "hybrid_context_parallel": True, "sequences_per_dataset": {"/data/en": [1, 2]},

@@ -113,6 +113,19 @@ def check_num_samples(name: str, num_samples: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class WrittenPaths:
+    """Relative paths as the file of a run has them.
+
+    Attributes:
+        directory: absolute path of the directory below which they are opened; None: there are none.
+        opened: path that is opened -> the path as it is written.
+    """
+
+    directory: str | None = None
+    opened: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(repr=False)
 class BlendedMegatronDatasetConfig:
     """Options of every kind of dataset.
@@ -146,8 +159,8 @@ class BlendedMegatronDatasetConfig:
             saved before it had this option needs "0.16.1".
         read_plan: serve samples by the read plan of `binidx prepare-cache --read-plan` in `path_to_cache`, if there is
             one for these options, without any index (not in Megatron Core). Then a split is a `PlannedDataset`.
-        written_paths: path that is opened -> the path as the file of a run has it, on which the names of caches depend;
-            set by `binidx.Run` for relative paths (not in Megatron Core).
+        written_paths: relative paths as the file of a run has them, on which the names of caches depend; set by
+            `binidx.Run` (not in Megatron Core).
 
     Attributes:
         split_matrix: start and end of each split in [0, 1], from `split`.
@@ -186,7 +199,7 @@ class BlendedMegatronDatasetConfig:
         default="main", metadata=affects(chats="samples", masked="samples", fim="samples", saved=False)
     )
     read_plan: bool = field(default=False, metadata=affects("start", saved=False))
-    written_paths: Mapping[str, str] | None = field(default=None, repr=False, metadata=affects("place", saved=False))
+    written_paths: WrittenPaths = field(default=WrittenPaths(), repr=False, metadata=affects("place", saved=False))
 
     def __post_init__(self) -> None:
         for name in ("random_seed", "sequence_length", "num_dataset_builder_threads"):
@@ -231,7 +244,7 @@ class BlendedMegatronDatasetConfig:
 
     def as_written(self, path: str | None) -> str | None:
         """Return a path as the file of a run has it: itself, unless the run has recorded a directory."""
-        return (self.written_paths or {}).get(path or "", path)
+        return self.written_paths.opened.get(path or "", path)
 
     def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
         if self.blend is not None or self.split is not None:

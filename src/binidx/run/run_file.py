@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 from binidx.dataset.affects import affects, described_fields, is_saved, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.ordered_dataset import request_order
 from binidx.dataset.split_requests import SplitRequests, request_splits
@@ -124,7 +124,7 @@ class Run:
         if self.step_batch_size_schedule is not None and self.global_batch_size is not None:
             raise ConfigError("step_batch_size_schedule: found global_batch_size, too; needs one of them")
         self._check_iterations()
-        if unknown := self.same_data.keys() - {*self.paths, *(self.config.written_paths or {}).values()}:
+        if unknown := self.same_data.keys() - {*self.paths, *self.config.written_paths.opened.values()}:
             raise ConfigError(f"same_data: found {min(unknown)}, needs prefixes of this run: {', '.join(self.paths)}")
         self.schedule  # noqa: B018 - checks the steps
 
@@ -320,18 +320,18 @@ class Run:
 
     def _open_relative_paths(self) -> None:
         """Replace relative paths by those below `directory`, and keep them as `written_paths` of the config."""
-        written = self.config.written_paths or {}
-        # A config of another run brings that run's directory.
-        directory = next((path.removesuffix(f"/{text}") for path, text in written.items()), self.directory)
+        written = self.config.written_paths
+        directory = written.directory or self.directory  # a config of another run has that run's directory
         relative = [path for path in self.paths if "://" not in path and not os.path.isabs(path)]
         if directory is not None and not os.path.isabs(directory):
             raise ConfigError(f"directory: found {directory!r}, needs an absolute path")
         if directory is not None and relative:
             config, stages = _rename_paths(self, {path: f"{directory}/{path}" for path in relative})
-            config.written_paths = {**written, **{f"{directory}/{path}": path for path in relative}}
+            opened = {**written.opened, **{f"{directory}/{path}": path for path in relative}}
+            written = config.written_paths = WrittenPaths(directory, opened)
             object.__setattr__(self, "config", config)
             object.__setattr__(self, "stages", stages)
-        object.__setattr__(self, "directory", directory if written or relative else None)
+        object.__setattr__(self, "directory", written.directory)
 
     def _builder(self, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
         stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
@@ -366,7 +366,7 @@ def read_run_file(file: Location) -> bytes:
 
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
-    written, stages = _rename_paths(run, run.config.written_paths or {})
+    written, stages = _rename_paths(run, run.config.written_paths.opened)
     saved = [option.name for option in fields(written) if option.init and is_saved(option)]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:

@@ -14,6 +14,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.corpus.convert import convert_dataset
+from binidx.dataset.config import WrittenPaths
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import ConfigError, ObjectChangedError
@@ -165,7 +166,7 @@ def test_the_last_partial_sample_is_part_of_the_name_of_a_validation_plan_alone(
 def test_a_plan_with_its_early_name_is_found(
     prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written = {prefix: f"p{number}" for number, prefix in enumerate(prefixes)}
+    written = WrittenPaths(opened={prefix: f"p{number}" for number, prefix in enumerate(prefixes)})
     fixed = {"blend": (prefixes, [0.7, 0.3]), "split": "7,3,0", "path_to_cache": f"{tmp_path}/cache"}
     options = {"written_paths": written, "eod_mask_loss": True, "data_parallel_size": 8, "read_plan": True}
     config = binidx.GPTDatasetConfig(5, 16, tokenizer=Tokenizer(pad=PAD, eod=EOD), **fixed, **options)  # type: ignore[arg-type]
