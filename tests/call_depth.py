@@ -29,7 +29,7 @@ PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 54, "cold build": 67}
 """They only fall: a rise needs a line on the decision page of the change, as `orders.md` has for this one."""
 
-CALLS = {"build with cached index": 2_500}
+CALLS = {"build with cached index": 1_750}
 """Most calls of Python functions, which only falls, too."""
 
 called: list[str] | None = None

@@ -94,12 +94,12 @@ class JsonFile(Generic[Model]):
             self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
         except ValueError as error:
             self._fail(subject, f"no JSON: {error}")
-        level = [found]
-        for _ in range(MAX_DEPTH):
-            inside = (each.values() if type(each) is dict else each for each in level if type(each) in (dict, list))
+        level, depth = [found], 0
+        while level:
+            if (depth := depth + 1) > MAX_DEPTH:
+                self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
+            inside = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
             level = [each for values in inside for each in values if type(each) in (dict, list)]
-        if level:
-            self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
         return found
 
     def convert(self, value: Any, subject: str) -> Model:
@@ -200,7 +200,7 @@ def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str
         kind: Any = type(made)
         known = [each.name for each in fields(kind) if each.init]
         yield from ((path, name, known) for name in sorted(value.keys() - known))
-        inside = ((name, value[name], getattr(made, name)) for name in known if name in value)
+        inside = [(name, value[name], getattr(made, name)) for name in known if name in value]
     else:
         return
     for name, given, each in inside:

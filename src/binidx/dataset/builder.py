@@ -225,9 +225,8 @@ class BlendedMegatronDatasetBuilder:
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
-        closed = [prefix for prefix in prefixes if is_remote and prefix not in self.opened]
-        locations = [Location(prefix, self.config.storage_options) for prefix in closed]
-        pairs = list_pairs_with_bundle(locations, idx_bundle(self.config), pinned)
+        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
+        pairs = list_pairs_with_bundle(closed, idx_bundle(self.config), pinned) if is_remote else {}
 
         def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:

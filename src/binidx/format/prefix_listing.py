@@ -43,7 +43,7 @@ import json
 import logging
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -257,18 +257,15 @@ def list_pairs_with_bundle(
     pairs = list_pairs([prefix for prefix in prefixes if prefix.uri not in pinned])
     pairs |= {name: pinned[name] for name in names if name in pinned}
     firsts: dict[str, Location] = {}
-    locations: dict[str, Location] = {}
-    for location in prefixes:
-        if location.uri in pairs:
-            first = firsts.setdefault(location.place, location)
-            locations[location.uri] = first.beside(location.uri) if first.store else location
+    known = [prefix for prefix in prefixes if prefix.uri in pairs]
+    locations = {prefix.uri: firsts.setdefault(prefix.place, prefix).beside(prefix.uri) for prefix in known}
     bundled = pending and pending.result()
     files = {name: data for name, pair in pairs.items() if bundled and (data := bundled.find(name, pair.identity))}
     del bundled  # its table has 0.5 KB a prefix
     missing = {name: pair.idx.info for name, pair in pairs.items() if name not in files}
     read = read_together(locations, missing, 1 if pending else MIN_LISTED_PREFIXES)
     files |= read
-    if bundle and pending and bundle.writable:
+    if read and bundle and bundle.writable:
         bundle.update(names, {name: (pairs[name].identity, data) for name, data in files.items()}, read)
     return {name: replace(pair, index=files.get(name), prefix=locations[name]) for name, pair in pairs.items()}
 
@@ -315,8 +312,7 @@ def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
     def list_twice(folder: list[Location]) -> dict[str, ListedPair]:
         before = list_folder(folder)
         after = None if before is None else list_folder(folder)
-        names = [prefix.uri for prefix in folder]
-        return {} if before is None or after is None else _unchanged_pairs(names, before, after)
+        return {} if before is None or after is None else _unchanged_pairs(map(str, folder), before, after)
 
     listed = OPENS.map(list_twice, group_prefixes(prefixes))
     return {prefix: pair for folder in listed for prefix, pair in folder.items()}
@@ -352,7 +348,7 @@ def group_prefixes(prefixes: Sequence[Location]) -> list[list[Location]]:
 
 
 def _unchanged_pairs(
-    prefixes: Sequence[str], before: Mapping[str, ObjectInfo], after: Mapping[str, ObjectInfo]
+    prefixes: Iterable[str], before: Mapping[str, ObjectInfo], after: Mapping[str, ObjectInfo]
 ) -> dict[str, ListedPair]:
     pairs = {}
     for prefix in prefixes:

@@ -176,7 +176,7 @@ class SourceRequest(Request):
 
     @property
     def _beside_data(self) -> Location:
-        return Location(join_uri(self.prefix, "cache", f"{self.kind}_indices"), self.storage_options)
+        return Location(join_uri(self.prefix, f"cache/{self.kind}_indices"), self.storage_options)
 
     def description_hash(self) -> str:
         """Return the md5 of the text with which Megatron names the index."""

@@ -329,9 +329,8 @@ class Run:
             config, stages = _rename_paths(self, {path: f"{directory}/{path}" for path in relative})
             opened = {**written.opened, **{f"{directory}/{path}": path for path in relative}}
             written = config.written_paths = WrittenPaths(directory, opened)
-            object.__setattr__(self, "config", config)
-            object.__setattr__(self, "stages", stages)
-        object.__setattr__(self, "directory", written.directory)
+            vars(self).update(config=config, stages=stages)
+        vars(self)["directory"] = written.directory
 
     def _builder(self, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
         stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]

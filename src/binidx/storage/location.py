@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -44,6 +44,9 @@ class Location:
     uri: str
     options: Mapping[str, Any] | None = field(default=None, hash=False)
 
+    _root: ClassVar[Location | None] = None
+    """Location in the same place, whose store this one shares; set in instances that `beside` makes."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", expand_uri(self.uri))
 
@@ -69,12 +72,12 @@ class Location:
     @cached_property
     def store(self) -> Any:
         """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
-        return open_store(self.uri, self.options)
+        return open_store(self.uri, self.options) if self._root is None else self._root.store
 
     @cached_property
     def place(self) -> str:
         """Scheme and host or bucket, such as `s3://bucket`; `file://` for any local file."""
-        return place_of(self.uri)
+        return place_of(self.uri) if self._root is None else self._root.place
 
     @cached_property
     def partition(self) -> str:
@@ -93,7 +96,7 @@ class Location:
     @cached_property
     def settings(self) -> ReadSettings:
         """Settings of the options, else of the environment at the first use."""
-        return ReadSettings.of(self.options)
+        return ReadSettings.of(self.options) if self._root is None else self._root.settings
 
     @property
     def absolute(self) -> str:
@@ -101,16 +104,15 @@ class Location:
         return self.uri if self.local_path is None else os.path.abspath(self.local_path)
 
     def beside(self, uri: str) -> Location:
-        """Return a location with the same options; in the same place it shares the store, if this one has opened it.
+        """Return a location with the same options; in the same place both share one store, opened at the first use.
 
         A store takes 0.1 ms and 3 KB. Drivers may take options from the rest of a URI where it has one of BESIDE_NOT.
         """
-        other, own = Location(uri, self.options), vars(self)
-        if "store" in own and uri.startswith(f"{self.place}/"):
+        other = Location(uri, self.options)
+        if "://" in uri and uri.startswith(f"{self.place}/"):
             rest = self.uri[len(self.place) :], uri[len(self.place) :]
             if BESIDE_NOT.isdisjoint(rest[0]) and BESIDE_NOT.isdisjoint(rest[1]):
-                for name in ("store", "place", "settings"):  # `update` would unshare the keys of this dict: 150 bytes
-                    vars(other)[name] = getattr(self, name)
+                vars(other)["_root"] = self._root or self  # `update` would unshare the keys of this dict: 150 bytes
         return other
 
     def __add__(self, suffix: str) -> Location:

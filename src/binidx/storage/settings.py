@@ -161,7 +161,7 @@ class ReadSettings:
         unknown = sorted(given.keys() - RULES.keys()) if isinstance(given, Mapping) else [repr(given)]
         if unknown:
             raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(RULES)}")
-        set_here = tuple((name, text) for name, variable in VARIABLES if (text := os.environb.get(variable)))
+        set_here = tuple([(name, text) for name, variable in VARIABLES if (text := os.environb.get(variable))])
         if not given:
             return _environment_settings(set_here)
         read = vars(_environment_settings(set_here))

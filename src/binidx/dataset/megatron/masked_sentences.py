@@ -162,7 +162,7 @@ class MaskedWordPieceDataset(MegatronDataset):
     @property
     def _cache(self) -> IndexCache:
         kind = recorded_name(type(self))
-        directory = self.config.path_to_cache or join_uri(self.dataset.path_prefix, "cache", f"{kind}_indices")
+        directory = self.config.path_to_cache or join_uri(self.dataset.path_prefix, f"cache/{kind}_indices")
         return IndexCache(
             IndexFiles(Location(directory, self.config.storage_options), f"{self.unique_description_hash}-{kind}"),
             origin=get_origin(self.dataset),

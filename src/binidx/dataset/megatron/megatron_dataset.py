@@ -278,7 +278,7 @@ class MegatronDataset(OrderedDataset):
                 ("dataset_path", config.as_written(dataset_path)),
                 ("num_samples", num_samples),
                 ("index_split", split.name),
-                *((name, getattr(config, name)) for name in cls._key_config_attributes()),
+                *[(name, getattr(config, name)) for name in cls._key_config_attributes()],
             ]
         )
 

@@ -27,7 +27,7 @@ from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.format.prefix_listing import ListedPair
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
-from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
+from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy, read_cached
 from binidx.index.cache.manifest import (
     ALGORITHM,
     NO_DATA,
@@ -253,7 +253,7 @@ class IndexCache:
         """
         files = self.files
         try:
-            contents = {name: files.read_cached(name, shared=True)[0] for name in names}
+            contents = {name: read_cached(files.array_file(name, shared=True))[0] for name in names}
         except ObjectNotFoundError:
             return None
         try:

@@ -138,19 +138,6 @@ class IndexFiles:
     def array_file(self, name: str, *, shared: bool = False) -> Location:
         return self.file(f"{name}.npy", shared=shared)
 
-    def read_cached(self, name: str, found: Found | None = None, *, shared: bool = False) -> tuple[memoryview, Seal]:
-        """Return the bytes of an array's file, cached in the index directory of this node, and the seal of their XXH3.
-
-        Args:
-            name: of the array.
-            found: the object to read, if it is known; that saves a HEAD.
-            shared: see `file`.
-        """
-        file = self.array_file(name, shared=shared)
-        reader = open_object(file, cache="disk", found=found)
-        content = read_whole(reader)
-        return content, find_seal(reader, file, "xxh3_64")  # of what is mapped now
-
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
         return read_small(self.file(suffix))
@@ -231,8 +218,8 @@ class IndexFiles:
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(file.uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
-                cached = self.read_cached(name, identity, shared=stored.shared)
-        content, seal = cached or self.read_cached(name, shared=stored.shared)
+                cached = read_cached(file, identity)
+        content, seal = cached or read_cached(file)
         found = len(content), seal.recall(lambda: xxhash.xxh3_64_hexdigest(content))
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
@@ -285,6 +272,18 @@ class IndexFiles:
         versions = [local_version(file) for file in (self.file(MANIFEST), *map(self.array_file, names))]
         present = [version for version in versions if version is not None]
         return present if len(present) == len(versions) else []
+
+
+def read_cached(file: Location, found: Found | None = None) -> tuple[memoryview, Seal]:
+    """Return the bytes of an array's file, cached in the index directory of this node, and the seal of their XXH3.
+
+    Args:
+        file: of the array.
+        found: the object to read, if it is known; that saves a HEAD.
+    """
+    reader = open_object(file, cache="disk", found=found)
+    content = read_whole(reader)
+    return content, find_seal(reader, file, "xxh3_64")  # of what is mapped now
 
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:

@@ -135,10 +135,6 @@ class CachedContent:
     def file_bytes(self, block: int) -> int:
         return self.table_bytes(block) + min(self.block_bytes, self.size - block * self.block_bytes)
 
-    def place_of(self, chunk: int) -> tuple[int, int]:
-        """Return the block of a chunk, and the chunk's number in that block."""
-        return divmod(chunk, self.chunks_per_block)
-
     def entry_of(self, chunk: int, data: Any) -> bytes:
         """Return the checksum of a chunk with these bytes, as the table holds it."""
         return xxhash.xxh3_128_digest(data, seed=self._seed + chunk)
@@ -200,7 +196,8 @@ def open_beside(path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened, or is a link.
     """
-    return os.open(path, flags | os.O_NOFOLLOW, permissions_in(os.path.dirname(path)) & 0o666)
+    mode = permissions_in(os.path.dirname(path)) & 0o666 if flags & os.O_CREAT else 0
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 def check_directory(path: str) -> None:
@@ -318,7 +315,7 @@ class MappedBlock:
         self.number, self.inode = number, inode
         self._map, self._content = mapped, content
         self._offset, self._chunk_bytes = content.table_bytes(number), content.chunk_bytes
-        self._first_chunk = content.chunks_in(number).start
+        self._first_chunk = number * content.chunks_per_block
         whole = memoryview(mapped)
         self._table, self.data = whole[: self._offset], whole[self._offset :]
         self.address = int(np.frombuffer(self.data, np.uint8).ctypes.data)
@@ -331,8 +328,9 @@ class MappedBlock:
 
     def is_good(self, chunk: int) -> bool:
         """Return whether a chunk agrees with its checksum: 6 us for 64 KiB in memory."""
-        entry, first = self._entry(chunk), (chunk - self._first_chunk) * self._chunk_bytes
-        data = self.data[first : first + self._chunk_bytes]
+        place = chunk - self._first_chunk
+        entry = bytes(self._table[place * ENTRY_BYTES : (place + 1) * ENTRY_BYTES])
+        data = self.data[place * self._chunk_bytes : (place + 1) * self._chunk_bytes]
         return entry != ABSENT and entry == self._content.entry_of(chunk, data)
 
     def read_ahead(self, chunk: int) -> None:
@@ -340,10 +338,6 @@ class MappedBlock:
         first = self._offset + (chunk - self._first_chunk) * self._chunk_bytes
         first -= first % mapping.PAGESIZE
         self._map.madvise(mapping.MADV_WILLNEED, first, min(self._chunk_bytes, len(self._map) - first))
-
-    def _entry(self, chunk: int) -> bytes:
-        place = (chunk - self._first_chunk) * ENTRY_BYTES
-        return bytes(self._table[place : place + ENTRY_BYTES])
 
 
 def map_block(path: str, content: CachedContent, number: int, *, create: bool = False) -> MappedBlock | None:
@@ -409,7 +403,7 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
     view, size = memoryview(data), content.chunk_bytes
     chunks = range(first, first - (-len(view) // size))
     entries = b"".join(content.entry_of(chunk, view[(chunk - first) * size :][:size]) for chunk in chunks)
-    place = content.place_of(first)[1]
+    place = first % content.chunks_per_block
     # Its own short-lived descriptor: closing it is what sends the bytes to the other nodes of an NFS mount.
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:

@@ -257,7 +257,7 @@ class CachedObject:
     def check_chunks(self, chunks: Sequence[int]) -> list[int]:
         """Check sorted chunks; return those that are absent or damaged."""
         maps = self.maps
-        for number in {self.content.place_of(chunk)[0] for chunk in chunks}:
+        for number in {chunk // self.content.chunks_per_block for chunk in chunks}:
             maps.used_at[number] = self._tick
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
         absent = {*self.absent(unsure)}
@@ -278,7 +278,7 @@ class CachedObject:
         """Return the chunks that were never written; damage is not checked."""
         maps, absent = self.maps, list[int]()
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
-        for _, group in itertools.groupby(unsure, key=lambda chunk: self.content.place_of(chunk)[0]):
+        for _, group in itertools.groupby(unsure, key=lambda chunk: chunk // self.content.chunks_per_block):
             own = [*group]
             block = self._block(maps, own[0])
             absent += own if block is None else block.absent(own)
@@ -292,7 +292,7 @@ class CachedObject:
         """
         unsure = self.check_chunks(chunks)
         written = {*unsure} - {*self.absent(unsure)}
-        for number in {self.content.place_of(chunk)[0] for chunk in unsure}:
+        for number in {chunk // self.content.chunks_per_block for chunk in unsure}:
             with contextlib.suppress(OSError):
                 # Opening a file lets an NFS client ask its server whether its pages of the file are still valid.
                 os.close(os.open(block_path(self.path, number), os.O_RDONLY | os.O_NOFOLLOW))
@@ -314,7 +314,7 @@ class CachedObject:
         """
         size = self.content.chunk_bytes
         numbers = range(first, first - (-len(data) // size))
-        for number, group in itertools.groupby(numbers, key=lambda chunk: self.content.place_of(chunk)[0]):
+        for number, group in itertools.groupby(numbers, key=lambda chunk: chunk // self.content.chunks_per_block):
             chunks = [*group]
             part = data[(chunks[0] - first) * size : (chunks[-1] + 1 - first) * size]
             try:
@@ -344,7 +344,7 @@ class CachedObject:
 
     def _block(self, maps: BlockMaps, chunk: int, *, create: bool = False) -> MappedBlock | None:
         """Map the block of a chunk; return None if there is none, or if an evictor has locked it."""
-        number = self.content.place_of(chunk)[0]
+        number = chunk // self.content.chunks_per_block
         block = maps.blocks[number]
         if block is not None:
             return block

@@ -100,7 +100,7 @@ class DiskCache:
         block_bytes: int | None = None,
         fill: str = "never",
     ) -> None:
-        if not any(reader.identity.get(mark) for mark in MARKS):
+        if not any(map(reader.identity.get, MARKS)):
             raise UncacheableError(
                 f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it"
             )
@@ -122,7 +122,7 @@ class DiskCache:
         cached = self.cached
         cached.unmap_idle()
         views, missing, count = cached.views(ranges)
-        self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
+        self.stats.add(bytes_asked=sum([stop - start for start, stop in ranges]))
         if missing:
             return self._read_rest(ranges, views, count)
         self.stats.add(hits=count)
@@ -157,9 +157,9 @@ class DiskCache:
             self.fill_chunks(filling.chunks_to_await(self.content, chunks) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
-        num_bytes = sum(stop - start for start, stop in uncached)
+        num_bytes = sum([stop - start for start, stop in uncached])
         with filling.ranges.measured(num_bytes) if filling and uncached else contextlib.nullcontext():
-            exact = iter(self._read_uncached(uncached))
+            exact = iter(self._read_uncached(uncached) if uncached else ())
         for place, view in zip(missing, cached, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]

@@ -143,7 +143,7 @@ class _RatesFile:
             ages[slot] = age if -1 <= age < FORGET_SECONDS and rate.is_possible() else FORGET_SECONDS
             if stored == key and ages[slot] < FORGET_SECONDS:
                 return slot, rate
-        return max(ages, key=lambda slot: ages[slot]), None
+        return max(ages, key=ages.__getitem__), None
 
     def store(self, slot: int, key: bytes, rate: RequestRate) -> None:
         RECORD.pack_into(self.map, slot * RECORD.size, key, *vars(rate).values())

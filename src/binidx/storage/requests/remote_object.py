@@ -161,10 +161,7 @@ def request_with_retries(location: Location, request: Request[Response], setting
         CancelledReadError: the scope of the caller was cancelled.
     """
 
-    async def fetch(_start: int, _stop: int) -> Response:
-        return await request()
-
-    read = ReadRequests(location, fetch, [(0, 0)], settings, opening=True)
+    read = ReadRequests(location, lambda _start, _stop: request(), [(0, 0)], settings, opening=True)
     response: Response = scheduler(location.store.max_in_flight).run(read)[0]
     return response
 

@@ -320,15 +320,12 @@ class Scheduler:
             read.log(place, now - sent, "ok", answer)
             read.limiter.note_response(now)
             self.hedges.note(read.store, read.size(place), now - sent)
-            self._answered(read, place, answer)
-
-    def _answered(self, read: ReadRequests, place: int, answer: Any) -> None:
-        read.answers[place] = answer
-        read.unanswered -= 1
-        if place in read.histories and read.histories.pop(place).hedges_in_flight:
-            self._cancel(lambda other, where: other is read and where == place)
-        if read.unanswered == 0:
-            read.end()
+            read.answers[place] = answer
+            read.unanswered -= 1
+            if place in read.histories and read.histories.pop(place).hedges_in_flight:
+                self._cancel(lambda other, where: other is read and where == place)
+            if read.unanswered == 0:
+                read.end()
 
     def _failed(self, read: ReadRequests, place: int, sent: float, error: Exception) -> None:
         history = read.history(place, sent)

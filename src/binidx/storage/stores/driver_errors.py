@@ -200,7 +200,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 def class_names(error: BaseException) -> frozenset[str]:
     """Return the names of an error's class and of its bases: as drivers may not be installed, names are compared."""
-    return error.names if isinstance(error, DriverError) else frozenset(kind.__name__ for kind in type(error).__mro__)
+    return error.names if isinstance(error, DriverError) else frozenset([kind.__name__ for kind in type(error).__mro__])
 
 
 def http_status(error: BaseException | None) -> int | None:
@@ -227,7 +227,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def is_malformed(error: BaseException | None) -> bool:
     """Return whether a driver could not parse a response: a broken status line, a header that is too long."""
-    return any("HttpProcessingError" in class_names(cause) for cause in causes(error))
+    return "HttpProcessingError" in frozenset().union(*map(class_names, causes(error)))
 
 
 def retry_after(error: BaseException | None) -> float:

@@ -48,7 +48,7 @@ def identity_from_info(info: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"etag": ("ETag", "etag"), "generation": ("generation",), "version": ("VersionId",)}
     for names in (versions, {"mtime": TIMES}):
         for name, keys in names.items():
-            value = next((info[key] for key in keys if info.get(key)), None)
+            value = next(filter(None, map(info.get, keys)), None)
             if value is not None:
                 identity[name] = value if isinstance(value, (int, float)) else str(value)
         if len(identity) > 1:
@@ -64,8 +64,8 @@ def object_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
     """
     identity = identity_from_info(info)
     is_pinned = "generation" in identity or not is_weak(identity.get("etag", "W/"))
-    dates = () if is_pinned else (info[key] for key in (*TIMES, "Last-Modified") if info.get(key))
-    return ObjectInfo(uri, int(info["size"]), identity, info.get("md5Hash"), second_of(next(iter(dates), None)))
+    date = None if is_pinned else next(filter(None, map(info.get, (*TIMES, "Last-Modified"))), None)
+    return ObjectInfo(uri, int(info["size"]), identity, info.get("md5Hash"), second_of(date))
 
 
 @functools.lru_cache(1024)

@@ -143,6 +143,6 @@ def place_of(uri: str) -> str:
     return f"{scheme}{mark}{rest.partition('/')[0]}"
 
 
-def join_uri(base: str, *parts: str) -> str:
-    """Join a URI or a path with names: `s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`."""
-    return posixpath.join(base, *(part.strip("/") for part in parts))
+def join_uri(base: str, name: str) -> str:
+    """Join a URI or a path with a name: `s3://bucket/a/`, `b/c.npy` -> `s3://bucket/a/b/c.npy`."""
+    return posixpath.join(base, name.strip("/"))

@@ -124,7 +124,7 @@ class S3Store(FsspecWrites, DirectStore):
 
     def object_of(self, uri: str) -> dict[str, str]:
         """Return the parameters that name an object, of one version if the URI has one."""
-        bucket, key, version = self.fs.split_path(self.path(uri))
+        bucket, key, version = self.fs.split_path(uri)
         return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:

@@ -80,7 +80,7 @@ class UrlSigner:
         names = ";".join(signed)
         query = self.query.replace("SignedHeaders=host", f"SignedHeaders={quote(names, safe='')}")
         query = f"{fields}&{query}" if fields else query
-        lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
+        lines = "".join([f"{name}:{value}\n" for name, value in signed.items()])
         ordered = "&".join(sorted(query.split("&")))
         request = f"{verb}\n{parts.path}\n{ordered}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
         text = f"{self._heading}\n{hashlib.sha256(request.encode()).hexdigest()}"
