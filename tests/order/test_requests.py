@@ -20,12 +20,15 @@ from binidx.errors import ConfigError
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Order
 from binidx.order.requests import OverRequest, Request, find_blend
+from binidx.order.stored.baked_order import BakedRequest
+from binidx.order.stored.planned_order import PlannedRequest
 from binidx.order.view import View, ViewOrder
 from binidx.run.plan.run_plan import plan_run
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.read_planning import prepare_read_plan
+from binidx.run.provenance.read_planning import plan_reads, prepare_read_plan, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.location import Location
 from binidx.testing import check_order
 
 S = 16
@@ -232,6 +235,33 @@ def test_a_view_is_one_order_however_it_is_opened(prefixes: list[str], over: Any
     bake(ran, f"{tmp_path}/baked", plan_bake(ran, range(ran.num_steps() or 0)))
     baked = binidx.BakedDataset(f"{tmp_path}/baked", config)
     assert samples_of(baked) == needed[: len(baked)]
+
+
+def test_a_stored_run_has_a_request_that_refuses_what_depends_on_its_sources(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    config = configure(prefixes, [1.0, 2.0, 3.0])
+    run = binidx.Run(config, [90, 0, 0], 3, 1)
+    order = RunOrder.of(run)
+    steps = range(order.num_steps() or 0)
+    bake(order, f"{tmp_path}/baked", plan_bake(order, steps))
+    write_read_plan(order, f"{tmp_path}/plan", plan_reads(order, steps))
+    (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t0\n")
+    for request, kind in (
+        (BakedRequest(Location(f"{tmp_path}/baked")), binidx.BakedDataset),
+        (PlannedRequest(Location(f"{tmp_path}/plan")), binidx.PlannedDataset),
+    ):
+        opened, dataset = make_opener(config).open(request), kind(str(request.directory), config)
+        check_order(opened)
+        assert opened.identity == dataset.order.identity
+        assert list_samples(opened) == list_samples(dataset.order)
+        for ask in (
+            lambda request=request: request.sources,
+            lambda request=request: request.map_sources(lambda source: source),
+            lambda request=request: make_opener(config).open(View(f"{tmp_path}/list.txt").request(request)),
+        ):
+            with pytest.raises(ConfigError, match=r"order: found the stored run .*, needs sources"):
+                ask()
 
 
 def samples_of(dataset: Any) -> list[tuple[list[int], int]]:

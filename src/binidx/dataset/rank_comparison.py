@@ -278,7 +278,7 @@ def identify(dataset: Any, *, is_part: bool = False) -> Any:
     served = dataset.opened.order if is_part else dataset.order if isinstance(dataset, OrderedDataset) else dataset
     size: dict[str, Any] = {"num_samples": len(served)}
     if isinstance(dataset, PlannedDataset):
-        size["order"] = dataset.plan.fingerprint
+        size["order"] = dataset.stored.fingerprint
     if isinstance(dataset, BlendedDataset):
         parts = [identify(part, is_part=True) for part in dataset.datasets]
         return {**dataset.order_identity, **size, "datasets": parts}

@@ -17,7 +17,7 @@ from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
-import binidx.dataset.stored.baked as baked_module
+import binidx.order.stored.baked_order as baked_module
 import binidx.run.provenance.baking as bake_module
 import binidx.run.provenance.baking as plan_module
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,25 +16,19 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
-from binidx.dataset.megatron.ordered_dataset import SEVERAL, number_samples
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, make_opener, number_samples
 from binidx.dataset.token_dataset import TokenDataset, locate_stored
 from binidx.dataset.torch_bridge import Sample, Samples
-from binidx.errors import ConfigError, FormatError, redacted
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.errors import ConfigError, redacted
 from binidx.format.tokens import PlainTokens, StoredTokens
 from binidx.html_table import format_html_table
 from binidx.order.order_protocols import Numbers
-from binidx.order.source_order import StoredSource
-from binidx.order.stored.baked_order import COMPLETE, Baked, BakedOrder, part_prefix, read_baked
-from binidx.order.stored.planned_order import PlannedOrder
-from binidx.storage.adapters import JoinedReader, LazyReader
+from binidx.order.stored.baked_order import Baked, BakedOrder, BakedRequest, StoredRequest
 from binidx.storage.cache.memory import ForwardCache
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import open_object
 from binidx.storage.requests.cancellation import Scope
-from binidx.storage.requests.remote_object import MAX_REQUEST, object_exists
-from binidx.storage.threads import OPENS
+from binidx.storage.requests.remote_object import MAX_REQUEST
 
 
 class StoredRunDataset(TokenDataset):
@@ -44,13 +37,17 @@ class StoredRunDataset(TokenDataset):
     Args:
         directory: URI of what is stored of the run.
         config: config of the run.
-        order: order of the stored positions.
+        request: request of the order of the stored positions.
+
+    Raises:
+        ConfigError: the config makes other samples.
     """
 
-    order: BakedOrder | PlannedOrder
-
-    def __init__(self, directory: str, config: GPTDatasetConfig, order: BakedOrder | PlannedOrder) -> None:
-        self.directory, self.config, self.stored = directory, config, order.stored
+    def __init__(self, directory: str, config: GPTDatasetConfig, request: StoredRequest) -> None:
+        self.directory, self.config = directory, config
+        order: Any = make_opener(config).open(request)
+        self.stored: Baked = order.stored
+        check_stored(config, self.stored, request.file.uri)
         pad = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
         assemble = GPTAssemble.of(config, pad, masks_ends=order.ends_documents)
         super().__init__(order, [source.dataset for source in order.sources], [assemble] * len(order.sources))
@@ -150,24 +147,12 @@ class BakedDataset(StoredRunDataset):
     RECORDED_NAME: ClassVar[str] = "BakedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        folder = Location(directory, config.storage_options)
         check_bakeable(config)
-        baked = read_baked(folder / "baked.json")
-        check_stored(config, baked, f"{folder / 'baked.json'}")
-        files = [(part, Location(part_prefix(directory, part), config.storage_options)) for part in baked.parts()]
-        self.dtype = read_dtype(baked, *files[0])
-        if not object_exists(folder / COMPLETE):  # not yet, or by a version that did not write it
-            OPENS.map(lambda file: read_dtype(baked, *file), files[1:])
-        self.sample_bytes = baked.stored_length * self.dtype.itemsize
-        sizes = [len(part) * self.sample_bytes for part, _ in files]
-        readers = [
-            LazyReader(f"{file}.bin", size, partial(open_part, file + ".bin", size, config.mmap_bin_files))
-            for (_, file), size in zip(files, sizes, strict=True)
-        ]
-        self.reader: RangeReader = JoinedReader(directory, readers, sizes)
+        folder = Location(directory, config.storage_options)
+        super().__init__(directory, config, BakedRequest(folder))
+        self.dtype, self.reader = self.tokens[0].dtype, self.token_readers()[0]
+        self.sample_bytes = self.stored.stored_length * self.dtype.itemsize
         self.is_uncached = folder.local_path is None and folder.settings.cache_dir is None
-        source = StoredSource(directory, PlainTokens(directory, self.dtype, self.reader), range(1))
-        super().__init__(directory, config, BakedOrder(source, folder, baked))
 
     def _find_ids(self, positions: Numbers, sources: Numbers) -> Numbers:
         assert isinstance(self.order, BakedOrder)
@@ -184,27 +169,3 @@ class BakedDataset(StoredRunDataset):
         reader = ForwardCache(self.reader, chunk_bytes=MAX_REQUEST, num_ahead=num_ahead, scope=scope)
         forward.tokens = [PlainTokens(self.directory, self.dtype, reader)]
         return forward
-
-
-def read_dtype(baked: Baked, part: range, prefix: Location) -> np.dtype[Any]:
-    """Return the dtype of a part; raise FormatError if its index contradicts the description.
-
-    Args:
-        baked: the description.
-        part: positions of the part.
-        prefix: of its files.
-    """
-    stored = IndexedDataset(prefix.uri, storage_options=prefix.options)
-    lengths = stored.sequence_lengths
-    if len(lengths) != len(part) or (lengths != baked.stored_length).any():
-        needed = f"{len(part)} of {baked.stored_length} tokens"
-        raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
-    return stored.dtype
-
-
-def open_part(file: Location, size: int, mmap: bool) -> RangeReader:
-    """Open the tokens of a part; raise FormatError if it has not `size` bytes."""
-    reader = open_object(file, mmap=mmap)
-    if reader.size != size:
-        raise FormatError(f"{file}: wrong size (found {reader.size:,} bytes, need {size:,}); bake it again")
-    return reader

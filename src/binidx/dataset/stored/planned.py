@@ -10,33 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import xxhash
 
 from binidx.dataset.affects import described_fields, words_of
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.stored.baked import StoredRunDataset, check_stored
+from binidx.dataset.stored.baked import StoredRunDataset
 from binidx.dataset.token_dataset import SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, redacted
-from binidx.format.bin_file import strip_bin_suffix
-from binidx.format.tokens import PlainTokens
-from binidx.format.virtual import named_location
 from binidx.order.order_options import format_order
-from binidx.order.source_order import StoredSource
-from binidx.order.stored.planned_order import PlannedFile, PlannedOrder, PlannedRows, ReadPlan, read_plan
-from binidx.storage.adapters import JoinedReader, LazyReader
-from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import RangeReader
+from binidx.order.stored.planned_order import PlannedRequest
 from binidx.storage.location import Location
-from binidx.storage.open import codec_of, layered, open_stored
-from binidx.storage.requests.remote_object import recorded_object
-from binidx.storage.stores.identity import same_identity
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +108,9 @@ class PlannedDataset(StoredRunDataset):
     RECORDED_NAME: ClassVar[str] = "PlannedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        folder = Location(directory, config.storage_options)
-        self.plan, plan_digest = read_plan(file := folder / "readplan.json")
-        check_stored(config, self.plan, file.uri)
-        self.order_identity = self.plan.order
-        order = PlannedOrder(open_sources(self.plan, file, config), PlannedRows(folder, self.plan, plan_digest))
-        super().__init__(directory, config, order)
+        named = {prefix for blend in (config.blend, *(config.blend_per_split or ())) if blend for prefix in blend[0]}
+        super().__init__(directory, config, PlannedRequest(Location(directory, config.storage_options), named))
+        self.order_identity = self.order.identity
 
     def _read(self, parts: Sequence[SourceRows]) -> list[SourceTokens]:
         try:
@@ -144,59 +129,3 @@ def open_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: in
     if places and num_samples != 0 and is_first_rank():
         logger.warning("%s: no read plan, so each .idx is read; prepare-cache writes it", redacted(places[0].uri))
     return None
-
-
-def open_sources(plan: ReadPlan, file: Location, config: GPTDatasetConfig) -> list[StoredSource]:
-    """Return the sources, each one sequence, whose files are opened at the first read.
-
-    Args:
-        plan: the description.
-        file: its location.
-        config: config of the run.
-
-    Raises:
-        ConfigError: the plan names data that the config does not name, on a host or in a bucket of its own.
-    """
-    named = {prefix for blend in (config.blend, *(config.blend_per_split or ())) if blend for prefix in blend[0]}
-
-    def read_lazily(planned: PlannedFile) -> LazyReader:
-        is_named = strip_bin_suffix(planned.uri) in named
-        location = Location(planned.uri, file.options) if is_named else named_location(planned.uri, file)
-        return LazyReader(planned.uri, planned.size, partial(open_planned, location, planned, config.mmap_bin_files))
-
-    sources = []
-    for source in plan.sources:
-        sizes = [planned.num_bytes for planned in source.files]
-        reader = JoinedReader(source.prefix, [*map(read_lazily, source.files)], sizes)
-        tokens = PlainTokens(source.prefix, np.dtype(source.dtype), reader)
-        sources.append(StoredSource(source.prefix, tokens, range(1)))
-    return sources
-
-
-def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeReader:
-    """Open a file with tokens in the version of which a plan was made; a remote one without a HEAD where possible.
-
-    Args:
-        location: of the file.
-        file: what the plan has of it.
-        mmap: map a local file.
-
-    Raises:
-        ObjectChangedError: it is another version, as far as that is known before it is read.
-        ObjectNotFoundError: the settings require checksums, and there were none.
-    """
-    verify, codec = location.settings.verify, codec_of(location.uri)
-    if verify and codec == "raw" and file.sums is None:
-        raise ObjectNotFoundError(f"{location}{SUFFIX}: not there when the plan was written; BINIDX_VERIFY=1 needs it")
-    stored = _open_version(location, file.identity, mmap)
-    checks = verify if location.local_path is not None else verify is not False
-    sums = _open_version(location + SUFFIX, file.sums, mmap) if file.sums and checks else None
-    return layered(stored, location, sums=sums, codec=codec)
-
-
-def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
-    found = None if location.local_path is not None else recorded_object(location.uri, identity)
-    stored = open_stored(location, mmap=mmap, found=found)
-    if not same_identity(identity, stored.identity):
-        raise ObjectChangedError(f"{location}: found {dict(stored.identity)}, need {dict(identity)}")
-    return stored

@@ -9,19 +9,30 @@ DIR/complete.json                    the same as baked.json; written when all pa
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError
+from binidx.errors import ConfigError, FormatError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import PlainTokens
 from binidx.index.cache.index_files import parse_npy
 from binidx.json_models import Count, JsonFile, Positive, tolerate_all
-from binidx.order.order_protocols import Bounds, Numbers, Source, Spans
-from binidx.order.source_order import SourceOrder
+from binidx.order.opener import Opener
+from binidx.order.order_protocols import Bounds, Numbers, Order, Source, Spans
+from binidx.order.requests import Request, SourceRequest
+from binidx.order.source_order import SourceOrder, StoredSource
+from binidx.storage.adapters import JoinedReader, LazyReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.stores.registry import join_uri
+from binidx.storage.threads import OPENS
 
 COMPLETE = "complete.json"
 
@@ -73,6 +84,88 @@ def read_baked(file: Location) -> Baked:
 
 def part_prefix(directory: str, part: range) -> str:
     return join_uri(directory, f"{part.start:012d}")
+
+
+@dataclass(frozen=True)
+class StoredRequest(Request):
+    """Base of requests of the samples of a run, by position, as they or their places are stored.
+
+    The description of a stored run names its sources, and a request opens nothing: what depends on them is refused.
+
+    Args:
+        directory: of the stored run.
+    """
+
+    directory: Location
+
+    inner_requests: ClassVar[Sequence[Request]] = ()
+    file_name: ClassVar[str]
+
+    @property
+    def file(self) -> Location:
+        """The description."""
+        return self.directory / self.file_name
+
+    @property
+    def sources(self) -> Sequence[SourceRequest]:
+        self._refuse()
+
+    def map_sources(self, change: Callable[[SourceRequest], Request]) -> Request:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ConfigError(f"order: found the stored run {self.directory}, needs sources; take the run that it is of")
+
+
+@dataclass(frozen=True)
+class BakedRequest(StoredRequest):
+    """Samples of a run that `binidx bake` has stored in the order of its steps."""
+
+    file_name = "baked.json"
+
+    def open(self, opener: Opener) -> Order:
+        """Return the `BakedOrder`; each part is opened at its first read.
+
+        Raises:
+            FormatError: the description is invalid, or a part contradicts it.
+            ObjectNotFoundError: the description or a part is missing.
+        """
+        baked, uri = read_baked(self.file), self.directory.uri
+        files = [(part, Location(part_prefix(uri, part), self.directory.options)) for part in baked.parts()]
+        dtype = read_dtype(baked, *files[0])
+        if not object_exists(self.directory / COMPLETE):  # not yet, or by a version that did not write it
+            OPENS.map(lambda file: read_dtype(baked, *file), files[1:])
+        sizes = [len(part) * baked.stored_length * dtype.itemsize for part, _ in files]
+        readers = [
+            LazyReader(f"{file}.bin", size, partial(open_part, file + ".bin", size, opener.mmap))
+            for (_, file), size in zip(files, sizes, strict=True)
+        ]
+        tokens = PlainTokens(uri, dtype, JoinedReader(uri, readers, sizes))
+        return BakedOrder(StoredSource(uri, tokens, range(1)), self.directory, baked)
+
+
+def read_dtype(baked: Baked, part: range, prefix: Location) -> np.dtype[Any]:
+    """Return the dtype of a part; raise FormatError if its index contradicts the description.
+
+    Args:
+        baked: the description.
+        part: positions of the part.
+        prefix: of its files.
+    """
+    stored = IndexedDataset(prefix.uri, storage_options=prefix.options)
+    lengths = stored.sequence_lengths
+    if len(lengths) != len(part) or (lengths != baked.stored_length).any():
+        needed = f"{len(part)} of {baked.stored_length} tokens"
+        raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
+    return stored.dtype
+
+
+def open_part(file: Location, size: int, mmap: bool) -> RangeReader:
+    """Open the tokens of a part; raise FormatError if it has not `size` bytes."""
+    reader = open_object(file, mmap=mmap)
+    if reader.size != size:
+        raise FormatError(f"{file}: wrong size (found {reader.size:,} bytes, need {size:,}); bake it again")
+    return reader
 
 
 class BakedOrder(SourceOrder):

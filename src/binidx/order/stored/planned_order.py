@@ -21,8 +21,9 @@ Source: ours.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,17 +31,25 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.idx import DType
+from binidx.format.tokens import PlainTokens
+from binidx.format.virtual import named_location
 from binidx.json_models import Count, JsonFile, tolerate_all
+from binidx.order.opener import Opener
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source, Spans
-from binidx.order.source_order import join_ranges, samples_with_hits
-from binidx.order.stored.baked_order import Baked
+from binidx.order.source_order import StoredSource, join_ranges, samples_with_hits
+from binidx.order.stored.baked_order import Baked, StoredRequest
+from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import open_object, read_document
+from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
+from binidx.storage.requests.remote_object import recorded_object
+from binidx.storage.stores.identity import same_identity
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
 PIECE = np.dtype([("start", "<u4"), ("start_high", "<u2"), ("num_tokens", "<u4")])
@@ -341,3 +350,69 @@ class PlannedOrder:
 
     def epochs(self, samples: Numbers) -> Numbers:
         return np.zeros_like(samples)
+
+
+@dataclass(frozen=True)
+class PlannedRequest(StoredRequest):
+    """Samples of a run whose read plan `binidx read-plan` has written.
+
+    Args:
+        named: prefixes of data that the user names. A plan may name others only in its own bucket, or on its own host.
+    """
+
+    named: Collection[str] = ()
+
+    file_name = "readplan.json"
+
+    def open(self, opener: Opener) -> Order:
+        """Return the `PlannedOrder`; each file of tokens is opened at its first read.
+
+        Raises:
+            ConfigError: the plan names data on a host or in a bucket of its own that the user does not name.
+            FormatError: the description is invalid.
+            ObjectNotFoundError: the description is missing.
+        """
+        plan, plan_digest = read_plan(self.file)
+        sources = [self._open_source(source, opener.mmap) for source in plan.sources]
+        return PlannedOrder(sources, PlannedRows(self.directory, plan, plan_digest))
+
+    def _open_source(self, source: PlannedSource, mmap: bool) -> StoredSource:
+        """Return a source as one sequence, whose files are opened at the first read."""
+
+        def read_lazily(planned: PlannedFile) -> LazyReader:
+            is_named, options = strip_bin_suffix(planned.uri) in self.named, self.directory.options
+            location = Location(planned.uri, options) if is_named else named_location(planned.uri, self.file)
+            return LazyReader(planned.uri, planned.size, partial(open_planned, location, planned, mmap))
+
+        sizes = [planned.num_bytes for planned in source.files]
+        reader = JoinedReader(source.prefix, [*map(read_lazily, source.files)], sizes)
+        return StoredSource(source.prefix, PlainTokens(source.prefix, np.dtype(source.dtype), reader), range(1))
+
+
+def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeReader:
+    """Open a file with tokens in the version of which a plan was made; a remote one without a HEAD where possible.
+
+    Args:
+        location: of the file.
+        file: what the plan has of it.
+        mmap: map a local file.
+
+    Raises:
+        ObjectChangedError: it is another version, as far as that is known before it is read.
+        ObjectNotFoundError: the settings require checksums, and there were none.
+    """
+    verify, codec = location.settings.verify, codec_of(location.uri)
+    if verify and codec == "raw" and file.sums is None:
+        raise ObjectNotFoundError(f"{location}{SUFFIX}: not there when the plan was written; BINIDX_VERIFY=1 needs it")
+    stored = _open_version(location, file.identity, mmap)
+    checks = verify if location.local_path is not None else verify is not False
+    sums = _open_version(location + SUFFIX, file.sums, mmap) if file.sums and checks else None
+    return layered(stored, location, sums=sums, codec=codec)
+
+
+def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
+    found = None if location.local_path is not None else recorded_object(location.uri, identity)
+    stored = open_stored(location, mmap=mmap, found=found)
+    if not same_identity(identity, stored.identity):
+        raise ObjectChangedError(f"{location}: found {dict(stored.identity)}, need {dict(identity)}")
+    return stored
