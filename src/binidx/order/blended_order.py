@@ -86,12 +86,14 @@ class BlendedOrder(MembersOrder):
     Attributes:
         parts, fields, windows, proof, seams: the arguments.
         members: the own order of each source. It is the part, or below it if the part is a view.
+        description_hash: md5 of the text with which Megatron names the index; "" if a dataset has opened it.
 
     Source: Megatron Core, `BlendedDataset`; `windows` are ours.
     """
 
     array_names = ("dataset_index", "dataset_sample_index")
     is_blend = True
+    description_hash = ""
 
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]

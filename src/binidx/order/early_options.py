@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from binidx.order.gpt_order import GPTParameters
-from binidx.order.opener import IndexOptions
+from binidx.order.opener import IndexOptions, Opener
 from binidx.order.order_protocols import Order, Source
 from binidx.order.requests import OverRequest, Request, SourceRequest, SourceRule
 from binidx.order.source_order import SourceOrder
@@ -20,6 +20,9 @@ class EarlyRequest(OverRequest):
 
     option: Any
     is_whole: bool
+
+    def open(self, opener: Opener) -> Order:
+        return self.serve(replace(opener, access="whole").open(self.inner))
 
     def serve(self, order: Order) -> Order:
         wrapped: Order = self.option.wrap(order, self.sources[0].storage_options, is_whole=self.is_whole)

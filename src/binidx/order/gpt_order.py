@@ -18,7 +18,7 @@ from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import bind_sequences, index_of
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import NOT_KEPT, Outcome
+from binidx.index.cache.index_cache import NOT_KEPT, Access, Outcome
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
@@ -159,7 +159,7 @@ class GPTOrder(SourceOrder):
     def index(self) -> SpanIndex:
         arrays = self.shuffle_index, self.sample_index, self.document_index
         dataset, extra = self.source.dataset, self.parameters.add_extra_token
-        if isinstance(dataset, IndexedDataset) and not isinstance(self.shuffle_index, np.ndarray):
+        if isinstance(dataset, IndexedDataset) and not isinstance(self.document_index, np.ndarray):
             return RangedGPTIndex(arrays, dataset, extra)
         return GPTIndex(*arrays, bind_sequences(dataset), add_extra_token=extra)
 
@@ -197,12 +197,12 @@ class GPTOrder(SourceOrder):
             sequence_length: number of tokens of a sample.
             options: of the cache of these two arrays, and of their build.
         """
-        parameters, dataset, plan = self.parameters, self.source.dataset, self.plan
+        parameters, dataset, plan, document_index = self.parameters, self.source.dataset, self.plan, self.document_index
 
         def build(writer: ArrayWriter) -> None:
             rows = build_sample_index(
-                index_of(dataset).sequence_lengths,
-                self.document_index,
+                index_of(dataset).sequence_lengths[:],
+                document_index[:],
                 sequence_length,
                 plan.num_tokens,
                 add_extra_token=parameters.add_extra_token,
@@ -220,8 +220,10 @@ class GPTOrder(SourceOrder):
         else:
             fixed = {**parameters.fingerprint(sequences), **parameters.key(plan).fields, "cut_to": sequence_length}
             cache = options.cache(origin=get_origin(dataset))
-            arrays = cache.load_or_build(options.name.description, fixed, ("sample_index", "shuffle_index"), build)
-        arrays = {"document_index": self.document_index, **arrays}
+            access: Access = "whole" if isinstance(document_index, np.ndarray) else "ranges"
+            names = ("sample_index", "shuffle_index")
+            arrays = cache.load_or_build(options.name.description, fixed, names, build, access)
+        arrays = {"document_index": document_index, **arrays}
         return GPTOrder(replace(parameters, sequence_length=sequence_length), self.source, arrays, plan)
 
     def candidates(self, sequences: Numbers) -> Numbers:

@@ -22,7 +22,7 @@ from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTParameters
 from binidx.order.opener import IndexOptions
-from binidx.order.order_protocols import Bounds, Numbers, Source, SpanIndex, Spans
+from binidx.order.order_protocols import Bounds, Numbers, Order, Source, SpanIndex, Spans
 from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import recorded_object
@@ -71,6 +71,11 @@ def open_ranges(
     opened: list[Source] = []
     arrays = options.cache().open_ranges(ARRAYS, open_source)
     return None if arrays is None else GPTOrder(parameters, opened[-1], arrays)
+
+
+def open_order(order: Order) -> Order:
+    """Return the order of one source itself, opened if it is a `LazyOrder`."""
+    return order.order if isinstance(order, LazyOrder) else order
 
 
 class LazyOrder:

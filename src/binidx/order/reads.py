@@ -35,7 +35,7 @@ from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source
-from binidx.order.ranged_order import LazyOrder
+from binidx.order.ranged_order import LazyOrder, open_order
 from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
 
 
@@ -262,7 +262,7 @@ def _read_spans(order: Order, source: int, samples: Numbers) -> Columns:
         return [], np.zeros(len(samples) + 1, np.int64), [np.empty(0, np.int64)] * 5
     member = list_members(order)[source]
     spans, bounds = member.spans(samples)
-    own = member.order if isinstance(member, LazyOrder) else member
+    own = open_order(member)
     target = own.place_spans(samples, spans, bounds) if isinstance(own, SourceOrder) else place_spans(spans, bounds)
     _, sequence, first, length = np.ascontiguousarray(spans.T)
     limit = own.sequence_length if isinstance(own, SourceOrder) else None

@@ -277,16 +277,29 @@ class OverRequest(Request):
     def open(self, opener: Opener) -> Order:
         return self.serve(opener.open(self.inner))
 
-    @abstractmethod
     def serve(self, order: Order) -> Order:
-        """Return the order over that of the other request.
+        """Return the order over that of the other request; a subclass that overrides `open` needs none.
 
         Args:
-            order: the order of `inner`.
+            order: the order of `inner`. Its arrays may be read by ranges, so use the methods of `Order`.
 
         Returns:
             A `binidx.order.view.ViewOrder`, another `ComposedOrder`, or `order` itself if nothing changes.
         """
+        raise NotImplementedError(f"{type(self).__name__}: needs a method `serve`")
+
+
+OpenBlend = Callable[["BlendRequest", Sequence[Order], Opener], Order]
+"""Function that returns the order of a blend of opened parts."""
+
+
+def open_blend(request: BlendRequest, parts: Sequence[Order], opener: Opener) -> BlendedOrder:
+    """Return the order of a blend of opened parts."""
+    order = request.order_of(parts, request.load_or_build([*map(len, parts)] if opener.trust else [], opener))
+    order.description_hash = request.description_hash() or ""
+    if opener.access == "whole":
+        request.check_rows(order)
+    return order
 
 
 @dataclass(frozen=True)
@@ -301,7 +314,7 @@ class BlendRequest(Request):
         directory: folder of the index; None: it is not cached.
         kind: recorded name of the class of the blend.
         surplus: `mid_level_dataset_surplus` of the config, for errors.
-        open_index: opens the order in the place of `open_blend`: a dataset keeps it, and its methods may build it.
+        open_index: opens the order of the opened parts; that of a dataset keeps it, and its methods may build it.
         more: further identifiers. A blend with some has other rows than Megatron's; they are those of a subclass.
         fingerprint: the inputs of its arrays that the identifiers do not contain.
     """
@@ -313,7 +326,7 @@ class BlendRequest(Request):
     directory: Location | None = None
     kind: str = "BlendedDataset"
     surplus: float = 0.0
-    open_index: OpenBlend | None = field(default=None, repr=False, compare=False)
+    open_index: OpenBlend = field(default=open_blend, repr=False, compare=False)
     more: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
@@ -363,9 +376,10 @@ class BlendRequest(Request):
         return None if self.weights is None else digest(describe(self.identifiers))
 
     def open(self, opener: Opener) -> Order:
-        parts = [opener.open(part) for part in self.parts]
+        waits = opener.access == "ranges" and not isinstance(self.parts[0], SourceRequest)  # whose orders open later
+        parts = OPENS.map(opener.open, self.parts) if waits else [*map(opener.open, self.parts)]
         request = self if self.weights is not None else self.measured(OPENS.map(len, parts))
-        return (self.open_index or open_blend)(request, parts, opener)
+        return self.open_index(request, parts, opener)
 
     def load_or_build(self, lengths: Sequence[int], opener: Opener) -> Arrays:
         """Return the two arrays of the index, from the cache or built.
@@ -404,23 +418,11 @@ class BlendRequest(Request):
         return BlendedOrder(parts, arrays, {"class": self.kind, "weights": self.shares, "all": self.size is None})
 
 
-OpenBlend = Callable[[BlendRequest, Sequence[Order], Opener], Order]
-"""Function that returns the order of a blend of opened parts."""
-
-
 def find_blend(request: Request) -> BlendRequest | None:
     """Return the blend in a request over one; None if there is none."""
     while isinstance(request, OverRequest):
         request = request.inner
     return request if isinstance(request, BlendRequest) else None
-
-
-def open_blend(request: BlendRequest, parts: Sequence[Order], opener: Opener) -> BlendedOrder:
-    """Return the order of a blend of opened parts."""
-    order = request.order_of(parts, request.load_or_build([*map(len, parts)] if opener.trust else [], opener))
-    if opener.access == "whole":
-        request.check_rows(order)
-    return order
 
 
 def blend_identifiers(

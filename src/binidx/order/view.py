@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from binidx.errors import BlendError, ConfigError
 from binidx.format.tokens import index_of
 from binidx.index.documents import Documents
-from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members
+from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members, map_sources
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import ComposedOrder, Numbers, Order, Source
 from binidx.order.requests import OverRequest, Request
@@ -192,9 +192,13 @@ class ViewRequest(OverRequest):
 
     def serve(self, order: Order) -> Order:
         view = self.view
-        listed, gone = view.read(self.sources[0].storage_options), [np.empty(0, np.int64)]
-        for number, source in enumerate(order.sources):
-            gone.append(order.find(number, view.leaving(source, listed, is_only=len(order.sources) == 1)))
+        listed, sources = view.read(self.sources[0].storage_options), order.sources
+
+        def choose(number: int) -> Numbers:
+            return view.leaving(sources[number], listed, is_only=len(sources) == 1)
+
+        chosen = map_sources(order, range(len(sources)), choose)  # opened at the same time, if they are read by ranges
+        gone = [order.find(number, own) if len(own) else own for number, own in enumerate(chosen)]
         if not len(leaving := np.unique(np.concatenate(gone))) and not view.keep:
             return order
         kept = np.setdiff1d(np.arange(len(order)), leaving, assume_unique=True)

@@ -24,14 +24,18 @@ from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
 from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.megatron.ordered_dataset import make_opener
+from binidx.dataset.split_requests import request_splits
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.ranged_arrays import MAX_GAP, RangedArray
 from binidx.order.blended_order import list_members
+from binidx.order.staged.window_order import WindowRequest
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.export import pa
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
+from binidx.storage.location import Location
 
 DAY_OLD = "binidx.index.cache.manifest.SETTLED_SECONDS"
 
@@ -84,6 +88,73 @@ def test_answers_are_those_of_whole_indices(seed: int, s3: Bucket, tmp_path: Pat
     whole, one = RunOrder.of(run), RunOrder.open(run)
     assert_same(one, whole)
     assert is_ranged(one)
+
+
+TREES = ("view over the blend", "view over a source", "view over each source", "stages", "view over stages")
+
+
+def run_of_tree(name: str, place: str, prefixes: list[str]) -> Run:
+    """A run whose request is a tree of some height, over indices that are cached in a bucket."""
+    with fsspec.open(f"{place}/list.txt", "w") as file:
+        file.write(f"{prefixes[0]}\t1\n{prefixes[0]}\t3\n{prefixes[1]}\t0\n")
+    over: Any = "source" if name == "view over each source" else "blend"
+    order = binidx.View(f"{place}/list.txt", over=over) if "view" in name else None
+    chosen = prefixes[:1] if name == "view over a source" else prefixes
+    if len(chosen) == 1:
+        with fsspec.open(f"{place}/list.txt", "w") as file:
+            file.write("1\n3\n")
+    config = replace(
+        one_source(place, prefixes[0]).config, sequence_length=16, order=order, mid_level_dataset_surplus=0.5,
+        blend=(chosen, [2.0, 1.0, 1.0] if len(chosen) > 1 else None),
+    )  # fmt: skip
+    if "stages" not in name:
+        return Run(config, [300, 0, 0] if len(chosen) > 1 else [None] * 3, 2)
+    first, second = binidx.Stage((prefixes[:2], [3.0, 1.0]), 70, 90), binidx.Stage((prefixes, [1.0, 1.0, 0.5]), 230)
+    return Run(config, [0, 0, 0], 2, stages=[first, second])
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_views_and_stages_are_opened_by_ranges(name: str, s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    run = run_of_tree(name, where, upload(write_sources(tmp_path, 5), where))
+    whole, one = RunOrder.of(run), RunOrder.open(run)
+    assert_same(one, whole)
+    assert is_ranged(one)
+    assert one.stage_starts == whole.stage_starts
+    assert RunOrder.open(run).per_process().get().fingerprint == whole.fingerprint
+    steps = range(3, 6)
+    assert pickle.loads(pickle.dumps(one)).table(steps) == whole.table(steps)
+
+
+def test_windows_are_cut_of_indices_by_ranges(s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    config = run_of_tree("stages", where, upload(write_sources(tmp_path, 5), where)).config
+    [asked] = request_splits(binidx.GPTDataset, config, [60, 0, 0])[binidx.Split.train]
+    lengths = [binidx.LengthStage(4, 40), binidx.LengthStage(16, 12)]
+    request = WindowRequest(asked, lengths, 4, Location(f"{where}/cache"))
+    whole, built, cached = (
+        make_opener(config, access=access).open(request) for access in ("whole", "ranges", "ranges")
+    )
+    samples = np.arange(len(whole))
+    for order in (built, cached):
+        assert order.identity == whole.identity
+        for one, other in zip(order.spans(samples), whole.spans(samples), strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(order.find(1, np.arange(3)), whole.find(1, np.arange(3)))
+        assert all(isinstance(member.document_index, RangedArray) for member in list_members(order))
+    assert all(isinstance(member.sample_index, RangedArray) for member in list_members(cached))
+
+
+def test_a_view_moves_the_arrays_that_it_searches_and_no_idx(large: Run, counting: Proxy, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("777\n")
+    options = {"binidx": {"max_gap": 4096}}  # or all of these small files is one gap
+    config = replace(large.config, order=binidx.View(f"{tmp_path}/list.txt"), storage_options=options)
+    order = RunOrder.open(replace(large, config=config))
+    order.trace(range(100, 101))
+    moved, below = counting.counts(), list_members(order.order)[0].order
+    arrays = below.document_index, below.shuffle_index
+    assert moved.bytes <= sum(len(array) * array.row_bytes for array in arrays) + 4096 * 60 + 1000 * moved.requests
+    assert moved.bytes < 20 * 20_000  # an `.idx` has 20 bytes a document
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -126,7 +126,7 @@ class StagedRequest(Request):
     directory: Location | None = None
     kind: str = "StagedBlendedDataset"
     open_round: Callable[[SourceRequest, int], Request] = field(default=lambda source, _: source, repr=False)
-    open_index: OpenBlend = field(default=open_blend, repr=False)
+    open_index: OpenBlend = field(default=open_blend, repr=False, compare=False)
     change: Change = field(default=lambda source: source, repr=False)
 
     @property
@@ -146,7 +146,7 @@ class StagedRequest(Request):
         Raises:
             BlendError: a source has no sample in this split.
         """
-        opener, requests, parts = replace(opener, access="whole"), list[Request](), list[Order]()
+        requests, parts = list[Request](), list[Order]()
         rounds, served = dict[str, list[int]](), dict[str, int]()
         seams, first = list[Seam](), 0
         counts = [self._count(stage, opener).tolist() for stage in self.stages]

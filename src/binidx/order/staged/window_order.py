@@ -14,7 +14,7 @@ like other indices; they are written and checked a few groups of windows at a ti
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,7 +31,8 @@ from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.opener import Opener
 from binidx.order.order_protocols import Numbers, Order
-from binidx.order.requests import BlendRequest, Request, SourceRequest, open_blend
+from binidx.order.ranged_order import open_order
+from binidx.order.requests import BlendRequest, OverRequest, SourceRequest, open_blend
 from binidx.storage.location import Location
 
 MIXED_WINDOWS = 1024
@@ -84,32 +85,23 @@ class WindowGroups:
 
 
 @dataclass(frozen=True)
-class WindowRequest(Request):
+class WindowRequest(OverRequest):
     """Samples of several lengths, stage after stage: windows, which are the samples of another request, cut.
 
     Args:
-        inner: the request of the windows, whose sources have Megatron's order.
+        inner: see `OverRequest`; its sources have Megatron's order.
         stages: stages in their order; together they may use no more windows than there are.
         mixed_windows: number of windows whose parts are interleaved, so that parts of a window are not neighbours.
         directory: folder of the index; None: it is not cached.
         kind: recorded name of the class of the dataset.
     """
 
-    inner: Request
     stages: Sequence[LengthStage]
     mixed_windows: int = MIXED_WINDOWS
     directory: Location | None = None
     kind: str = "LengthStagedDataset"
 
-    @property
-    def inner_requests(self) -> Sequence[Request]:
-        return [self.inner]
-
-    def map_sources(self, change: Callable[[SourceRequest], Request]) -> WindowRequest:
-        return replace(self, inner=self.inner.map_sources(change))
-
     def open(self, opener: Opener) -> Order:
-        opener = replace(opener, access="whole")
         return open_blend(*self.cut(opener.open(self.inner), self.inner.sources, opener), opener)
 
     def cut(
@@ -126,7 +118,7 @@ class WindowRequest(Request):
             ConfigError: a source has an order of its own, a length does not divide that of the windows, a stage ends
                 inside a window, or there are too few windows.
         """
-        members: Sequence[Any] = list_members(windows)
+        members: Sequence[Any] = [*map(open_order, list_members(windows))]
         for source, member in zip(windows.sources, members, strict=True):
             if not isinstance(member, GPTOrder):
                 raise ConfigError(f"windows: found {source.name} in an order of its own, needs Megatron's order")
@@ -217,7 +209,7 @@ class WindowBlend(BlendRequest):
         in_stream = np.empty_like(sample)
         for number, member in enumerate(list_members(self.windows)):
             of_source = source == number
-            in_stream[of_source] = cast(GPTOrder, member).shuffle_index[sample[of_source]]
+            in_stream[of_source] = cast(GPTOrder, open_order(member)).shuffle_index[sample[of_source]]
         return source, in_stream
 
 

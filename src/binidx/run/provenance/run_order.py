@@ -36,6 +36,7 @@ from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_sources
 from binidx.order.order_protocols import Numbers, Order, Source
+from binidx.order.ranged_order import LazyOrder
 from binidx.order.reads import (
     SampleOrigins,
     TokenReads,
@@ -46,14 +47,13 @@ from binidx.order.reads import (
     trace_origins,
     trace_reads,
 )
-from binidx.order.requests import find_blend
 from binidx.order.sequences import SequenceRunsOrder
+from binidx.order.source_order import SourceOrder
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
-from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
     from binidx.format.arrow import pa
@@ -113,11 +113,7 @@ class RunOrder:
         for part in list_parts(dataset):
             if isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
-        name = dataset.unique_description_hash
-        if isinstance(dataset.order, ViewOrder) or (
-            isinstance(dataset.order, BlendedOrder) and dataset.order.has_views
-        ):
-            name = digest(json.dumps([name, dataset.order.identity], sort_keys=True, default=str))
+        name = _name_order(dataset.order, dataset.unique_description_hash)
         return cls(dataset.order, reading, dataset.config, name)
 
     @classmethod
@@ -142,8 +138,8 @@ class RunOrder:
         """Return the order of a saved run; of cached indices, only the ranges that a query needs are read.
 
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, the next time
-        without any. `where` reads whole index arrays, some megabytes at a time. An index that is not cached is built as
-        for training, and a run in stages is opened whole.
+        without any. `where`, and a view, read whole index arrays, some megabytes at a time. An index that is not cached
+        is built as for training; those of packed documents, and of views that rebuild one, are opened whole.
 
         Args:
             run: the saved run.
@@ -158,17 +154,17 @@ class RunOrder:
         if not isinstance(run, Run):
             raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
         run = run.phases[0]
-        if run.stages is not None or run.config.order is not None:
-            return cls.of(run, warns=warns)
         if not (train := run.requests().get(Split.train)):
             raise ConfigError("run: has no train split to take samples from")
         opener = make_opener(run.config, access="ranges", context=BuildContext(warns=warns))
-        order: Any = opener.open(train[0])
-        named: Any = train[0]
-        if (blend := find_blend(train[0])) is not None:
-            named = blend if blend.weights is not None else blend.measured(OPENS.map(len, order.parts))
+        order = below = opener.open(train[0])
+        while isinstance(below, ViewOrder):
+            below = below.inner
+        if not isinstance(below, BlendedOrder | LazyOrder | SourceOrder):
+            return cls.of(run, warns=warns)  # an order of the user's own, whose index is not known
+        name = below.description_hash if isinstance(below, BlendedOrder) else train[0].sources[0].description_hash()
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, named.description_hash(), run)
+        return cls(order, reading, run.config, _name_order(order, name), run)
 
     def per_process(self) -> PerProcess[RunOrder]:
         """Return the order for the parts of a job; other processes open the saved run, if it is that of one."""
@@ -425,6 +421,13 @@ class RunOrder:
             data = [source.dataset.identity for source in self.sources]
             depends = {"dataset": self.description_hash, "data": data, "reading": depends}
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
+
+
+def _name_order(order: Order, name: str) -> str:
+    """Return the name of an order of an index: that of the index, or one of its own if there are views."""
+    if isinstance(order, ViewOrder) or (isinstance(order, BlendedOrder) and order.has_views):
+        return digest(json.dumps([name, order.identity], sort_keys=True, default=str))
+    return name
 
 
 def _open_again(run: Run, reading: Reading, fingerprint: str) -> RunOrder:
