@@ -24,6 +24,7 @@ from binidx.format.tokens import PlainTokens, StoredTokens
 from binidx.html_table import format_html_table
 from binidx.order.order_protocols import Numbers
 from binidx.order.stored.baked_order import Baked, BakedOrder, BakedRequest, StoredRequest
+from binidx.order.stored.planned_order import PlannedOrder
 from binidx.storage.cache.memory import ForwardCache
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -42,6 +43,8 @@ class StoredRunDataset(TokenDataset):
     Raises:
         ConfigError: the config makes other samples.
     """
+
+    order: BakedOrder | PlannedOrder
 
     def __init__(self, directory: str, config: GPTDatasetConfig, request: StoredRequest) -> None:
         self.directory, self.config = directory, config
@@ -76,15 +79,13 @@ class StoredRunDataset(TokenDataset):
         positions, first, stop = np.asarray(idxs, np.int64), self.stored.first, self.stored.stop
         if len(positions) and not (first <= positions.min() and positions.max() < stop):
             raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
-        sources, samples = self.read_with_sources(idxs)
-        if self.stored.blended:
+        # Before the samples: a plan keeps the rows of the last read.
+        ids = self.order.find_ids(positions) if self.stored.blended else None
+        samples = super().__getitems__(idxs)
+        if ids is not None:
             assert isinstance(samples, Samples)  # as GPTAssemble makes them
-            samples.numbers = {"dataset_id": self._find_ids(positions, sources).astype(np.int16)}
+            samples.numbers = {"dataset_id": ids.astype(np.int16)}
         return samples
-
-    def _find_ids(self, positions: Numbers, sources: Numbers) -> Numbers:
-        """Return the dataset_id of samples of a blend, shape (B,): their source in the order, unless it has one."""
-        return sources
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
         """Yield where the tokens of samples are stored; see `locate_stored`."""
@@ -153,10 +154,6 @@ class BakedDataset(StoredRunDataset):
         self.dtype, self.reader = self.tokens[0].dtype, self.token_readers()[0]
         self.sample_bytes = self.stored.stored_length * self.dtype.itemsize
         self.is_uncached = folder.local_path is None and folder.settings.cache_dir is None
-
-    def _find_ids(self, positions: Numbers, sources: Numbers) -> Numbers:
-        assert isinstance(self.order, BakedOrder)
-        return self.order.find_ids(positions)
 
     def read_forward(self, num_ahead: int, scope: Scope) -> BakedDataset:
         """Return this dataset for reads in the order of its samples: whole extents are fetched ahead.

@@ -203,8 +203,9 @@ class BakedOrder(SourceOrder):
         """Return the dataset_id of samples of a blend, shape (B,)."""
         part, number = np.divmod(samples - self.stored.first, self.stored.samples_per_part)
         ids = np.empty(len(samples), np.int64)
-        for own in np.unique(part).tolist():
-            ids[part == own] = self._ids_of(own)[number[part == own]]
+        for own in {*part.tolist()}:  # a tenth of the time of `np.unique` for a batch
+            rows = part == own
+            ids[rows] = self._ids_of(own)[number[rows]]
         return ids
 
     def _ids_of(self, number: int) -> NDArray[np.int16]:
