@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import tracemalloc
 from pathlib import Path
@@ -18,6 +19,7 @@ from binidx.dataset import builder
 from binidx.errors import BlendError, ConfigError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
 from binidx.index.blend import samples_per_dataset
+from binidx.index.cache.index_cache import BuildContext, current_build
 from binidx.order import gpt_order
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
@@ -214,33 +216,37 @@ def test_local_blends_and_all_of_one_thread_are_built_in_order_by_the_calling_th
         assert built[:4] == [(prefix, here) for prefix in prefixes]
 
 
-def test_functions_of_users_open_prefixes_with_megatrons_arguments_or_with_the_context_of_the_build(
-    prefixes: list[str], s3: Bucket
+def test_classes_of_users_with_megatrons_arguments_get_the_options_of_the_build(
+    prefixes: list[str], s3: Bucket, tmp_path: Path
 ) -> None:
-    base, seen = s3.fresh(), list[Any]()
+    base, outcomes, opened = s3.fresh(), list[Any](), list[Any]()
     remote = [f"{base}/{number}" for number in range(MIN_LISTED_PREFIXES)]
     for prefix in remote:
         for end in ("bin", "idx"):
             with create_object(Location.of(f"{prefix}.{end}")) as out:
                 out.write(Path(f"{prefixes[0]}.{end}").read_bytes())
 
-    class Plain(binidx.GPTDataset):
+    class Own(binidx.GPTDataset):
+        def __init__(self, dataset: Any, path: Any, indices: Any, num_samples: Any, split: Any, config: Any) -> None:
+            super().__init__(dataset, path, indices, num_samples, split, config)
+
         @staticmethod
         def build_low_level_dataset(dataset_path: Any, config: Any) -> Any:
-            seen.append(dataset_path)
-            return binidx.IndexedDataset(dataset_path)
+            opened.append(current_build().listed[dataset_path])
+            binidx.GPTDataset.build_low_level_dataset(prefixes[1], config)  # another prefix, which is not listed
+            return binidx.GPTDataset.build_low_level_dataset(dataset_path, config)
 
-    class Listed(binidx.GPTDataset):
-        @staticmethod
-        def build_low_level_dataset(dataset_path: Any, config: Any, context: Any = None) -> Any:
-            seen.append(context.listed)
-            return binidx.IndexedDataset(dataset_path, listed=context.listed)
-
-    for kind in (Plain, Listed):
-        config = binidx.GPTDatasetConfig(**GPT, blend=(remote, [1.0] * len(remote)), split="1,0,0")
-        binidx.BlendedMegatronDatasetBuilder(kind, [20, 0, 0], lambda: True, config).build()
-    assert sorted(seen[: len(remote)]) == remote
-    assert {*map(type, seen[len(remote) :])} == {ListedPair}
+    config = binidx.GPTDatasetConfig(
+        **GPT, blend=(remote, [1.0] * len(remote)), split="1,0,0", path_to_cache=str(tmp_path), cache_small_indices=True
+    )
+    built = binidx.BlendedMegatronDatasetBuilder(Own, [20, 0, 0], lambda: True, config).build(
+        on_outcome=outcomes.append
+    )
+    train: Any = built[0]
+    assert {*map(type, opened)} == {ListedPair}
+    assert len(outcomes) == len(remote) + 1  # the index of each prefix, and that of the blend
+    assert not any(part.build_context.listed for part in train.datasets)
+    assert current_build() == BuildContext()
 
 
 def test_a_blend_is_cached_where_path_to_cache_says(prefixes: list[str], tmp_path: Path) -> None:
@@ -375,8 +381,14 @@ def test_a_class_with_a_constructor_of_its_own_is_given_an_array(prefixes) -> No
     class Same(Own):
         pass
 
+    class Wrapped(binidx.GPTDataset):
+        @functools.wraps(binidx.GPTDataset.__init__)
+        def __init__(self, *arguments) -> None:
+            self.given = arguments[2]
+            super().__init__(*arguments)
+
     config = binidx.GPTDatasetConfig(**GPT, blend=([prefixes[0]], None), split="1,0,0")
-    for kind in (Own, Same):
+    for kind in (Own, Same, Wrapped):
         train = binidx.BlendedMegatronDatasetBuilder(kind, [9, 0, 0], lambda: True, config).build()[0]
         assert isinstance(train.given, np.ndarray)
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
-from functools import lru_cache, partial
-from inspect import get_annotations, signature
+from functools import partial
+from inspect import get_annotations
 from typing import Any, SupportsIndex, TypeVar
 
 from binidx.dataset.blend_arguments import is_sequence_of
@@ -30,6 +30,7 @@ from binidx.dataset.megatron.ordered_dataset import (
     make_opener,
     request_order,
 )
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
@@ -39,7 +40,7 @@ from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import run_checks
-from binidx.index.cache.index_cache import BuildContext, OnOutcome
+from binidx.index.cache.index_cache import BuildContext, OnOutcome, building
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
@@ -221,61 +222,59 @@ class BlendedMegatronDatasetBuilder:
         """
         prefixes = [of_prefix[0].prefix for of_prefix in sources]
         if len(prefixes) == 1:
-            return [self._build_requests(sources[0], context, pinned.get(prefixes[0]))]
+            return [self._build_requests(sources[0], replace(context, listed=pinned))]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
-        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
-        pairs = list_pairs_with_bundle(closed, idx_bundle(self.config), pinned) if is_remote else {}
 
         def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
                 run_checks(context.checks)
-                return self._build_requests(requests, context, pairs.get(requests[0].prefix))
+                return self._build_requests(requests, context)
 
         works = [partial(build, of_prefix) for of_prefix in sources]
         if not is_remote:
             run = run_in_order if threads == 1 else partial(run_concurrently, in_this_thread=[True] * len(works))
             return run(works, context)
-        indexed = self.opened.keys() | {prefix for prefix, pair in pairs.items() if pair.index is not None}
-        return run_concurrently(works, replace(context, slot=slots), [prefix in indexed for prefix in prefixes])
+        closed = [Location(prefix, self.config.storage_options) for prefix in prefixes if prefix not in self.opened]
+        listed = list_pairs_with_bundle(closed, idx_bundle(self.config), pinned)
+        indexed = self.opened.keys() | {prefix for prefix, pair in listed.items() if pair.index is not None}
+        context = replace(context, slot=slots, listed=listed)
+        return run_concurrently(works, context, [prefix in indexed for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Return whether some of these prefixes, or their caches, are in a store."""
         return any(uri and Location(uri).local_path is None for uri in (*prefixes, self.config.path_to_cache))
 
-    def _build_requests(
-        self, requests: Sequence[SourceRequest], context: BuildContext, listed: ListedPair | None
-    ) -> list[MegatronDataset | None]:
+    def _build_requests(self, requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
         """Return the datasets of the requests of a prefix, one per split."""
         of_split = {request.split: request for request in requests}
         wanted = [of_split.get(split.name) for split in Split]
         matrix = [None if request is None else request.bookends for request in wanted]
         sizes = [None if request is None else request.num_samples for request in wanted]
-        return self._build_prefix(requests[0].prefix, matrix, sizes, context, listed)
+        return self._build_prefix(requests[0].prefix, matrix, sizes, context)
 
     def _build_prefix(
-        self,
-        prefix: str | None,
-        matrix: SplitMatrix,
-        sizes: Sizes,
-        context: BuildContext,
-        listed: ListedPair | None = None,
+        self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
     ) -> list[MegatronDataset | None]:
         if (low_level := self.opened.get(prefix or "")) is None:
-            build = self.cls.build_low_level_dataset
-            low_level = build(prefix, self.config, **context_argument(build, replace(context, listed=listed)))
+            with building(context):
+                low_level = self.cls.build_low_level_dataset(prefix, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
-        # The class that defines the constructor decides: a user's subclass with its own gets an array.
-        kind = next(base for base in self.cls.__mro__ if "__init__" in vars(base))
-        elements: Any = split_range if vars(kind).get("takes_a_range") else split_indices
-        options = context_argument(self.cls, context)
-        return [
-            None
-            if bookends is None
-            else self.cls(low_level, prefix, elements(bookends, num_elements), size, split, self.config, **options)
-            for split, bookends, size in zip(Split, matrix, sizes, strict=True)
-        ]
+        # A constructor of the user's gets an array, as in Megatron.
+        elements: Any = split_indices if own_methods(self.cls, "__init__") else split_range
+        with building(replace(context, listed={})):  # datasets keep the context, and are not to keep the listing
+            return [
+                None
+                if bookends is None
+                else self._construct(
+                    self.cls, low_level, prefix, elements(bookends, num_elements), size, split, self.config
+                )
+                for split, bookends, size in zip(Split, matrix, sizes, strict=True)
+            ]
+
+    def _construct(self, kind: Callable[..., Result], *arguments: Any) -> Result:
+        return kind(*arguments)
 
     def _blend(
         self, request: BlendRequest, datasets: Sequence[MegatronDataset], context: BuildContext
@@ -284,18 +283,8 @@ class BlendedMegatronDatasetBuilder:
             opened = replace(request, parts=request_parts(datasets, self.config))
             drawn = find_blend(request_order(self.config, opened, self.other_prefixes)) or opened
             request = request.measured([len(make_opener(self.config).open(part)) for part in drawn.parts])
-        return self.blended_class([*datasets], request.weights or [], request.size, self.config, context=context)
-
-
-def context_argument(function: Callable[..., Any], context: BuildContext) -> dict[str, Any]:
-    """Return the argument `context` of a constructor or function; none if it is a user's, with Megatron's arguments."""
-    return {"context": context} if takes_context(function) else {}
-
-
-@lru_cache
-def takes_context(function: Callable[..., Any]) -> bool:
-    """Return whether a constructor or function has an argument `context`."""
-    return "context" in signature(function).parameters
+        with building(context):
+            return self._construct(self.blended_class, [*datasets], request.weights or [], request.size, self.config)
 
 
 def open_low_level_datasets(
@@ -314,8 +303,8 @@ def open_low_level_datasets(
         listed = list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {})
 
         def open_one(prefix: str) -> Any:
-            context = BuildContext(listed=listed.get(prefix))
-            return build(prefix, config, **context_argument(build, context))
+            with building(BuildContext(listed=listed)):
+                return build(prefix, config)
 
         return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
 

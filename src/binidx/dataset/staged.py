@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
-from binidx.dataset.builder import context_argument
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, split_indices
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import cache_directory
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.split_requests import WHOLE, sizes_per_dataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import normalize
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.index_cache import building, current_build
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.requests import Request, SourceRequest
 from binidx.order.staged.staged_order import BlendStage, Seam, StagedRequest
@@ -120,7 +120,6 @@ class StagedBlendedDataset(BlendedDataset):
         stages: stages in their order.
         config: options of the run; its own blend is ignored. With `blend_per_split` a source is served whole.
         split: split of the sources.
-        context: options of the build of the indices.
 
     Attributes:
         seams, proof: start of each stage; and a description of the checked stages.
@@ -145,13 +144,11 @@ class StagedBlendedDataset(BlendedDataset):
         stages: Sequence[Stage],
         config: BlendedMegatronDatasetConfig,
         split: Split = Split.train,
-        *,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         hooks = {"open_round": self._open_round, "open_index": self._open_index}
         asked = request_stages(cls, stages, config, split, kind=recorded_name(type(self)), **hooks)
         self.stages, self.config, self.split = tuple(stages), config, split
-        self.build_context, self.index_digests = context, {}
+        self.build_context, self.index_digests = current_build(), {}
         self._cls, self.datasets = cls, []
         self.request = self.request_order(asked)
         self._opened_order = self.opener.open(self.request)
@@ -164,10 +161,11 @@ class StagedBlendedDataset(BlendedDataset):
     def _open_round(self, source: SourceRequest, number: int) -> Request:
         """Return the request of a round, whose dataset is built."""
         config = config_of_round(self.config, number)
-        low_level = self._cls.build_low_level_dataset(source.prefix, config)
-        elements = split_indices(source.bookends or WHOLE, self._cls.numel_low_level_dataset(low_level))
-        arguments = low_level, source.prefix, elements, source.num_samples, self.split, config
-        self.datasets.append(self._cls(*arguments, **context_argument(self._cls, self.build_context)))
+        with building(self.build_context):
+            low_level = self._cls.build_low_level_dataset(source.prefix, config)
+            elements = split_indices(source.bookends or WHOLE, self._cls.numel_low_level_dataset(low_level))
+            arguments = low_level, source.prefix, elements, source.num_samples, self.split, config
+            self.datasets.append(self._cls(*arguments))
         return self.datasets[-1].opened
 
 
@@ -198,7 +196,7 @@ class LengthStagedDataset(BlendedDataset):
         self, windows: GPTDataset | BlendedDataset, stages: Sequence[LengthStage], *, mixed_windows: int = MIXED_WINDOWS
     ) -> None:
         for part in windows.parts:
-            if part.reads_by_itself or type(part).assemble is not MegatronDataset.assemble:
+            if part.reads_by_itself or own_methods(type(part), "assemble"):
                 raise ConfigError(f"windows: found {part!r}, whose own methods make samples of one length")
         self.config: Any = windows.config
         self.stages, self.windows, self.mixed_windows = tuple(stages), windows, mixed_windows
@@ -221,4 +219,4 @@ class LengthStagedDataset(BlendedDataset):
         ]
 
     def _read_one(self, idx: int) -> Sample:
-        return self.__getitems__([idx])[0]
+        return self._read_batch([idx])[0]

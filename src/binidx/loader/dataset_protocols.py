@@ -6,7 +6,6 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import find_rules_in_effect
 from binidx.dataset.served import get_split, list_parts
 from binidx.dataset.torch_bridge import Samples
@@ -192,9 +192,8 @@ def digest_tokens(dataset: Any) -> list[dict[str, str]]:
 
 def is_pure(dataset: Any) -> bool:
     """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
-    kinds = {type(part) for part in (dataset, *list_parts(dataset)) if provides(part, StoredSamples)}
-    methods = [getattr_static(kind, name, None) for kind in kinds for name in SAMPLE_METHODS]
-    return any(methods) and all(method.__module__.startswith("binidx.") for method in methods if method)
+    kinds: set[Any] = {type(part) for part in (dataset, *list_parts(dataset)) if provides(part, StoredSamples)}
+    return bool(kinds) and not any(own_methods(kind, *SAMPLE_METHODS) for kind in kinds)
 
 
 def reads_remotely(dataset: Any) -> bool:

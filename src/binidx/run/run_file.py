@@ -32,7 +32,7 @@ from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext, OnOutcome
+from binidx.index.cache.index_cache import BuildContext, OnOutcome, building
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.order.order_options import format_order
@@ -192,8 +192,8 @@ class Run:
         if "_built" not in vars(self):
             built = self._builder(pinned, warns).build(on_outcome=on_outcome)
             if self.stages is not None:
-                context = BuildContext(on_outcome=on_outcome, warns=warns)
-                built[0] = StagedBlendedDataset(GPTDataset, self.stages, self.config, context=context)
+                with building(BuildContext(on_outcome=on_outcome, warns=warns)):
+                    built[0] = StagedBlendedDataset(GPTDataset, self.stages, self.config)
             vars(self)["_built"] = built
         datasets: Built = vars(self)["_built"]
         return datasets
@@ -201,13 +201,10 @@ class Run:
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
         run = self._phase
-        requests = request_splits(GPTDataset, run.config, run.sizes)
-        if run.stages is None:
-            return requests
-        return {
-            **requests,
-            Split.train: [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))],
-        }
+        requests = dict(request_splits(GPTDataset, run.config, run.sizes))
+        if run.stages is not None:
+            requests[Split.train] = [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))]
+        return requests
 
     @property
     def schedule(self) -> BatchSchedule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +11,12 @@ import torch
 from binidx.compat.megatron.blended_dataset import BlendedDataset
 from binidx.dataset import builder
 from binidx.dataset.builder import Built
-from binidx.dataset.config import Split
+from binidx.dataset.config import Split, SplitMatrix
+from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.split_requests import Sizes
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
-from binidx.index.cache.index_cache import BuildContext, OnOutcome
+from binidx.index.cache.index_cache import BuildContext, OnOutcome, building, current_build
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
 """Methods in which datasets build and cache their indices."""
@@ -49,13 +50,16 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
             return super().build(on_outcome=on_outcome)
 
     def _build(self, context: BuildContext) -> list[Any]:
-        methods = [getattr(self.cls, name) for name in BUILDS if hasattr(self.cls, name)]
-        if all(method.__module__.startswith("binidx.") for method in methods):
-            return super()._build(context)
-        return list(rank_0_first(partial(super()._build, context)))
+        with building(context):
+            build = self._build_blended_dataset_splits
+            return [*(rank_0_first(build) if own_methods(self.cls, *BUILDS) else build())]
 
     def _build_blended_dataset_splits(self) -> list[Any]:
-        return self._build(BuildContext())
+        return super()._build(current_build())
+
+    def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext) -> list[Any]:
+        with building(context):
+            return [*self._build_megatron_dataset_splits(prefix, matrix, sizes)]
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str | None, split: Any, sizes: Any, synchronize_ranks: bool = True
@@ -63,7 +67,10 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
         """Return the datasets of a prefix, one for each split, by `_build_prefix`; Nones on ranks that do not build."""
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
-        return [*self._build_prefix(dataset_path, split, sizes, BuildContext())]
+        return super()._build_prefix(dataset_path, split, sizes, current_build())
+
+    def _construct(self, kind: Callable[..., Any], *arguments: Any) -> Any:
+        return self.build_generic_dataset(kind, self.is_built_on_rank, False, *arguments)
 
     @staticmethod
     def build_generic_dataset(

@@ -21,8 +21,6 @@ class GPTFIMDatasetConfig(GPTDatasetConfig, fill_in_middle.GPTFIMDatasetConfig):
 class GPTFIMDataset(GPTDataset, gpt_variants.GPTFIMDataset):
     """binidx's dataset: seed and number decide a sample; Megatron's also depends on the samples read before it."""
 
-    takes_a_range = True
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.fim_rate, self.fim_spm_rate = self.config.fim_rate, self.config.fim_spm_rate

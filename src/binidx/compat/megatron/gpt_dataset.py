@@ -19,12 +19,11 @@ from binidx.compat.megatron.serve import find_installed_release
 from binidx.dataset import config as configs
 from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
-from binidx.dataset.megatron.megatron_dataset import with_context
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.megatron.ordered_dataset import SEVERAL
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTRule, build_small_index, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
@@ -81,18 +80,14 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return not (config.reset_position_ids or config.reset_attention_mask or config.eod_mask_loss)
 
     @staticmethod
-    @with_context
-    def build_low_level_dataset(
-        dataset_path: str | None, config: configs.GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> Any:
+    def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> Any:
         """Open the `.bin`/`.idx` pair of a prefix as the stand-in `IndexedDataset`.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: options of the run.
-            context: options of the build.
         """
-        return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
+        return open_low_level_dataset(IndexedDataset, dataset_path, config)
 
     # Indices
 
@@ -122,14 +117,13 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         has_lengths = Rule.query_document_lengths in RELEASES[find_installed_release()]
         return (text, numbers, [count for _, _, count in spans]) if has_lengths else (text, numbers)
 
-    @cached_property
+    @property
     def _is_queried(self) -> bool:
-        own: Any = GPTDataset._query_document_sample_shuffle_indices
-        return type(self)._query_document_sample_shuffle_indices is not own
+        return bool(own_methods(type(self), "_query_document_sample_shuffle_indices"))
 
     @property
     def reads_by_itself(self) -> bool:
-        return self._is_queried or type(self).__getitems__ is not GPTDataset.__getitems__
+        return self._is_queried or super().reads_by_itself
 
     def __getitem__(self, idx: Any) -> Any:
         if not self._is_queried or isinstance(idx, SEVERAL):

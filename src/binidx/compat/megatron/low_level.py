@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.mock import ComputedTokens
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.format.tokens import StoredTokens
 
 
@@ -15,8 +16,7 @@ def adapt(dataset: Any) -> Any:
     """Return a user's low-level dataset with binidx's interface; a binidx one, or another kind of object, as it is."""
     if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
         return dataset
-    kind: Any = type(dataset)
-    ours = isinstance(dataset, StoredTokens | ComputedTokens) and kind.get.__module__.startswith("binidx.")
+    ours = isinstance(dataset, StoredTokens | ComputedTokens) and not own_methods(type(dataset), "get")
     return dataset if ours else LowLevel(dataset)
 
 

@@ -9,8 +9,7 @@ from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.assemble import masking as options
 from binidx.dataset.megatron import masked_sentences
-from binidx.dataset.megatron.megatron_dataset import open_tokens, with_context
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.dataset.megatron.megatron_dataset import open_tokens
 
 
 @dataclass(repr=False)
@@ -22,8 +21,7 @@ class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDa
     """binidx's dataset, which opens its `.bin`/`.idx` pairs as the stand-in `IndexedDataset`."""
 
     @staticmethod
-    @with_context
     def build_low_level_dataset(
-        dataset_path: str | None, config: options.MaskedWordPieceDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
+        dataset_path: str | None, config: options.MaskedWordPieceDatasetConfig
     ) -> IndexedDataset:
-        return open_tokens(IndexedDataset, dataset_path, config, context)
+        return open_tokens(IndexedDataset, dataset_path, config)

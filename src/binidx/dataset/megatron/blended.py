@@ -25,7 +25,7 @@ from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.blend import ARRAYS, normalize
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.index_cache import current_build
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.opener import Opener
@@ -49,7 +49,6 @@ class BlendedDataset(OrderedDataset):
         size: number of samples; None is `weights[d]` samples of each dataset d.
         config: options of the run. The indices are cached in `path_to_cache`, and nowhere if it is None, since the
             datasets may be in several stores.
-        context: options of the build of the indices (not in Megatron Core).
 
     Attributes:
         order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
@@ -78,15 +77,13 @@ class BlendedDataset(OrderedDataset):
         weights: Sequence[float] | Sequence[int],
         size: int | None,
         config: BlendedMegatronDatasetConfig,
-        *,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         check_blendable(datasets, weights, size)
         self.datasets = list(datasets)
         self.split = self.datasets[0].index_split
         self.size = size
         self.config = config
-        self.build_context, self.index_digests = context, {}
+        self.build_context, self.index_digests = current_build(), {}
         blend = BlendRequest(
             request_parts(self.datasets, config),
             [*weights],
@@ -157,12 +154,15 @@ class BlendedDataset(OrderedDataset):
 
     def _read_one(self, idx: int) -> Sample:
         if self.order is not self._order or self._order.has_views:
-            return self.__getitems__([idx])[0]
+            return self._read_batch([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
         """Return the samples of a batch; the tokens of all datasets are read at once."""
+        return self._read_batch(idxs)
+
+    def _read_batch(self, idxs: Sequence[int]) -> Sequence[Sample]:
         if self._samples is None:
             ids = self.dataset_index[np.asarray(idxs, np.int64)]
             samples = self._read_by_dataset(ids, idxs)

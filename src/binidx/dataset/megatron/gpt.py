@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import Tokens
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import IndexName, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
@@ -53,7 +52,6 @@ class GPTDataset(MegatronDataset):
         num_samples: the least number of samples; None is one epoch.
         index_split: the split.
         config: options of the run.
-        context: options of the build of the index (not in Megatron Core).
 
     Attributes:
         order: the order of the samples, with the arrays of the index: see `GPTOrder`. They are attributes here, too,
@@ -82,9 +80,6 @@ class GPTDataset(MegatronDataset):
     config: GPTDatasetConfig
     dataset: Tokens
 
-    takes_a_range = True
-    """True if `indexed_indices` may be a range: see `split_range`."""
-
     def __init__(
         self,
         indexed_dataset: Tokens,
@@ -93,12 +88,8 @@ class GPTDataset(MegatronDataset):
         num_samples: int | None,
         index_split: Split,
         config: GPTDatasetConfig,
-        *,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
-        super().__init__(
-            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
-        )
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     @classmethod
     def _rule(cls, num_samples: int | None, split: Split, config: GPTDatasetConfig) -> SourceRule:
@@ -121,7 +112,7 @@ class GPTDataset(MegatronDataset):
     def _source(self) -> StoredSource:
         source = StoredSource(self.source_request.name, self.dataset, self.own_sequences)
         chosen = self.source_request.choose_sequences(source)
-        self.indices = chosen.sequences
+        self._keep_indices(chosen.sequences)
         return chosen
 
     @cached_property
@@ -157,8 +148,11 @@ class GPTDataset(MegatronDataset):
         return np.arange(own.start, own.stop, dtype=np.int32) if isinstance(own, range) else own
 
     @indices.setter
-    def indices(self, documents: NDArray[np.int32] | range) -> None:
-        self.own_sequences: Documents = compact_documents(documents)
+    def indices(self, documents: NDArray[np.int32]) -> None:
+        self._keep_indices(documents)
+
+    def _keep_indices(self, indices: Documents) -> None:
+        self.own_sequences = compact_documents(indices)
 
     @property
     def num_tokens(self) -> int:
@@ -186,16 +180,12 @@ class GPTDataset(MegatronDataset):
         return len(low_level_dataset.sequence_lengths)
 
     @staticmethod
-    @with_context
-    def build_low_level_dataset(
-        dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> Tokens:
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> Tokens:
         """Open the `.bin`/`.idx` pair of a prefix.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files`, `storage_options` and `sequences_per_dataset` are used.
-            context: options of the build.
 
         Returns:
             The stored sequences.
@@ -204,7 +194,7 @@ class GPTDataset(MegatronDataset):
             ConfigError: there is no prefix, or `sequences_per_dataset` lacks it or contradicts its header.
             ObjectNotFoundError: one of the two files is missing.
         """
-        return open_low_level_dataset(IndexedDataset, dataset_path, config, context)
+        return open_low_level_dataset(IndexedDataset, dataset_path, config)
 
     def _make_assemble(self) -> Assemble:
         return self.assemble_for(self.config)
@@ -266,18 +256,15 @@ def gpt_parameters(
     )
 
 
-def open_low_level_dataset(
-    cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext
-) -> LowLevel:
+def open_low_level_dataset(cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig) -> LowLevel:
     """Open a prefix as `cls` and compare it with `sequences_per_dataset` of the config.
 
     Args:
         cls: class of the opened pair.
         dataset_path: prefix, a path or any URI.
         config: options of the run.
-        context: options of the build.
     """
-    opened = open_tokens(cls, dataset_path, config, context)
+    opened = open_tokens(cls, dataset_path, config)
     if config.sequences_per_dataset:
         needed = config.sequences_per_dataset.get(config.as_written(dataset_path) or opened.path_prefix)
         found = opened.index.sequence_count, opened.index.document_count

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.masking import CONTINUES, MASKING, MaskedPredictions, MaskedWordPieceDatasetConfig
 from binidx.dataset.config import Split
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
+from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles, recorded_name
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.documents import as_range
@@ -47,7 +47,6 @@ class MaskedWordPieceDataset(MegatronDataset):
         num_samples: minimum number of samples; None is one epoch.
         index_split: the split.
         config: `MaskedWordPieceDatasetConfig`.
-        context: options of the build of the index (not in Megatron Core).
 
     Attributes:
         sample_index: (first sentence, end, target length in tokens) of each sample of whole epochs, shape
@@ -73,12 +72,8 @@ class MaskedWordPieceDataset(MegatronDataset):
         num_samples: int | None,
         index_split: Split,
         config: MaskedWordPieceDatasetConfig,
-        *,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
-        super().__init__(
-            indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config, context=context
-        )
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     def _list_sequences(self) -> range:
         bounds = self._bounds()
@@ -107,21 +102,17 @@ class MaskedWordPieceDataset(MegatronDataset):
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
-    @with_context
-    def build_low_level_dataset(
-        dataset_path: str | None, config: MaskedWordPieceDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> IndexedDataset:
+    def build_low_level_dataset(dataset_path: str | None, config: MaskedWordPieceDatasetConfig) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair of a prefix.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files` and `storage_options` are used.
-            context: options of the build.
 
         Returns:
             The opened pair.
         """
-        return open_tokens(IndexedDataset, dataset_path, config, context)
+        return open_tokens(IndexedDataset, dataset_path, config)
 
     @property
     def token_lookup(self) -> list[int]:

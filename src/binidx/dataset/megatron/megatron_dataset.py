@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ from binidx.dataset.megatron.ordered_dataset import (
     get_order_option,
     number_samples,
 )
+from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
 from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
+from binidx.index.cache.index_cache import current_build
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
@@ -36,42 +37,23 @@ from binidx.order.requests import OpenedRequest, Request, SourceRequest, SourceR
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
 
-Config = TypeVar("Config")
 LowLevel = TypeVar("LowLevel")
 
 NO_SPANS = np.empty((0, 3), np.int64)
 
 
-def with_context(
-    build: Callable[[str | None, Config, BuildContext], LowLevel],
-) -> Callable[[str | None, Config], LowLevel]:
-    """Declare a `build_low_level_dataset` that also takes the options of the build, which the builder gives it.
-
-    Its type has Megatron's two arguments, so that a user's subclass may replace it by such a function.
-
-    Args:
-        build: has a default for its third argument, `context`.
-
-    Returns:
-        The same function.
-    """
-    return cast(Callable[[str | None, Config], LowLevel], build)
-
-
-def open_tokens(
-    kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, context: BuildContext, **options: Any
-) -> LowLevel:
+def open_tokens(kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, **options: Any) -> LowLevel:
     """Open the `.bin`/`.idx` pair of a prefix as `kind`, an `IndexedDataset`, with further options of its own.
 
     Args:
         kind: class of the opened pair, an `IndexedDataset`.
         dataset_path: prefix, a path or any URI.
         config: `mmap_bin_files` and `storage_options` are used.
-        context: options of the build.
         options: further arguments of `kind`.
     """
-    options |= {"storage_options": config.storage_options, "listed": context.listed}
-    return kind(required(dataset_path), mmap=config.mmap_bin_files, **options)
+    prefix = required(dataset_path)
+    options |= {"storage_options": config.storage_options, "listed": current_build().listed.get(prefix)}
+    return kind(prefix, mmap=config.mmap_bin_files, **options)
 
 
 class MegatronDataset(OrderedDataset):
@@ -85,12 +67,11 @@ class MegatronDataset(OrderedDataset):
     Args:
         dataset: the low-level dataset.
         dataset_path: its prefix, as the user wrote it: part of the identity.
-        indices: the sequences (GPT) or documents of this split, shape (num_in_split,), int32.
+        indices: the sequences (GPT) or documents of this split, shape (num_in_split,), int32; the builder gives a range
+            to constructors of this library.
         num_samples: the least number of samples; None is one epoch.
         index_split: the split.
         config: options of the run.
-        context: options of the build of the index (not in Megatron Core); the builder gives it to constructors that
-            have an argument of this name.
 
     Attributes:
         dataset, dataset_path, indices, num_samples, index_split, config: the arguments.
@@ -130,16 +111,14 @@ class MegatronDataset(OrderedDataset):
         num_samples: int | None,
         index_split: Split,
         config: BlendedMegatronDatasetConfig,
-        *,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         self.dataset = dataset
         self.dataset_path = dataset_path
-        self.indices = indices
+        self._keep_indices(indices)
         self.num_samples = num_samples
         self.index_split = index_split
         self.config = config
-        self.build_context, self.index_digests = context, {}
+        self.build_context, self.index_digests = current_build(), {}
         asked, option = self.request_source(dataset_path, num_samples, index_split, config), get_order_option(config)
         [self.source_request] = [asked] if option is None else option.request(asked).sources
         self.unique_identifiers = self.source_request.identifiers
@@ -209,12 +188,16 @@ class MegatronDataset(OrderedDataset):
 
     @property
     def _has_own_spans(self) -> bool:
-        return type(self).spans is not MegatronDataset.spans
+        return bool(own_methods(type(self), "spans"))
 
     @cached_property
     def _source(self) -> StoredSource:
         """The sequences of the split."""
         return StoredSource(self.source_request.name, self.dataset, self._list_sequences())
+
+    def _keep_indices(self, indices: Documents) -> None:
+        """Set `indices`, an array in Megatron."""
+        self.indices = np.arange(indices.start, indices.stop, dtype=np.int32) if isinstance(indices, range) else indices
 
     def _list_sequences(self) -> Documents:
         """Return the numbers of the sequences of the split, shape (num_in_split,)."""
@@ -240,7 +223,7 @@ class MegatronDataset(OrderedDataset):
     @property
     def assemble_function(self) -> Assemble:
         """Function that makes the samples of a batch; it calls a user's `assemble` if there is one."""
-        return self._assemble if type(self).assemble is MegatronDataset.assemble else HookedAssemble(self)
+        return HookedAssemble(self) if own_methods(type(self), "assemble") else self._assemble
 
     @cached_property
     def _samples(self) -> TokenDataset:
@@ -250,12 +233,12 @@ class MegatronDataset(OrderedDataset):
     @property
     def reads_by_itself(self) -> bool:
         """True if a class of the user reads samples in its own way, so that a blend calls its methods."""
-        return type(self).__getitems__ is not MegatronDataset.__getitems__
+        return bool(own_methods(type(self), "__getitem__", "__getitems__"))
 
     @property
     def counts_by_itself(self) -> bool:
         """True if a class of the user has its own `__len__`."""
-        return type(self).__len__ is not MegatronDataset.__len__
+        return bool(own_methods(type(self), "__len__"))
 
     @classmethod
     def identify(

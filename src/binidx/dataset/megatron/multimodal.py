@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.assemble.text_and_images import TEXT, MultimodalAssemble, MultimodalDatasetConfig
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens
 from binidx.dataset.megatron.mock import MockGPTDataset
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.documents import Documents, compact_documents, new_array
 from binidx.native.permutations import RandomState
 from binidx.order.sequences import DocumentOrder
@@ -124,21 +123,17 @@ class MultimodalDataset(MegatronDataset):
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
-    @with_context
-    def build_low_level_dataset(
-        dataset_path: str | None, config: MultimodalDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> IndexedDataset:
+    def build_low_level_dataset(dataset_path: str | None, config: MultimodalDatasetConfig) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair of a prefix; it must have modes.
 
         Args:
             dataset_path: prefix, a path or any URI.
             config: `mmap_bin_files` and `storage_options` are used.
-            context: options of the build.
 
         Returns:
             The opened pair.
         """
-        return open_tokens(IndexedDataset, dataset_path, config, context, multimodal=True)
+        return open_tokens(IndexedDataset, dataset_path, config, multimodal=True)
 
 
 def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:

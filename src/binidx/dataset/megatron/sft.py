@@ -7,11 +7,10 @@ from typing import ClassVar
 from binidx.dataset.assemble.chat import IGNORE
 from binidx.dataset.assemble.chat_rows import ChatAssemble, SFTDatasetConfig, SFTLowLevelDataset, VarlenChatAssemble
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset, required, with_context
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset, required
 from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.sequences import RowOrder
 
@@ -89,16 +88,12 @@ class SFTDataset(MegatronDataset):
         return len(low_level_dataset)
 
     @staticmethod
-    @with_context
-    def build_low_level_dataset(
-        dataset_path: str | None, config: GPTDatasetConfig, context: BuildContext = DEFAULT_CONTEXT
-    ) -> SFTLowLevelDataset:
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> SFTLowLevelDataset:
         """Open the chat file of a URI.
 
         Args:
             dataset_path: path or URI of the file.
             config: `path_to_cache`, `mmap_bin_files` and `storage_options` are used.
-            context: options of the build.
 
         Returns:
             The opened file.
@@ -108,7 +103,6 @@ class SFTDataset(MegatronDataset):
             path_to_cache=config.path_to_cache,
             mmap=config.mmap_bin_files,
             storage_options=config.storage_options,
-            context=context,
         )
 
     def find_row(self, idx: int | None) -> int:

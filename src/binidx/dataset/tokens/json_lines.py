@@ -28,7 +28,7 @@ from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.tokens import SequencesInFiles
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext, IndexCache
+from binidx.index.cache.index_cache import IndexCache, current_build
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, open_object, stream
@@ -55,7 +55,6 @@ class JsonLines(SequencesInFiles):
         path_to_cache: folder of cached line positions; by default `{uri}.lines/`. Files of up to 4 MiB are not cached.
         mmap: map a local file.
         storage_options: passed to fsspec.
-        context: options of the build of which opening the file is a part.
 
     Raises:
         ObjectNotFoundError: there is no such file.
@@ -73,7 +72,6 @@ class JsonLines(SequencesInFiles):
         path_to_cache: str | None = None,
         mmap: bool = True,
         storage_options: Mapping[str, Any] | None = None,
-        context: BuildContext = DEFAULT_CONTEXT,
     ) -> None:
         if uri.endswith(".gz"):
             raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
@@ -82,16 +80,16 @@ class JsonLines(SequencesInFiles):
             raise FormatError(f"{uri}: {kind}, needs JSON Lines; datasets.load_dataset(...).to_json(FILE) writes them")
         self.path_prefix = uri
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
-        self._open(context)
+        self._open()
 
-    def _open(self, context: BuildContext = DEFAULT_CONTEXT) -> None:
+    def _open(self) -> None:
         opened = {"": object_identity(self.location)}
         self._check_pickled(opened)
         codec = codec_of(self.path_prefix, end="")
         self._opened = opened
         self.bin_reader = open_object(self.location, mmap=self.mmap, codec=codec)
         self._check_marks(version_marks(self.bin_reader))
-        lines = self._load_lines(context)
+        lines = self._load_lines()
         starts, lengths = lines["starts"], lines["lengths"]
         documents, self.dtype = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
@@ -126,12 +124,12 @@ class JsonLines(SequencesInFiles):
         """Return the position of a row, for error messages."""
         return f"{self.path_prefix}, row {row} at byte {self.index.sequence_pointers[row]}"
 
-    def _load_lines(self, context: BuildContext) -> Arrays:
+    def _load_lines(self) -> Arrays:
         if self.bin_reader.size <= UNCACHED_BYTES:
             return build_in_memory(self._build)
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
         directory = Location(self.path_to_cache or f"{self.path_prefix}.lines", self.storage_options)
-        cache = IndexCache(IndexFiles(directory, name), context=context)
+        cache = IndexCache(IndexFiles(directory, name), context=current_build())
         description, fingerprint = f"lines of {self.path_prefix}\n", {"object": self._opened[""]}
         return cache.load_or_build(description, fingerprint, ARRAYS, self._build)
 

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -92,7 +93,7 @@ class BuildContext:
         slot: held while this index is computed, so that not too many indices are computed at a time.
         num_threads: number of threads that compute the index; None: the number in the dataset's config.
         on_outcome: called with the outcome of each index, by any thread.
-        listed: the files of the dataset to open in a listing of their folder, if one was made.
+        listed: by prefix, its files in a listing of their folder, if one was made.
         parent: context of the span of the start, of which that of the build is a part.
         warns: whether a new order of the same data is a warning in the log.
         run_prefixes: prefixes of the run besides those of the config, which lists of documents may name.
@@ -102,7 +103,7 @@ class BuildContext:
     slot: AbstractContextManager[Any] = contextlib.nullcontext()  # noqa: RUF009
     num_threads: int | None = None
     on_outcome: OnOutcome = None
-    listed: ListedPair | None = None
+    listed: Mapping[str, ListedPair] = field(default_factory=dict)
     parent: Any = None
     warns: bool = True
     run_prefixes: Collection[str] = ()
@@ -123,6 +124,28 @@ class BuildContext:
 
 
 DEFAULT_CONTEXT = BuildContext()
+
+_BUILD = ContextVar("binidx_build", default=DEFAULT_CONTEXT)
+
+
+def current_build() -> BuildContext:
+    """Return the options of the build that calls this function or constructor; the default outside of a build."""
+    return _BUILD.get()
+
+
+@contextlib.contextmanager
+def building(context: BuildContext) -> Iterator[None]:
+    """Make `context` the current build of this thread within the block.
+
+    Args:
+        context: returned by `current_build` to the functions and constructors of datasets that the block calls. They
+            keep it, and pass it on as an argument.
+    """
+    token = _BUILD.set(context)
+    try:
+        yield
+    finally:
+        _BUILD.reset(token)
 
 
 @dataclass(frozen=True)
