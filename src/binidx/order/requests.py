@@ -61,6 +61,11 @@ class Request(ABC):
         inner = [text for request in self.inner_requests for text in request.list_uncounted()]
         return [*dict.fromkeys(filter(None, [self.uncounted, *inner]))]
 
+    def check_pure(self) -> None:
+        """Raise ConfigError if a class of datasets opens the order of a source by itself, so that a request cannot."""
+        for request in self.inner_requests:
+            request.check_pure()
+
     @abstractmethod
     def open(self, opener: Opener) -> Order:
         """Return the order. Requests inside are opened by `opener.open`."""
@@ -202,9 +207,12 @@ class SourceRequest(Request):
     def index_options(self, opener: Opener) -> IndexOptions:
         return IndexOptions(self.index_name, opener)
 
-    def open(self, opener: Opener) -> Order:
+    def check_pure(self) -> None:
         if self.bookends is None or self.rule is None:
             raise ConfigError(f"order: found {self.kind}, which opens its order by itself; build the dataset")
+
+    def open(self, opener: Opener) -> Order:
+        self.check_pure()
         if opener.access == "ranges" and isinstance(self.rule, GPTRule) and self.documents is None:
             return LazyOrder(self.name, self.prefix, self.parameters, partial(self._open_ranges, opener))
         return self._open_whole(opener)
@@ -220,6 +228,21 @@ class SourceRequest(Request):
         parameters, prefix = self.parameters, Location(self.prefix, self.storage_options)
         found = open_ranges(parameters, prefix, self.name, self.split_documents, self.index_options(opener))
         return self._open_whole(opener) if found is None else found
+
+
+@dataclass(frozen=True)
+class OpaqueRequest(SourceRequest):
+    """Order of one source that methods of a user's class make: its constructor alone opens it.
+
+    Args:
+        own: names of these methods.
+    """
+
+    own: Sequence[str] = ()
+
+    def check_pure(self) -> None:
+        found = f"found {self.kind} with its own {', '.join(self.own)}"
+        raise ConfigError(f"order: {found}, which only its constructor calls; build the dataset")
 
 
 @dataclass(frozen=True)

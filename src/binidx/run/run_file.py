@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, get_type_hints
 
 from binidx.dataset.affects import affects, described_fields, is_saved, words_of
@@ -204,6 +205,8 @@ class Run:
         requests = dict(request_splits(GPTDataset, run.config, run.sizes))
         if run.stages is not None:
             requests[Split.train] = [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))]
+        for request in chain(*requests.values()):
+            request.check_pure()
         return requests
 
     @property

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -33,13 +33,19 @@ from binidx.index.cache.index_cache import current_build
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
-from binidx.order.requests import OpenedRequest, Request, SourceRequest, SourceRule
+from binidx.order.requests import OpaqueRequest, OpenedRequest, Request, SourceRequest, SourceRule
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
 from binidx.storage.interfaces import RangeReader
 
 LowLevel = TypeVar("LowLevel")
 
 NO_SPANS = np.empty((0, 3), np.int64)
+
+HOOKS = (
+    *("__init__", "__len__", "spans", "build_low_level_dataset", "numel_low_level_dataset", "_open_order"),
+    *("_build_document_sample_shuffle_indices", "_query_document_sample_shuffle_indices"),
+)
+"""Methods on which an order depends, and which a request cannot call; the last two are `compat.megatron`'s."""
 
 
 def open_tokens(kind: Callable[..., LowLevel], dataset_path: str | None, config: Any, **options: Any) -> LowLevel:
@@ -146,7 +152,9 @@ class MegatronDataset(OrderedDataset):
             config: options of the run.
             bookends: start and end of the split in the sequences, from 0 to 1; None if they are chosen already.
         """
-        return SourceRequest(
+        own = own_methods(cls, *HOOKS)
+        request: Callable[..., SourceRequest] = partial(OpaqueRequest, own=own) if own else SourceRequest
+        return request(
             recorded_name(cls),
             dataset_path or "",
             str(config.as_written(dataset_path)),
