@@ -24,7 +24,7 @@ from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDa
 from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
 from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
-from binidx.dataset.megatron.multimodal import MockMultimodalDataset as MockMultimodalDataset
+from binidx.dataset.megatron.mock import MockMultimodalDataset as MockMultimodalDataset
 from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDataset
 from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
 from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
 from binidx.dataset.assemble import text_and_images
-from binidx.dataset.megatron import multimodal
+from binidx.dataset.megatron import mock
 
 
 @dataclass(repr=False)
@@ -14,5 +14,5 @@ class MultimodalDatasetConfig(GPTDatasetConfig, text_and_images.MultimodalDatase
     """binidx's config with Megatron's defaults."""
 
 
-class MockMultimodalDataset(MockGPTDataset, multimodal.MockMultimodalDataset):
+class MockMultimodalDataset(mock.MockMultimodalDataset, GPTDataset):
     """binidx's dataset under Megatron's name."""

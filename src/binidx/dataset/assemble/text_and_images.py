@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from binidx.dataset.affects import affects
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, check_given
-from binidx.dataset.token_dataset import SampleAssemble, SourceRows, SourceTokens
-from binidx.dataset.torch_bridge import as_tensor
+from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens
+from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Numbers
@@ -95,6 +95,24 @@ class MultimodalAssemble(SampleAssemble):
             "image_positions": as_tensor(np.cumsum(lengths, dtype=np.int64)[modes != TEXT]),
         }
         return self.preprocess(sample)
+
+
+@dataclass(frozen=True)
+class BlackImageAssemble:
+    """Function that adds a black `image` to GPT samples.
+
+    Args:
+        rows: makes the GPT samples.
+        config: size of the image, and `preprocess_func`.
+    """
+
+    rows: Assemble
+    config: MultimodalDatasetConfig
+
+    def __call__(self, tokens: SourceTokens) -> Sequence[Sample]:
+        shape = 3, self.config.image_h or 0, self.config.image_w or 0
+        samples = ({**sample, "image": as_tensor(np.zeros(shape, np.float32))} for sample in self.rows(tokens))
+        return [*map(self.config.preprocess_func, samples)]
 
 
 def image_bytes(item: NDArray[Any]) -> bytes:

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.text_and_images import BlackImageAssemble, MultimodalDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError
 from binidx.format.tokens import digest_index, identify_sequences, index_of
 
@@ -113,9 +115,6 @@ class MockGPTDataset(GPTDataset):
         index_split: the split.
         config: `GPTDatasetConfig` without a blend.
 
-    Raises:
-        ConfigError: the config has a blend.
-
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
         ...     binidx.MockGPTDataset, [1000, 10, 10], lambda: True, config
@@ -128,7 +127,7 @@ class MockGPTDataset(GPTDataset):
     RECORDED_NAME: ClassVar[str] = "MockGPTDataset"
 
     def __init__(
-        self,
+        self: GPTDataset,
         dataset: MockGPTLowLevelDataset,
         dataset_path: str | None,
         indices: NDArray[np.int32],
@@ -136,9 +135,8 @@ class MockGPTDataset(GPTDataset):
         index_split: Split,
         config: GPTDatasetConfig,
     ) -> None:
-        if not config.mock:
-            raise ConfigError("MockGPTDataset: found a blend, needs none; GPTDataset reads it")
-        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+        # Not super(): `MockMultimodalDataset` has this constructor, too.
+        GPTDataset.__init__(self, dataset, dataset_path, indices, num_samples, index_split, config)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> MockGPTLowLevelDataset:
@@ -150,5 +148,30 @@ class MockGPTDataset(GPTDataset):
 
         Returns:
             100,000 sequences.
+
+        Raises:
+            ConfigError: the config has a blend.
         """
+        if not config.mock:
+            raise ConfigError("MockGPTDataset: found a blend, needs none; GPTDataset reads it")
         return MockGPTLowLevelDataset(config.tokenizer)
+
+
+class MockMultimodalDataset(GPTDataset):
+    """GPT samples of made-up tokens, each with a black `image`: float32, shape (3, image_h, image_w).
+
+    The arguments are those of `MockGPTDataset`, with a `MultimodalDatasetConfig`.
+
+    Source: Megatron Core, `MockMultimodalDataset`.
+    """
+
+    RECORDED_NAME: ClassVar[str] = "MockMultimodalDataset"
+
+    config: MultimodalDatasetConfig
+    config_class = MultimodalDatasetConfig
+
+    __init__ = MockGPTDataset.__init__
+    build_low_level_dataset = staticmethod(MockGPTDataset.build_low_level_dataset)
+
+    def assemble_for(self, config: MultimodalDatasetConfig) -> Assemble:
+        return BlackImageAssemble(super().assemble_for(config), config)

@@ -1,8 +1,8 @@
-"""Samples of text and images, and made-up ones, with Megatron's arguments: `assemble.text_and_images`."""
+"""Samples of text and images, with Megatron's arguments: `assemble.text_and_images`."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,38 +10,14 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.assemble.text_and_images import TEXT, MultimodalAssemble, MultimodalDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens
-from binidx.dataset.megatron.mock import MockGPTDataset
-from binidx.dataset.megatron.ordered_dataset import SEVERAL, index_array
+from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
-from binidx.dataset.torch_bridge import as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.documents import Documents, compact_documents, new_array
 from binidx.native.permutations import RandomState
 from binidx.order.sequences import DocumentOrder
 from binidx.order.source_order import join_ranges
-
-
-class MockMultimodalDataset(MockGPTDataset):
-    """GPT samples of made-up tokens, each with a black `image`: float32, shape (3, image_h, image_w).
-
-    The arguments are those of `MockGPTDataset`, with a `MultimodalDatasetConfig`.
-
-    Source: Megatron Core, `MockMultimodalDataset`.
-    """
-
-    RECORDED_NAME: ClassVar[str] = "MockMultimodalDataset"
-
-    config: MultimodalDatasetConfig
-    config_class = MultimodalDatasetConfig
-
-    def __getitem__(self, idx: Any) -> Any:
-        """Return a sample, or a list of several; None is sample 0 without loss."""
-        if isinstance(idx, SEVERAL):
-            return super().__getitem__(idx)
-        shape = 3, self.config.image_h or 0, self.config.image_w or 0
-        image = as_tensor(np.zeros(shape, np.float32))
-        return self.config.preprocess_func({**super().__getitem__(idx), "image": image})
 
 
 class MultimodalDataset(MegatronDataset):
