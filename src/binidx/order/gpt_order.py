@@ -137,7 +137,7 @@ class GPTOrder(SourceOrder):
         vars(self).pop("index", None)
         self._arrays = {**self._arrays, **arrays}
 
-    def _array(self, name: str) -> Any:
+    def get_array(self, name: str) -> Any:
         """Return an array; those of a small index are built at the first use, and those that were assigned stay."""
         if name not in self._arrays:
             self._arrays = {**build_small_index(self.parameters, self.source, self.plan), **self._arrays}
@@ -145,15 +145,15 @@ class GPTOrder(SourceOrder):
 
     @property
     def document_index(self) -> Any:
-        return self._array("document_index")
+        return self.get_array("document_index")
 
     @property
     def sample_index(self) -> Any:
-        return self._array("sample_index")
+        return self.get_array("sample_index")
 
     @property
     def shuffle_index(self) -> Any:
-        return self._array("shuffle_index")
+        return self.get_array("shuffle_index")
 
     @cached_property
     def index(self) -> SpanIndex:

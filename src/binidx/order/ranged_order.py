@@ -7,10 +7,8 @@ manifest ─► its arrays and the .idx, pinned ─► shuffle_index of the samp
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
@@ -18,11 +16,12 @@ from binidx.format.ranged_arrays import CheckedIndex
 from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import has_fingerprint
 from binidx.index.cache.manifest import ONE_EACH, Manifest, get_origin
+from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTParameters
 from binidx.order.opener import IndexOptions
-from binidx.order.order_protocols import Bounds, Numbers, Order, Source, SpanIndex, Spans
+from binidx.order.order_protocols import Source
 from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import recorded_object
@@ -73,45 +72,30 @@ def open_ranges(
     return None if arrays is None else GPTOrder(parameters, opened[-1], arrays)
 
 
-def open_order(order: Order) -> Order:
-    """Return the order of one source itself, opened if it is a `LazyOrder`."""
-    return order.order if isinstance(order, LazyOrder) else order
-
-
-class LazyOrder:
-    """Order of one source that is opened at its first use; threads may use it at once.
+class LazySource:
+    """Source of an order that is opened at the first use; threads may use it at once. Implements `Source`.
 
     Args:
         name: prefix, as the user wrote it.
         prefix: prefix of the data, as it is opened.
-        parameters: options of the order.
         open_order: opens the order at the first use; it is pickled, the opened order is not.
     """
 
-    def __init__(
-        self, name: str, prefix: str, parameters: GPTParameters, open_order: Callable[[], SourceOrder]
-    ) -> None:
-        self.name, self.prefix, self.parameters, self.open_order = name, prefix, parameters, open_order
-        self.sequence_length, self.full_length = parameters.sequence_length, parameters.full_length
+    def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
+        self.name, self.prefix, self.open_order = name, prefix, open_order
         self._opening = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazyOrder, (self.name, self.prefix, self.parameters, self.open_order)
-
-    def __repr__(self) -> str:
-        return f"LazyOrder({self.name})"
+        return LazySource, (self.name, self.prefix, self.open_order)
 
     @property
-    def order(self) -> SourceOrder:
+    def order(self) -> GPTOrder:
         """The opened order."""
         with self._opening:
             if "_order" not in vars(self):
-                self._order = self.open_order()
-        return self._order
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        return [self]
+                self._order: Any = self.open_order()
+        opened: GPTOrder = self._order
+        return opened
 
     @property
     def dataset(self) -> Tokens:
@@ -121,29 +105,29 @@ class LazyOrder:
     def sequences(self) -> Documents:
         return self.order.source.sequences
 
-    @property
-    def identity(self) -> Any:
-        return self.order.identity
 
-    @property
-    def index(self) -> SpanIndex | None:
-        return self.order.index
+class LazyOrder(GPTOrder):
+    """Order of one source that is opened at its first use.
 
-    @property
-    def num_epochs(self) -> int:
-        return self.order.num_epochs
+    Args:
+        parameters: options of the order.
+        source: opens the order.
+    """
+
+    source: LazySource
+
+    def __init__(self, parameters: GPTParameters, source: LazySource) -> None:
+        super().__init__(parameters, source, None)
+
+    def __repr__(self) -> str:
+        return f"LazyOrder({self.source.name})"
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.source.order)
 
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
-        return np.zeros_like(samples), samples
+    @property
+    def plan(self) -> EpochPlan:
+        return self.source.order.plan
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
-        return self.order.spans(samples)
-
-    def find(self, source: int, sequences: Numbers) -> Numbers:
-        return self.order.find(source, sequences)
-
-    def epochs(self, samples: Numbers) -> Numbers:
-        return self.order.epochs(samples)
+    def get_array(self, name: str) -> Any:
+        return self.source.order.get_array(name)

@@ -35,7 +35,6 @@ from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source
-from binidx.order.ranged_order import LazyOrder, open_order
 from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
 
 
@@ -148,8 +147,7 @@ def count_inputs(order: Order, samples: Numbers, sources: NDArray[np.integer]) -
         samples: numbers of the samples in that order, shape (n,).
         sources: source of each, shape (n,).
     """
-    lengths = [member.full_length if isinstance(member, SourceOrder | LazyOrder) else None
-               for member in list_members(order)]  # fmt: skip
+    lengths = [member.full_length if isinstance(member, SourceOrder) else None for member in list_members(order)]
     inputs: Numbers = np.array([-1 if length is None else length for length in lengths])[sources]
     if len(rest := np.flatnonzero(inputs < 0)):
         _, _, _, bounds, (*_, counts) = gather_columns(order, samples[rest], partial(_read_spans, order))
@@ -262,16 +260,13 @@ def _read_spans(order: Order, source: int, samples: Numbers) -> Columns:
         return [], np.zeros(len(samples) + 1, np.int64), [np.empty(0, np.int64)] * 5
     member = list_members(order)[source]
     spans, bounds = member.spans(samples)
-    own = open_order(member)
-    target = own.place_spans(samples, spans, bounds) if isinstance(own, SourceOrder) else place_spans(spans, bounds)
+    if isinstance(member, SourceOrder):
+        target, limit = member.place_spans(samples, spans, bounds), member.sequence_length
+    else:
+        target, limit = place_spans(spans, bounds), None
     _, sequence, first, length = np.ascontiguousarray(spans.T)
-    limit = own.sequence_length if isinstance(own, SourceOrder) else None
     inputs = length if limit is None else np.clip(limit - target, 0, length)
-    return (
-        [],
-        bounds,
-        [sequence, first, length, target, inputs],
-    )
+    return [], bounds, [sequence, first, length, target, inputs]
 
 
 def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
@@ -287,7 +282,7 @@ def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
 def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
     """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
     member = list_members(order)[source]
-    index = member.index if isinstance(member, SourceOrder | LazyOrder) else None
+    index = member.index if isinstance(member, SourceOrder) else None
     dataset = order.sources[source].dataset
     if index is not None and (not isinstance(dataset, IndexedDataset) or dataset.documents_are_sequences):
         bounds, documents, starts, stops = index.ends(samples)

@@ -29,7 +29,7 @@ from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRule
 from binidx.order.opener import IndexOptions, Opener
 from binidx.order.order_protocols import Order, Source
-from binidx.order.ranged_order import LazyOrder, open_ranges
+from binidx.order.ranged_order import LazyOrder, LazySource, open_ranges
 from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location
 from binidx.storage.stores.registry import join_uri
@@ -214,7 +214,7 @@ class SourceRequest(Request):
     def open(self, opener: Opener) -> Order:
         self.check_pure()
         if opener.access == "ranges" and isinstance(self.rule, GPTRule) and self.documents is None:
-            return LazyOrder(self.name, self.prefix, self.parameters, partial(self._open_ranges, opener))
+            return LazyOrder(self.parameters, LazySource(self.name, self.prefix, partial(self._open_ranges, opener)))
         return self._open_whole(opener)
 
     def _open_whole(self, opener: Opener) -> SourceOrder:

@@ -27,12 +27,12 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.ordered_dataset import make_opener
 from binidx.dataset.split_requests import request_splits
 from binidx.errors import ConfigError, ObjectChangedError
+from binidx.format.arrow import pa
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.ranged_arrays import MAX_GAP, RangedArray
 from binidx.order.blended_order import list_members
 from binidx.order.staged.window_order import WindowRequest
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.export import pa
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -78,7 +78,7 @@ def assert_same(one: RunOrder, whole: RunOrder) -> None:
 
 def is_ranged(order: RunOrder) -> bool:
     """Whether the indices of all sources stay in the store."""
-    return all(isinstance(member.order.shuffle_index, RangedArray) for member in list_members(order.order))
+    return all(isinstance(member.shuffle_index, RangedArray) for member in list_members(order.order))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -151,7 +151,7 @@ def test_a_view_moves_the_arrays_that_it_searches_and_no_idx(large: Run, countin
     config = replace(large.config, order=binidx.View(f"{tmp_path}/list.txt"), storage_options=options)
     order = RunOrder.open(replace(large, config=config))
     order.trace(range(100, 101))
-    moved, below = counting.counts(), list_members(order.order)[0].order
+    moved, below = counting.counts(), list_members(order.order)[0].source.order
     arrays = below.document_index, below.shuffle_index
     assert moved.bytes <= sum(len(array) * array.row_bytes for array in arrays) + 4096 * 60 + 1000 * moved.requests
     assert moved.bytes < 20 * 20_000  # an `.idx` has 20 bytes a document
@@ -249,7 +249,7 @@ def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(large: 
     accounted = counting.counts()
     order.where(0, [777], 100)
     searched = counting.counts() - accounted
-    arrays = order.order.order.document_index, order.order.order.shuffle_index
+    arrays = order.order.source.order.document_index, order.order.source.order.shuffle_index
     whole = sum(len(array) * array.row_bytes for array in arrays)
     assert accounted.requests <= 10
     assert accounted.bytes <= 4096 * 6 + MAX_GAP + 1000 * accounted.requests
@@ -309,7 +309,7 @@ def test_sources_that_a_step_does_not_touch_are_not_opened(s3: Bucket, tmp_path:
     whole = RunOrder.of(run)
     order = RunOrder.open(run)
     order.trace(range(50, 51))
-    opened = [member for member in order.order.members if "_order" in vars(member)]
+    opened = [member for member in order.order.members if "_order" in vars(member.source)]
     assert 1 <= len(opened) <= 4
     assert_same(order, whole)
 

@@ -31,7 +31,6 @@ from binidx.order.blended_order import BlendedOrder, list_members
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.opener import Opener
 from binidx.order.order_protocols import Numbers, Order
-from binidx.order.ranged_order import open_order
 from binidx.order.requests import BlendRequest, OverRequest, SourceRequest, open_blend
 from binidx.storage.location import Location
 
@@ -118,7 +117,7 @@ class WindowRequest(OverRequest):
             ConfigError: a source has an order of its own, a length does not divide that of the windows, a stage ends
                 inside a window, or there are too few windows.
         """
-        members: Sequence[Any] = [*map(open_order, list_members(windows))]
+        members: Sequence[Any] = list_members(windows)
         for source, member in zip(windows.sources, members, strict=True):
             if not isinstance(member, GPTOrder):
                 raise ConfigError(f"windows: found {source.name} in an order of its own, needs Megatron's order")
@@ -209,7 +208,7 @@ class WindowBlend(BlendRequest):
         in_stream = np.empty_like(sample)
         for number, member in enumerate(list_members(self.windows)):
             of_source = source == number
-            in_stream[of_source] = cast(GPTOrder, open_order(member)).shuffle_index[sample[of_source]]
+            in_stream[of_source] = cast(GPTOrder, member).shuffle_index[sample[of_source]]
         return source, in_stream
 
 

@@ -26,7 +26,6 @@ from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.ranged_order import LazyOrder
 from binidx.order.reads import locate_tokens
 from binidx.order.stored import planned_order
 from binidx.order.stored.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
@@ -118,10 +117,9 @@ def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> di
 
 def _check_member(member: Order, length: int) -> None:
     """Raise ConfigError unless the samples of a source are GPT samples of this length."""
-    order = member.order if isinstance(member, LazyOrder) else member
-    kind, found = type(order).__name__, 0
-    if isinstance(order, GPTOrder | PackedOrder):
-        kind, found = order.parameters.kind, order.parameters.sequence_length
+    kind, found = type(member).__name__, 0
+    if isinstance(member, GPTOrder | PackedOrder):
+        kind, found = member.parameters.kind, member.parameters.sequence_length
     if kind.partition("-")[0] not in KINDS or found != length:
         raise ConfigError(f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(KINDS)} of {length}")
 

@@ -36,7 +36,6 @@ from binidx.index.cache.index_files import digest
 from binidx.jobs.parts import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_sources
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.ranged_order import LazyOrder
 from binidx.order.reads import (
     SampleOrigins,
     TokenReads,
@@ -160,7 +159,7 @@ class RunOrder:
         order = below = opener.open(train[0])
         while isinstance(below, ViewOrder):
             below = below.inner
-        if not isinstance(below, BlendedOrder | LazyOrder | SourceOrder):
+        if not isinstance(below, BlendedOrder | SourceOrder):
             return cls.of(run, warns=warns)  # an order of the user's own, whose index is not known
         name = below.description_hash if isinstance(below, BlendedOrder) else train[0].sources[0].description_hash()
         reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
