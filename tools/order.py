@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.packed.nesting import Nesting
-from binidx.packed.packed_run import PackedRunOrder
+from binidx.packed.packed_run import Nesting, PackedRunOrder
 from binidx.run.provenance.history import RunHistory
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers

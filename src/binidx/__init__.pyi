@@ -53,10 +53,10 @@ from binidx.order.order_options import OrderOption as OrderOption
 from binidx.order.order_options import register_order as register_order
 from binidx.order.staged.window_order import LengthStage as LengthStage
 from binidx.order.view import View as View
-from binidx.packed.nesting import Nesting as Nesting
 from binidx.packed.packed_files import PackedDataset as PackedDataset
 from binidx.packed.packed_files import PackedDatasetBuilder as PackedDatasetBuilder
 from binidx.packed.packed_files import PackedFiles as PackedFiles
+from binidx.packed.packed_run import Nesting as Nesting
 from binidx.packed.packed_run import PackedRunOrder as PackedRunOrder
 from binidx.packed.packed_run import load_packed_run as load_packed_run
 from binidx.prepare.preprocess.job import Job as Job

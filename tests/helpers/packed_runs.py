@@ -10,7 +10,7 @@ from helpers.traceable_runs import write_source
 
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed
-from binidx.packed.packed_description import FORKS
+from binidx.packed.packed_run import FORKS
 
 SEPARATOR = 999_999
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.packed.nesting import Nesting
 from binidx.packed.packed_order import PackedSet, WorkerOrder
+from binidx.packed.packed_run import Nesting
 
 
 def read_by(nesting: Nesting, count: int, num_files: int) -> set[tuple[int, int]]:

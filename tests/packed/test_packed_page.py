@@ -12,7 +12,7 @@ import numpy as np
 from helpers.pages import python_blocks, read_page
 
 import binidx
-from binidx.packed.packed_description import FORKS, PackedDescription
+from binidx.packed.packed_run import FORKS, PackedDescription
 
 PAGE = read_page("moving/lit-gpt")
 DESCRIBED = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])

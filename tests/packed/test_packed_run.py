@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError, FormatError
+from binidx.format.arrow import parquet
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
 from binidx.packed.packed_run import PackedRunOrder, _read_names
-from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
+from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 from binidx.storage.location import Location
 
 
@@ -23,7 +24,7 @@ def order_of(at_end: AtEnd = AtEnd.repeat, **changes: object) -> PackedRunOrder:
 def test_ranks_read_their_own_run(mixed_by_rank: bool) -> None:
     order = order_of(mixed_by_rank=mixed_by_rank)
     readings = order.readings(range(3, 20))
-    blocks = order.packed.numbers.blocks(readings.sample)
+    blocks = order.packed.blocks.blocks_of(readings.sample)
     for rank in range(2):
         sets = [
             PackedSet(17, 6, 2, 1337 + rank, at_end=AtEnd.repeat),

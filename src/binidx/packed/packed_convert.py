@@ -33,6 +33,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.jobs.parts import ONE_THREAD, PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
+from binidx.packed.packed_blocks import PackedOrigin
 from binidx.packed.packed_files import (
     HEADER,
     PackedDatasetBuilder,
@@ -41,7 +42,6 @@ from binidx.packed.packed_files import (
     format_packed_header,
     packed_file_name,
 )
-from binidx.packed.packed_origins import PackedOrigin
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists

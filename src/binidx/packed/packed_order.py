@@ -279,18 +279,14 @@ class PackedRun:
         Args:
             num_blocks: number of blocks from the first one on.
         """
-        turns, rest = divmod(num_blocks, self.micro_batch_size * self._count)
-        in_turn = (
-            min(max(rest - worker * self.micro_batch_size, 0), self.micro_batch_size) for worker in range(self._count)
-        )
-        ends = [turns * self.micro_batch_size + more for more in in_turn]
-        if (
-            self.length is not None
-            and num_blocks > self._worker_length // self.micro_batch_size * self.micro_batch_size * self._count
-        ):
-            worker, position = self._place(np.arange(num_blocks))
-            ends = [int(position[worker == number].max(initial=-1)) + 1 for number in range(self._count)]
-        return sum((self._draws.count(end) for end in ends), np.zeros(len(self.sets), np.int64))
+        in_turn, whole = self.micro_batch_size * self._count, num_blocks
+        if self.length is not None:
+            whole = min(whole, self._worker_length // self.micro_batch_size * in_turn)
+        start = whole // in_turn * in_turn  # the blocks of whole turns are divided equally
+        worker, position = self._place(np.arange(start, num_blocks))
+        ends = np.full(self._count, start // self._count)
+        np.maximum.at(ends, worker, position + 1)
+        return sum((self._draws.count(end) for end in ends.tolist()), np.zeros(len(self.sets), np.int64))
 
     @cached_property
     def _draws(self) -> SetDraws:

@@ -1,4 +1,12 @@
-"""A run over packed files: which rank reads which block at which step, and its description in a file.
+"""A run over packed files: which rank reads which block at which step, and its description in a JSON file.
+
+    {"fork": "umd", "block_size": 2049, "n_chunks": 4, "seed": 1337,
+     "sets": [{"name": "web", "files": ["s3://corpus/web_0000000000.bin", ...], "weight": 0.7}, ...],
+     "num_ranks": 256, "num_workers": 1, "micro_batch_size": 8, "accumulation": 1}
+
+`fork` names the loader whose rules apply; FORKS lists them. `files` is a list, or the URI of a text file with one name
+per line. lit-gpt reads the files in the order of a directory listing, so that order is part of the description; the
+others sort and shuffle them.
 
 Tables of its order have blocks instead of documents:
 
@@ -12,6 +20,7 @@ Tables of its order have blocks instead of documents:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -22,11 +31,11 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.format.virtual import check_named
+from binidx.json_models import Count, JsonFile, Positive
 from binidx.order.order_protocols import Numbers
-from binidx.packed.packed_blocks import BlockNumbers, PackedBlocks
-from binidx.packed.packed_description import FORKS, PACKED_FILE, PackedDescription
+from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
-from binidx.packed.packed_order import PackedRun, PackedSet, WeightSchedule, order_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
@@ -74,9 +83,9 @@ class PackedReading:
         return BatchSchedule(self.blocks_per_step * self.num_ranks, self.micro_batch_size, self.num_ranks)
 
     @cached_property
-    def numbers(self) -> BlockNumbers:
-        """Numbers of the samples."""
-        return BlockNumbers(self.sets)
+    def blocks(self) -> PackedBlocks:
+        """Numbers of the samples, without files."""
+        return PackedBlocks(self.sets, self.names, None)
 
     @property
     def blocks_per_step(self) -> int:
@@ -133,7 +142,7 @@ class PackedReading:
         grids = np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
         step, rank_of, slot = (grid.reshape(-1) for grid in grids)
         position = (step * self.num_ranks + rank_of) * size + slot
-        return SampleReads(step, rank_of, slot, position, self.numbers.samples(blocks))
+        return SampleReads(step, rank_of, slot, position, self.blocks.samples_of(blocks))
 
     def samples_at(self, position: Numbers) -> Numbers:
         """Return the block at each position; those of all steps from the first to the last position are drawn."""
@@ -147,10 +156,10 @@ class PackedReading:
         """
         workers, stop_step = max(1, self.num_workers), self.schedule.step_of(stop)
         parts, size = [self.readings(range(0))], max(1, STRETCH // self.blocks_per_step)
-        for rank in np.unique(self.numbers.blocks(samples)[:, 1] % (self.num_ranks * workers) // workers).tolist():
+        for rank in np.unique(self.blocks.blocks_of(samples)[:, 1] % (self.num_ranks * workers) // workers).tolist():
             for first in range(0, stop_step, size):
                 reads = self.readings(range(first, min(first + size, stop_step)), rank)
-                parts.append(reads.at(np.isin(reads.sample % self.numbers.bounds[-1], samples)))
+                parts.append(reads.at(np.isin(reads.sample % self.blocks.bounds[-1], samples)))
         reads = SampleReads.joined(parts)
         return reads.at(np.argsort(reads.position, kind="stable"))
 
@@ -249,6 +258,66 @@ class PackedRunOrder(RunOrder):
         return rows
 
 
+@dataclass(frozen=True)
+class Fork:
+    """Rules of a loader: for the end of the files, for the seed of each rank's draws, and for shuffling files."""
+
+    at_end: AtEnd
+    mixed_by_rank: bool
+    shuffles_files: bool
+
+
+FORKS = {
+    "lit-gpt": Fork(AtEnd.stop, mixed_by_rank=True, shuffles_files=False),
+    "lit-gpt-wrap": Fork(AtEnd.wrap, mixed_by_rank=True, shuffles_files=False),
+    "tinyllama": Fork(AtEnd.wrap, mixed_by_rank=False, shuffles_files=True),
+    "umd": Fork(AtEnd.repeat, mixed_by_rank=True, shuffles_files=True),
+}
+"""Rules of each loader. "tinyllama" is TinyLlama after its #67; "umd" made the Gemstones, goldfish and fictional-QA."""
+
+
+@dataclass(frozen=True)
+class DescribedSet:
+    """One set of packed files; `files` is the list of their names, or the URI of a text file with their names."""
+
+    name: str
+    files: str | list[str]
+    weight: float = 1.0
+    scheduler: list[str | float | int] | None = None
+    max_epoch: Positive | None = None
+
+
+@dataclass(frozen=True)
+class PackedDescription:
+    """Fields of the description; `PackedSet` and `PackedRunOrder` document them."""
+
+    fork: str
+    block_size: Positive
+    n_chunks: Positive
+    seed: Count
+    sets: list[DescribedSet]
+    num_ranks: Positive = 1
+    num_workers: Count = 0
+    micro_batch_size: Positive = 1
+    accumulation: Positive = 1
+    shuffle: bool = True
+    shuffle_filenames: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.fork not in FORKS:
+            raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
+        if not self.sets:
+            raise ConfigError("sets: found none, needs at least one")
+        if self.fork != "umd" and any(each.scheduler or each.max_epoch for each in self.sets):
+            raise ConfigError(f"scheduler, max_epoch: found in a run of {self.fork}, only umd has them")
+        weights = [packed_set.weight for packed_set in self.sets]
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+            raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
+
+
+PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
+
+
 @trims_traceback
 def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
     """Return the order of the run that a file describes, with its packed files opened and checked.
@@ -308,3 +377,58 @@ def _read_names(file: Location) -> list[str]:
         raise FormatError(f"{file}: not UTF-8 ({error}); needs a text file with a name on each line") from error
     check_named(names, file)
     return names
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """Sync points of one set of files: points where runs of different topologies have read the same blocks.
+
+        files        F0 F1 F2 F3 F4 F5 F6 F7 | F8 ...        n_chunks = 1, L = 4
+        2 shards     F0+F1  F2+F3  F4+F5  F6+F7              a shard's groups are in the order of the list, so after
+        4 shards     F0+F1+F2+F3   F4+F5+F6+F7               k * n_chunks * L files both have read the same: the first
+
+    L is the least common multiple of the shard counts (ranks * workers each). Between two sync points the sets differ.
+    At the tail they differ for good: the remainders of the divisions by shards and by n_chunks depend on the number of
+    shards.
+
+    Args:
+        of: the set of files, with the seed of rank 0; seeds of other ranks do not change which blocks were read.
+        block_size: number of tokens of a block.
+        shards: number of shards (ranks * workers) of each topology.
+
+    Source: the Gemstones' README gives the rule for their counts; exact here.
+    """
+
+    of: PackedSet
+    block_size: int
+    shards: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not self.shards or min(self.shards) < 1:
+            raise ConfigError(f"nesting: found shard counts {list(self.shards)}, needs one at least, each 1 or more")
+
+    @property
+    def sync_files(self) -> int:
+        """Number of files from one sync point to the next."""
+        return math.lcm(*self.shards) * self.of.n_chunks
+
+    @property
+    def sync_tokens(self) -> int:
+        """Number of tokens from one sync point to the next, over all ranks."""
+        return self.sync_files * self.of.num_blocks * self.block_size
+
+    @property
+    def num_syncs(self) -> int:
+        """Number of sync points in the first pass over the files; after the last one the topologies differ."""
+        return min(self.files_read(count) for count in self.shards) // self.sync_files
+
+    def files_read(self, count: int) -> int:
+        """Return the number of files that a topology reads in one pass, from the first on; it drops the others.
+
+        Args:
+            count: number of the topology's shards, ranks * workers.
+
+        Returns:
+            Number of files.
+        """
+        return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
