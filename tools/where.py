@@ -26,14 +26,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from binidx.corpus.origins import documents_at, documents_with_id
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.corpus.origins import find_named
+from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
@@ -41,7 +40,7 @@ from binidx.run.provenance.exposures import Exposures, count_exposures
 from binidx.run.provenance.history import Runs, find_reads
 from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.sample_rows import build_rows, label_sample
+from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
@@ -57,9 +56,6 @@ from ._runs import (
     read_list,
     stop_step,
 )
-
-SEARCHES = 8
-"""Lineage files read at the same time; each needs 6 MB, for a row group."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -131,14 +127,10 @@ def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -
     rows = []
     for name, samples in stored.items():
         for order, reads, _ in reads_of_stored(history, [samples], stop_step):
-            source, steps = (
-                label_sample(order, int(samples[0]), order.contents(samples), 0)["source"],
-                reads.step.tolist(),
-            )
-            read = len(steps)
-            counts = {"samples_read": read, "samples_trained": read}
             assert isinstance(order.order, StoredBlocks)
-            counts["tokens_read"] = read * order.order.sequence_length
+            source, steps = order.order.label(int(samples[0]))["source"], reads.step.tolist()
+            counts = {"samples_read": len(steps), "samples_trained": len(steps)}
+            counts["tokens_read"] = len(steps) * order.order.sequence_length
             ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
             rows.append({"source": source, "document": name, **counts, **ends})
     return rows
@@ -174,7 +166,7 @@ def find_documents(
     """
     documents: dict[str, list[int]] = {}
     for name in names:
-        if name.isdecimal():
+        if name.isdecimal() and len(name) < 19:
             if len(sources) > 1:
                 raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(sources)}")
             documents.setdefault(next(iter(sources)), []).append(int(name))
@@ -198,25 +190,9 @@ def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[st
         ConfigError: no document has that name.
         ObjectNotFoundError: none of the sources has lineage, or ids in it.
     """
-    file, colon, row = name.rpartition(":")
-    if not (name.startswith("id=") or (colon and row.isdecimal())):
-        raise ConfigError(f"--document: found {name}, needs a number, FILE:ROW or id=ID")
-
-    def search(source: Source) -> list[int] | ObjectNotFoundError:
-        prefix = Location(source.prefix, options)
-        try:
-            if name.startswith("id="):
-                return documents_with_id(prefix, name.removeprefix("id="))
-            return documents_at(prefix, file, int(row))
-        except ObjectNotFoundError as error:
-            return error
-
-    with ThreadPoolExecutor(SEARCHES, "binidx-where") as pool:
-        answers = dict(zip(sources, pool.map(search, sources.values()), strict=True))
-    missing = [answer for answer in answers.values() if isinstance(answer, ObjectNotFoundError)]
-    if len(missing) == len(answers):
+    numbers, missing = find_named({prefix: Location(own.prefix, options) for prefix, own in sources.items()}, name)
+    if len(missing) == len(sources):
         raise missing[0]
-    numbers = {prefix: answer for prefix, answer in answers.items() if isinstance(answer, list) and answer}
     if not numbers:
         without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
         searched = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} sources{without}"

@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import binidx
+from binidx.format.arrow import pa, parquet
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.loader.losses import LossRecorder
 from binidx.packed.packed_files import PackedDatasetBuilder
-from binidx.run.provenance.export import pa, parquet
 from binidx.storage.location import Location
 from binidx.tools import main
 
@@ -334,8 +334,13 @@ def test_trace_and_where_say_which_file_a_document_came_from(
     for source in (["--source", str(prefix)], []):
         assert main(["where", str(run_file), "--document", "id=id-7", *source]) == 2
     assert "lineage.parquet: not found; binidx preprocess writes it" in capsys.readouterr().err
-    assert main(["where", str(run_file), "--document", "en.jsonl", "--source", str(prefix)]) == 2
-    assert "needs a number, FILE:ROW or id=ID" in capsys.readouterr().err
+    for name in ("en.jsonl", "9" * 20, f"en.jsonl:{'9' * 20}"):
+        assert main(["where", str(run_file), "--document", name, "--source", str(prefix)]) == 2
+        assert "needs a number, FILE:ROW or id=ID" in capsys.readouterr().err
+    listed = prefix.parent / "list.txt"
+    listed.write_text(f"{prefix}\t{'9' * 20}\n")
+    assert main(["where", str(run_file), "--documents", str(listed)]) == 2
+    assert "needs [PREFIX TAB] NUMBER" in capsys.readouterr().err
     for row in found:
         for doc in row["docs"]:
             origin = doc.get("origin")

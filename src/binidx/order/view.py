@@ -233,7 +233,7 @@ class DocumentList:
         documents: dict[str | None, list[int]] = {}
         for number, line in enumerate(self.text.decode("utf-8", "replace").splitlines(), 1):
             prefix, tab, document = line.rpartition("\t")
-            if not document.strip().isdecimal():
+            if not (document.strip().isdecimal() and len(document.strip()) < 19):
                 raise ConfigError(f"{self.uri}: line {number}: found {line[:80]!r}, needs [PREFIX TAB] NUMBER")
             documents.setdefault(prefix if tab else None, []).append(int(document))
         return documents

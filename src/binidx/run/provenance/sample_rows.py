@@ -11,7 +11,7 @@ import numpy as np
 
 from binidx.corpus.origins import read_origins
 from binidx.errors import MissingDriverError
-from binidx.order.reads import SampleOrigins, TokenReads
+from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
@@ -60,26 +60,15 @@ def build_rows(
         row["trained"] = bool(trained[place])
         if row["step"] < 0:  # of a sample before `consumed_samples`
             row |= dict.fromkeys(("step", "rank", "slot", "trained"))
-        row |= label_sample(order, int(readings.sample[place]), contents, place)
+        if isinstance(order.order, StoredBlocks):
+            row |= order.order.label(row["sample"]) | ({} if source < 0 else {"dataset": order.sources[source].name})
+        else:
+            row |= {"source": order.sources[source].name, "epoch": int(contents.epoch[place])}
         if source >= 0:
             row["docs"] = docs
         elif decode and tokens is not None:
             row["text"] = decode(tokens[place].tolist())
         yield row
-
-
-def label_sample(order: RunOrder, sample: int, contents: SampleOrigins, place: int) -> dict[str, Any]:
-    """Return the columns of a row that name a sample, its source and its epoch.
-
-    Args:
-        order: order of the run.
-        sample: number of the sample in the run.
-        contents, place: contents of some samples, and the place of this one among them.
-    """
-    source = int(contents.source[place])
-    if isinstance(order.order, StoredBlocks):
-        return order.order.label(sample) | ({} if source < 0 else {"dataset": order.sources[source].name})
-    return {"source": order.sources[source].name, "epoch": int(contents.epoch[place])}
 
 
 def sample_origins(order: RunOrder, contents: TokenReads) -> dict[tuple[int, int], dict[str, Any]]:
