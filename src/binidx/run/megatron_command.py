@@ -38,8 +38,15 @@ TEXTS = (
     *("step-batch-size-schedule", "phase-transition-iterations", "tokenizer-type", "tokenizer-model", "vocab-file"),
     *("merge-file",),
 )
-LISTS = {"data-path": str, "train-data-path": str, "valid-data-path": str, "test-data-path": str}
+LISTS = ("data-path", "train-data-path", "valid-data-path", "test-data-path")
 LISTS_OF_NUMBERS = ("rampup-batch-size", "iterations-to-skip")
+
+SAME_IN_RUN = ("micro_batch_size", "global_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
+SAME_IN_CONFIG = (
+    *("multiple_validation_sets", "full_validation", "num_dataset_builder_threads", "reset_position_ids"),
+    *("reset_attention_mask", "eod_mask_loss", "allow_ambiguous_pad_tokens"),
+)
+"""Arguments of `Run` and of its config that have the names and the values of Megatron's."""
 
 OTHER_SAMPLES = (
     *("mock-data", "sft", "fim-data", "use-varlen-dataset", "hybrid-context-parallel", "dynamic-context-parallel"),
@@ -88,25 +95,20 @@ def parse_megatron_command(
         raise ConfigError(
             "rampup: found --rampup-batch-size, which Megatron ignores since 2026-04; need kept or ignored"
         )
-    options: dict[str, Any] = {
-        "micro_batch_size": given.micro_batch_size,
-        "data_parallel_size": total // model,
-        "dataloader_type": given.dataloader_type or "single",
-        "data_sharding": not given.no_data_sharding,
-        "global_batch_size": given.global_batch_size,
-        "rampup_batch_size": tuple(given.rampup_batch_size or ()) if rampup == "kept" else None,
-        "decrease_batch_size_if_needed": given.decrease_batch_size_if_needed,
-        "step_batch_size_schedule": given.step_batch_size_schedule,
-        "iterations_to_skip": sorted({*(given.iterations_to_skip or ())}),
-        "phase_transition_iterations": sorted(
-            int(text) for text in (given.phase_transition_iterations or "").split(",") if text
-        ),
-        **resumed,
-    }
-    if options["phase_transition_iterations"] and given.train_samples is None:
+    phases = sorted(int(text) for text in (given.phase_transition_iterations or "").split(",") if text)
+    if phases and given.train_samples is None:
         raise ConfigError("from_megatron: found phase transitions without --train-samples, which they need")
-    config = _config(given, storage_options)
-    run = Run(config, [1, 0, 0], **{**options, "phase_transition_iterations": ()})
+    run = Run(
+        _config(given, storage_options),
+        [1, 0, 0],
+        data_parallel_size=total // model,
+        dataloader_type=given.dataloader_type or "single",
+        data_sharding=not given.no_data_sharding,
+        rampup_batch_size=tuple(given.rampup_batch_size or ()) if rampup == "kept" else None,
+        iterations_to_skip=sorted({*(given.iterations_to_skip or ())}),
+        **{name: getattr(given, name) for name in SAME_IN_RUN},
+        **resumed,
+    )
     length = {"train_iters": given.train_iters, "train_samples": given.train_samples}
     evaluation = {"eval_interval": given.eval_interval, "eval_iters": given.eval_iters}
     sizes = split_sizes(run.schedule, **length, **evaluation, full_validation=given.full_validation)
@@ -114,7 +116,6 @@ def parse_megatron_command(
         size = run.schedule.global_batch_size
         sizes[1:] = [number and number // size * given.eval_global_batch_size for number in sizes[1:]]
     stop_step = given.train_iters or steps_of_samples(run.schedule, given.train_samples)
-    phases = options["phase_transition_iterations"]
     return replace(run, sizes=sizes, stop_step=stop_step, phase_transition_iterations=phases)
 
 
@@ -154,17 +155,11 @@ def _config(given: argparse.Namespace, storage_options: Mapping[str, Any] | None
         blend,
         per_split,
         split=given.split or (None if is_split else "969, 30, 1"),
-        multiple_validation_sets=given.multiple_validation_sets,
-        full_validation=given.full_validation,
-        num_dataset_builder_threads=given.num_dataset_builder_threads,
         path_to_cache=given.data_cache_path,
         tokenizer=_tokenizer(given, storage_options),
-        reset_position_ids=given.reset_position_ids,
-        reset_attention_mask=given.reset_attention_mask,
-        eod_mask_loss=given.eod_mask_loss,
         inter_document_masking=given.dataloader_inter_document_masking,
-        allow_ambiguous_pad_tokens=given.allow_ambiguous_pad_tokens,
         storage_options=storage_options,
+        **{name: getattr(given, name) for name in SAME_IN_CONFIG},
     )
 
 
