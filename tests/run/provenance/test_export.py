@@ -13,12 +13,13 @@ from conftest import Bucket
 from helpers.traceable_runs import random_run
 
 from binidx.errors import ObjectExistsError
+from binidx.format.arrow import parquet
 from binidx.jobs.parts import Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
 from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
+from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 

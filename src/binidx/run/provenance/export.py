@@ -45,23 +45,11 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import create_object
 
-
-def _widened(schema: pa.Schema, largest: Mapping[str, int]) -> pa.Schema:
-    """Return a schema with int32 for the columns whose largest value in all of a file needs it."""
-    for name, value in largest.items():
-        kind = pa.int16() if value <= LARGEST else pa.int32()
-        schema = schema.set(schema.get_field_index(name), pa.field(name, kind, nullable=False))
-    return schema
-
-
-__all__ = ["pa", "parquet"]
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
 """Approximate size of a row group: in rows without tokens, in bytes with tokens; at least one step."""
 
 METADATA = b"binidx"
-
-"""Largest rank, slot or epoch in a column of int16; with larger ones it is int32."""
 
 LAYOUT: Mapping[str, Any] = {
     "use_dictionary": ["source"],
@@ -191,7 +179,7 @@ class _FileWriter:
         with create_object(file) as out:
             tables = _groups(self.order.get(), part, {**columns, "trained": self.trained})
             first = next(tables)
-            schema = _widened(first.schema, _find_largest(self.order.get(), part.steps))
+            schema = _widened(first.schema, self.order.get(), part.steps)
             marked = schema.with_metadata({METADATA: json.dumps(mark)})
             writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
             for table in chain([first], tables):
@@ -201,11 +189,15 @@ class _FileWriter:
         return {"written": True}
 
 
-def _find_largest(order: RunOrder, steps: range) -> Mapping[str, int]:
-    """Return column -> a number that no rank, slot or epoch of some steps exceeds."""
+def _widened(schema: pa.Schema, order: RunOrder, steps: range) -> pa.Schema:
+    """Return a schema with int32 for the columns whose largest value in the file of some steps may need it."""
     size = max(stage.batch_size for stage in order.reading.schedule.stages)
     epoch = order.reading.count_passes(order.order.num_epochs, steps.stop) - 1
-    return {"rank": order.num_ranks - 1, "slot": size // order.num_ranks - 1, "epoch": epoch}
+    largest = {"rank": order.num_ranks - 1, "slot": size // order.num_ranks - 1, "epoch": epoch}
+    for name, value in largest.items():
+        kind = pa.int16() if value <= LARGEST else pa.int32()
+        schema = schema.set(schema.get_field_index(name), pa.field(name, kind, nullable=False))
+    return schema
 
 
 def _groups(order: RunOrder, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
