@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.resources import files
 from typing import Any
 
 from binidx.corpus.origins import read_lineage
@@ -29,23 +30,18 @@ OPEN = "**[to be completed]**"
 GIVEN = ("license", "languages", "kind", "cut_off")
 """Fields of each source that its user may give."""
 
-SECTIONS = {
-    "2.1. Publicly available datasets": ("public", ()),
-    "2.2. Private non-publicly available datasets obtained from third parties": (None, ()),
-    "2.2.1. Datasets commercially licensed by rightsholders or their representatives": ("licensed", ()),
-    "2.2.2. Private datasets obtained from other third parties": ("private", ()),
-    "2.3. Data crawled and scraped from online sources": (
-        "scraped",
-        ("Crawler name(s)/identifier(s)", "Purposes of the crawler(s)", "General description of crawler behaviour",
-         "Period of data collection", "Description of the type of content and online sources crawled"),
-    ),
-    "2.4. User data": ("user", ("General description of the services or products that collected it",)),
-    "2.5. Synthetic data": ("synthetic", ("General-purpose AI model(s) that generated it", "Other AI models")),
-    "2.6. Other sources of data": ("other", ()),
-}  # fmt: skip
-"""Section of the public summary -> kind of the sources listed there, and what its author must say besides."""
+KINDS = ("public", "licensed", "private", "scraped", "user", "synthetic", "other")
+"""Kinds of sources, each with a section in the template of the public summary."""
 
-KINDS = [kind for kind, _ in SECTIONS.values() if kind]
+DETAILS = {
+    "scraped": (
+        *("Crawler name(s)/identifier(s)", "Purposes of the crawler(s)", "General description of crawler behaviour"),
+        *("Period of data collection", "Description of the type of content and online sources crawled"),
+    ),
+    "user": ("General description of the services or products that collected it",),
+    "synthetic": ("General-purpose AI model(s) that generated it", "Other AI models"),
+}
+"""Further lines for the author of the summary, about sources of a kind."""
 
 TOP_SHARE = 10
 """One in so many domains is listed in the public summary, as the template asks (of small providers: one in 20)."""
@@ -64,7 +60,7 @@ def build_card(
     Args:
         history: the runs.
         stop_step: first step that does not count.
-        about: prefix of a source -> its license, languages, kind (a key of KINDS) and cut_off, as far as known.
+        about: prefix of a source -> its license, languages, kind (one of KINDS) and cut_off, as far as known.
         repeats: also count how often documents were started, as `account` does.
         most_domains: number of domains of each source.
 
@@ -145,39 +141,25 @@ def format_public_summary(card: Mapping[str, Any]) -> str:
     used = sum(min(each["tokens"], each["tokens_read"]) for each in sources)
     bounds = ("Less than 1 billion tokens", 10**9), ("1 billion to 10 trillion tokens", 10**13)
     size = next((name for name, bound in bounds if used < bound), "More than 10 trillion tokens")
-    lines = ["# Public Summary of Training Content", "", "Article 53(1)(d) of Regulation (EU) 2024/1689 (AI Act)", ""]
-    lines += _fields("Version of the Summary", "Last update")
-    lines += ["## 1. General information", "", "### 1.1. Provider identification", ""]
-    lines += _fields("Provider name and contact details", "Authorised representative name and contact details")
-    lines += ["### 1.2. Model identification", "", *_fields("Versioned model name(s)", "Model dependencies",
-              "Date of placement of the model on the Union market")]  # fmt: skip
-    lines += ["### 1.3. Modalities, overall training data size and other characteristics", ""]
-    lines += ["| Modality | Training data size | Types of content |", "|---|---|---|"]
-    lines += [f"| Text | {size} ({used:,}; {read:,} read, repeats included) | {OPEN} |", f"| {OPEN} | | |", ""]
-    dates = sorted({each["cut_off"] for each in sources if each["cut_off"]})
-    latest = dates[-1] if dates else OPEN
-    lines += [f"- Latest date of data acquisition/collection for model training: {latest}"]
-    lines += [f"- {note}" for note in card["notes"]]
-    languages = "; ".join(dict.fromkeys(each["languages"] for each in sources if each["languages"]))
-    lines += [f"- Linguistic characteristics of the overall training data: {languages or OPEN}"]
-    lines += _fields("Other relevant characteristics of the overall training data")
-    lines += ["## 2. List of data sources", ""]
-    for title, (kind, names) in SECTIONS.items():
-        lines += [f"{'####' if title.count('.') == 3 else '###'} {title}", ""]
-        listed = [line for each in sources if kind and each["kind"] == kind for line in _source_lines(each)]
-        lines += [*(listed or ([f"- {OPEN}"] if kind else [])), *_fields(*(names if listed else ()))]
-    if unknown := [line for each in sources if not each["kind"] for line in _source_lines(each)]:
-        lines += [f"### Sources without a kind: {OPEN}", "", *unknown, ""]
-    lines += ["## 3. Data processing aspects", ""]
-    lines += ["### 3.1. Respect of reservation of rights from text and data mining exception or limitation", ""]
-    lines += _fields("Signatory to the Code of Practice", "Measures implemented before model training")
-    lines += ["### 3.2. Removal of illegal content", "", *_fields("General description of measures taken")]
-    return "\n".join([*lines, "### 3.3. Other information (optional)", "", f"- {OPEN}"])
-
-
-def _fields(*names: str) -> list[str]:
-    """Return a line to complete for each name, and an empty one."""
-    return [*(f"- {name}: {OPEN}" for name in names), ""]
+    given = {name: [each[name] for each in sources if each[name]] for name in ("cut_off", "languages")}
+    sections = dict[str, str]()
+    for kind in KINDS:
+        listed = [line for each in sources if each["kind"] == kind for line in _source_lines(each)]
+        details = [f"- {name}: {OPEN}" for name in DETAILS.get(kind, ())] if listed else [f"- {OPEN}"]
+        sections[kind] = "\n".join([*listed, *details])
+    unknown = [line for each in sources if not each["kind"] for line in _source_lines(each)]
+    template = files("binidx.run.provenance").joinpath("public_summary.md").read_text("utf-8").removesuffix("\n")
+    return template.format(
+        open=OPEN,
+        size=size,
+        used=used,
+        read=read,
+        latest=max(given["cut_off"], default=OPEN),
+        languages="; ".join(dict.fromkeys(given["languages"])) or OPEN,
+        notes="".join(f"- {note}\n" for note in card["notes"]),
+        unknown="\n".join([f"### Sources without a kind: {OPEN}", "", *unknown, "", ""]) if unknown else "",
+        **sections,
+    )
 
 
 def _source_lines(source: Mapping[str, Any]) -> list[str]:
