@@ -28,7 +28,7 @@ from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import redacted
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
 from binidx.format.summary import DatasetSummary
-from binidx.run.plan.forecast import blend_bytes, gpt_index_bytes
+from binidx.run.plan.forecast import Amounts, blend_bytes, gpt_index_bytes
 from binidx.run.plan.inventory import SMALL_ONE, UNNAMED, RunInventory
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import MAX_REQUEST, NAMES_AT_ONCE, object_identity
@@ -38,18 +38,12 @@ GPT_ARRAYS, BLEND_ARRAYS = 3, 2
 
 
 @dataclass(frozen=True)
-class StartRequests:
+class StartRequests(Amounts):
     """Requests of a start: HEADs, LISTs and GETs."""
 
     heads: int = 0
     lists: int = 0
     gets: int = 0
-
-    def __add__(self, other: StartRequests) -> StartRequests:
-        return StartRequests(self.heads + other.heads, self.lists + other.lists, self.gets + other.gets)
-
-    def times(self, count: int) -> StartRequests:
-        return StartRequests(self.heads * count, self.lists * count, self.gets * count)
 
     @property
     def total(self) -> int:
@@ -61,7 +55,7 @@ COMPRESSED, VIRTUAL = StartRequests(heads=1, lists=1), StartRequests(6, 2, 2)
 
 
 @dataclass(frozen=True)
-class StartCost:
+class StartCost(Amounts):
     """Cost of a start for one bucket.
 
     Attributes:
@@ -73,10 +67,6 @@ class StartCost:
     of_process: StartRequests = NONE
     of_node: StartRequests = NONE
     node_bytes: int = 0
-
-    def __add__(self, other: StartCost) -> StartCost:
-        requests = self.of_process + other.of_process, self.of_node + other.of_node
-        return StartCost(*requests, self.node_bytes + other.node_bytes)
 
 
 @dataclass(frozen=True)

@@ -119,18 +119,23 @@ class RunInventory:
     uncounted: Sequence[str] = ()
 
     @property
+    def train(self) -> list[IndexInventory]:
+        """The index of each source of the train split."""
+        return [index for index in self.indices if index.wanted.split == Split.train.name]
+
+    @property
     def num_samples(self) -> int:
         """Number of samples of the train split."""
         if self.run.stages is not None:
             return sum(stage.num_samples for stage in self.run.stages)
         sizes = [blend.size for blend in self.blends if blend.wanted.split == Split.train.name]
-        return sum(sizes or (index.num_samples for index in self.indices if index.wanted.split == Split.train.name))
+        return sum(sizes or (index.num_samples for index in self.train))
 
     def shares(self) -> list[tuple[IndexInventory, float]]:
         """Return the index of each source of the train split, and the source's share of the samples."""
-        train = [index for index in self.indices if index.wanted.split == Split.train.name]
+        train = self.train
         if self.run.stages is not None:
-            total = sum(stage.num_samples for stage in self.run.stages)
+            total = self.num_samples
             parts = {index.wanted.prefix: 0.0 for index in train}
             for stage in self.run.stages:
                 for prefix, share in zip(stage.blend[0], stage.shares, strict=True):

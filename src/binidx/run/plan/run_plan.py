@@ -102,8 +102,7 @@ class RunPlan:
     @property
     def same_order_up_to(self) -> int | None:
         """Largest number of train samples that keeps the order of all sources; None if unknown."""
-        run, indices = self.inventory.run, self.inventory.indices
-        train = [index for index in indices if index.wanted.split == Split.train.name and index.wanted.num_samples]
+        run, train = self.inventory.run, [index for index in self.inventory.train if index.wanted.num_samples]
         if not run.sizes[0] or run.stages is not None:
             return None
         most = [run.sizes[0] * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
