@@ -93,7 +93,7 @@ def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numb
     result = search_sources(sources, [text], tokens, options, **how)
     arguments.watch.end_stage()
     print_comparison(arguments.normalize)
-    return {name: rows[:, [0, 2, 3]] for name, rows in find_ranges(sources, result, [text], tokens).items()}
+    return {name: rows[:, [0, 2, 3]] for name, rows in find_ranges(sources, result).items()}
 
 
 def table(rows: list[dict[str, Any]], stop: int) -> str:

@@ -41,7 +41,6 @@ from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.native.token_search import TokenTable
 from binidx.run.provenance.exposures import count_groups
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import SearchResult, find_token_table, search_documents
@@ -117,14 +116,14 @@ def grep(arguments: argparse.Namespace) -> None:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]
         if history is not None:
-            ranges = find_ranges(sources, result, patterns, table)
+            ranges = find_ranges(sources, result)
             groups = {name: group_matches(ngrams, matches) for name, matches in ranges.items()}
             read = count_groups(history, groups, len(items), stop_step(history, arguments.before_step))
             counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
             rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
     else:
-        documents = [*_documents(result, table, arguments)] if arguments.show or arguments.json else []
+        documents = [*_documents(result, arguments)] if arguments.show or arguments.json else []
         text = _blocks(documents) if arguments.show else result.format_list().rstrip("\n")
         if text or arguments.json:
             print_result({"documents": documents, **_searched(result)}, text, arguments)
@@ -149,7 +148,7 @@ def _searched(result: SearchResult) -> dict[str, Any]:
     return {"searched": {name.removeprefix("num_"): getattr(result, name) for name in names}}
 
 
-def _documents(result: SearchResult, table: TokenTable | None, arguments: argparse.Namespace) -> Iterator[Any]:
+def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[Any]:
     """Yield the documents in JSON values."""
     for name, numbers in result.documents().items():
         location, hits = Location.of(name, arguments.storage_options), result.hits[name]
@@ -162,9 +161,9 @@ def _documents(result: SearchResult, table: TokenTable | None, arguments: argpar
             document |= {"patterns": rows[:, 1].tolist(), "byte": int(rows[:, 3].min())}
             if origin := origins.get(number):
                 document["origin"] = origin
-            if dataset is not None and table is not None:
+            if dataset is not None and result.table is not None:
                 bounds = dataset.document_indices[number : number + 2].tolist()
-                text = table.decode([int(id) for tokens in dataset[slice(*bounds)] for id in tokens])
+                text = result.table.decode([int(id) for tokens in dataset[slice(*bounds)] for id in tokens])
                 if result.normalized:
                     document["byte"] = int(normalize_bytes(text)[1][document["byte"]])
                 around = text[max(document["byte"] - AROUND, 0) : document["byte"] + 2 * AROUND]

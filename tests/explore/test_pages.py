@@ -33,7 +33,6 @@ from binidx.explore.app import write_report
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import find_duplicates
-from binidx.explore.views import DOCUMENTS_OF_SAMPLE
 from binidx.loader.losses import LossRecorder
 from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.run_order import RunOrder
@@ -84,7 +83,7 @@ def test_a_step_has_the_samples_that_trace_prints(
         links = [attributes.get("href") or "" for tag, attributes in reader.tags if tag == "a"]
         documents = [re.search(r"source/(\d+)/document/(\d+)", link) for link in links]
         sources = {prefix: place for place, prefix in enumerate(RunOrder.open(Run.load(run)).prefixes)}
-        expected = [(sources[row["source"]], doc["doc"]) for row in rows for doc in row["docs"][:DOCUMENTS_OF_SAMPLE]]
+        expected = [(sources[row["source"]], doc["doc"]) for row in rows for doc in row["docs"][:12]]
         assert [(int(found[1]), int(found[2])) for found in documents if found] == expected
         for row in rows:
             assert f"rank {row['rank']} slot {row['slot']}" in shown

@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from binidx.corpus.origins import origin_text
-from binidx.errors import BinidxError, redacted, redacted_text
+from binidx.errors import BinidxError, ConfigError, redacted, redacted_text
 from binidx.explore import views
 from binidx.explore.explored import Explored
 from binidx.explore.guard import Guard
@@ -40,12 +40,12 @@ PAGES: dict[str, tuple[str, Callable[..., Any]]] = {
     "compare": ("compare.html", views.show_comparison),
     "search": ("search.html", views.show_search),
     "repeats": ("repeats.html", views.show_repeats),
-    "source/{source:number}": ("source.html", views.show_source),
-    "source/{source:number}/lengths": ("lengths.html", views.show_lengths),
-    "source/{source:number}/tokens": ("tokens.html", views.show_tokens),
-    "source/{source:number}/duplicates": ("duplicates.html", views.show_duplicates),
-    "source/{source:number}/document/{document:number}": ("document.html", views.show_document),
-    "source/{source:number}/document/{document:number}/reads": ("reads.html", views.show_reads),
+    "source/{number:number}": ("source.html", views.show_source),
+    "source/{number:number}/lengths": ("lengths.html", views.show_lengths),
+    "source/{number:number}/tokens": ("tokens.html", views.show_tokens),
+    "source/{number:number}/duplicates": ("duplicates.html", views.show_duplicates),
+    "source/{number:number}/document/{document:number}": ("document.html", views.show_document),
+    "source/{number:number}/document/{document:number}/reads": ("reads.html", views.show_reads),
 }
 """Address of a page below that of its run -> its template, and the function of its values."""
 
@@ -131,7 +131,7 @@ class Pages:
     def _endpoint(self, template: str, view: Callable[..., Any]) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
             values = view(self.explored, request.query_params, **request.path_params)
-            return self._html(request, template, values)
+            return self._html(request, template, {**request.path_params, **values})
 
         return respond
 
@@ -189,7 +189,7 @@ class Pages:
 
     def fail(self, request: Request, error: Exception) -> Response:
         """Respond to an error with its message, and never with more."""
-        status = 404 if isinstance(error, views.NotFoundError | IndexError | HTTPException) else 500
+        status = 404 if isinstance(error, ConfigError | IndexError | HTTPException) else 500
         if isinstance(error, BinidxError | IndexError):
             message = redacted_text(str(error))
         elif isinstance(error, HTTPException):

@@ -18,8 +18,8 @@ from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, par
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
+from binidx.run.display.sample_text import TokenText
 from binidx.run.display.timeline import Timeline, build_timeline
-from binidx.run.display.token_text import TokenText
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.history import RunHistory, Runs
 from binidx.run.provenance.run_order import RunOrder
@@ -114,8 +114,10 @@ class Explored:
 
     @property
     def runs(self) -> Runs:
-        """The runs, of pages that a dataset alone does not have."""
-        assert self.history is not None
+        """The runs; ConfigError of a dataset alone, which has none."""
+        if self.history is None:
+            need = "the file of a run over .bin and .idx"
+            raise ConfigError(f"{self.name}: found a dataset, which has no steps, needs {need}")
         return self.history
 
     def order_at(self, step: int) -> RunOrder:
@@ -154,16 +156,14 @@ class Explored:
         """Return the course of the history over some steps."""
         if isinstance(self.history, PackedRunOrder):
             return build_packed_timeline(self.history, steps)
-        assert isinstance(self.history, RunHistory)
-        return build_timeline(self.history, steps, num_bins)
+        return build_timeline(self.runs, steps, num_bins)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
     def accounts(self, repeats: bool = False) -> list[dict[str, Any]]:
         """Return the use of each source, or set of packed files, in all steps, as `binidx account` prints it."""
         if isinstance(self.history, PackedRunOrder):
             return self.history.account(self.steps.stop)
-        assert isinstance(self.history, RunHistory)
-        return [asdict(row) for row in account(self.history, self.steps.stop, repeats=repeats)]
+        return [asdict(row) for row in account(self.runs, self.steps.stop, repeats=repeats)]
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.blend import row_blocks
+from binidx.packed.packed_convert import document_ends
 
 BLOCK = 1 << 20
 """Lengths counted at once."""
@@ -130,6 +131,12 @@ class Duplicates:
         return sum(len(group.documents) - 1 for group in self.groups)
 
 
+def token_bounds(dataset: IndexedDataset, documents: range) -> list[int]:
+    """Return the bounds of consecutive documents in the tokens of all documents, n + 1."""
+    first = dataset.index.tokens_before(int(dataset.index.document_indices[documents.start]))
+    return [first, *document_ends(dataset.index, documents).tolist()]
+
+
 @functools.lru_cache(maxsize=4)
 def find_duplicates(dataset: IndexedDataset, first: int) -> Duplicates:
     """Compare documents from `first` on by hashes of their tokens, as many as the limits allow, by one read.
@@ -137,11 +144,11 @@ def find_duplicates(dataset: IndexedDataset, first: int) -> Duplicates:
     A document alone above the limit of tokens is compared with none; documents without tokens are left out.
     """
     index = dataset.index
-    bounds = np.array(index.document_indices[first : first + COMPARED_DOCUMENTS + 1], np.int64)
-    lengths = np.array(index.sequence_lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
-    ends = np.concatenate([[0], np.cumsum(lengths)])[bounds - bounds[0]]
+    stop = min(first + COMPARED_DOCUMENTS, len(index.document_indices) - 1)
+    bounds = np.array(token_bounds(dataset, range(first, stop)))
+    ends = bounds - bounds[0]
     count = int(ends.searchsorted(COMPARED_TOKENS, "right")) - 1
-    start, item = index.tokens_before(int(bounds[0])) * index.dtype_size, index.dtype_size
+    start, item = int(bounds[0]) * index.dtype_size, index.dtype_size
     (stored,) = dataset.bin_reader.read([(start, start + int(ends[count]) * item)])
     same = defaultdict[bytes, list[int]](list)
     for number in range(count):

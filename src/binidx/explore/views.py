@@ -12,25 +12,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from binidx.corpus.origins import documents_at, documents_with_id
-from binidx.errors import ConfigError, ObjectNotFoundError, redacted
+from binidx.corpus.origins import find_named
+from binidx.errors import ConfigError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
-from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates
+from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates, token_bounds
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.accounts import SUMMED
-from binidx.run.provenance.comparison import compare_documents
-from binidx.run.provenance.exposures import count_groups
+from binidx.run.provenance.accounts import SUMMED, compare_documents
+from binidx.run.provenance.exposures import count_exposures, count_groups
 from binidx.run.provenance.history import RunHistory, find_reads
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import build_rows, known_origins
@@ -48,19 +47,12 @@ COLOURS = 8
 SAMPLES_SHOWN, DOCUMENTS_SHOWN, TOKENS_SHOWN, READS_SHOWN = 64, 25, 2048, 200
 """Rows of one page, and tokens of a document on one."""
 
-DOCUMENTS_OF_SAMPLE = 12
-"""Documents of each sample in the list of a step; its own page has all."""
-
 STARTING_TOKENS = 48
 """Tokens at the start of each document in a list."""
 
 
 SEQUENCES_FETCHED = 1 << 22
 """Most sequences of a remote dataset whose lengths, 4 bytes each, are fetched without a click."""
-
-
-class NotFoundError(ConfigError):
-    """The run or the dataset has no such page."""
 
 
 def show_run(explored: Explored, query: Query) -> Values:
@@ -79,9 +71,7 @@ def show_run(explored: Explored, query: Query) -> Values:
         number = explored.numbers.get(row["source"])  # None: a set of packed files
         rows.append({**row, "number": number, "colour": colours[source], **shares})
     return {
-        "order": order,
         "steps": steps,
-        "whole": whole,
         **show_charts(timeline, colours, explored.losses),
         "rows": rows,
         "command": ["account", *([] if order.num_steps() else ["--before-step", str(whole.stop)])],
@@ -106,7 +96,7 @@ def show_charts(timeline: Timeline, colours: Sequence[int], losses: LossCurve | 
 
 def show_step(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the page of a step: its samples and their documents."""
-    order = _order_at(explored, step)
+    order = explored.order_at(step)
     reads, rank = read_step(order, step, query)
     first, ranked = parse_number(query, "from", 0), query.get("by") == "loss"
     known = None
@@ -127,7 +117,6 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
     sources = np.bincount(order.sources_of(reads.sample) + 1)[1:]
     losses = explored.losses.of_bins(np.array([step, step + 1]))[0] if explored.losses else None
     return {
-        "step": step,
         "order": order,
         "rank": rank,
         "rows": rows,
@@ -135,8 +124,6 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         "loss": losses and losses[1],
         "ranked": ranked,
         "has_losses": known is not None,
-        "most_docs": DOCUMENTS_OF_SAMPLE,
-        "total": len(reads.step),
         "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
         "command": ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])],
     }
@@ -146,34 +133,25 @@ def read_step(order: RunOrder, step: int, query: Query) -> tuple[SampleReads, in
     """Return the reads of a step, of the rank that the query names or of all, and that rank."""
     rank = parse_number(query, "rank", None)
     if rank is not None and not 0 <= rank < order.num_ranks:
-        raise NotFoundError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
+        raise ConfigError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
     check_steps(range(step, step + 1), order.num_steps(), first_step=order.first_step)
     return order.readings(range(step, step + 1), rank), rank
 
 
 def show_seen(explored: Explored, query: Query, step: int) -> Values:
     """Return the values of the table of documents of a step that were read before; one pass over the indices."""
-    order, seen = _order_at(explored, step), dict[tuple[int, int], tuple[int, int]]()
+    order = explored.order_at(step)
     reads, rank = read_step(order, step, query)
     contents = order.contents(reads.sample)
     owner = np.array(explored.numbers_of(order))[contents.piece_source]
-    pieces = np.stack([owner, contents.document])[:, contents.inputs > 0]
-    read_now = np.unique(pieces, axis=1)
-    for source in np.unique(owner[owner >= 0]).tolist():
-        documents = read_now[1, read_now[0] == source]
-        asked = {explored.sources[source].name: documents}
-        for _, past, found in find_reads(explored.runs, asked, step, earlier=None):
-            # A sample may hold two pieces of a document, and pieces without an input.
-            pieces = np.stack([found.document, found.owner])[:, found.inputs > 0]
-            document, read = np.unique(pieces[:, np.isin(pieces[0], documents)], axis=1)
-            numbers, firsts, times = np.unique(document, return_index=True, return_counts=True)
-            last = np.maximum.reduceat(past.step[read], firsts) if len(numbers) else numbers
-            for number, count, latest in zip(numbers.tolist(), times.tolist(), last.tolist(), strict=True):
-                before, last_before = seen.get((source, number), (0, -1))
-                seen[source, number] = before + count, max(last_before, latest)
-    rows = sorted(((*key, *value) for key, value in seen.items()), key=lambda row: (-row[2], -row[3]))
-    shown = {"step": step, "rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows)}
-    return {**shown, "documents": read_now.shape[1]}
+    source, document = np.unique(np.stack([owner, contents.document])[:, contents.inputs > 0], axis=1)
+    asked = {each.name: document[source == number] for number, each in enumerate(explored.sources) if number in source}
+    rows = list[tuple[int, ...]]()
+    for name, seen in count_exposures(explored.runs, asked, step, earlier=None).items():
+        own = np.stack([seen.document, seen.samples, seen.last_step], axis=1)[seen.samples > 0]
+        rows += [(explored.numbers[name], *row) for row in own.tolist()]
+    rows.sort(key=lambda row: (-row[2], -row[3]))
+    return {"rank": rank, "rows": rows[:READS_SHOWN], "total": len(rows), "documents": len(document)}
 
 
 def show_comparison(explored: Explored, query: Query) -> Values:
@@ -190,10 +168,10 @@ def show_comparison(explored: Explored, query: Query) -> Values:
 
 def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int) -> Values:
     """Return the values of the text of a sample: the pieces of its documents, in order."""
-    order = _order_at(explored, step)
+    order = explored.order_at(step)
     reads, _ = read_step(order, step, {"rank": str(rank)})
     if slot >= len(reads.slot):
-        raise NotFoundError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
+        raise ConfigError(f"slot: found {slot}, the step has {len(reads.slot)} on each rank, counted from 0")
     page = reads.at([slot])
     contents = order.contents(page.sample)
     (row,), source = build_rows(order, page, contents=contents), explored.numbers_of(order)[int(contents.source[0])]
@@ -203,31 +181,32 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
     for doc in row["docs"]:
         doc["pieces"] = list(text.pieces(tokens[doc["dst"] : doc["dst"] + doc["len"]]))
     command = ["trace", "--step", str(step), "--rank", str(rank)]
-    return {"row": row, "number": source, "reason": text.reason, "step": step, "command": command}
+    return {"row": row, "number": source, "reason": text.reason, "command": command}
 
 
-def show_source(explored: Explored, query: Query, source: int) -> Values:
+def show_source(explored: Explored, query: Query, number: int) -> Values:
     """Return the values of the page of a source: its counts, and some of its documents."""
-    dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
+    dataset, first = _dataset_of(explored, number), parse_number(query, "from", 0)
     index, count = dataset.index, len(dataset.index.document_indices) - 1
     documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
-    stored = _documents_of(dataset, documents)
-    starts = _read_tokens(dataset, [(each, 0, STARTING_TOKENS) for each in stored])
-    origins, text = known_origins(explored.prefix(source), list(documents)), explored.text(source)
-    name, is_run = explored.sources[source].name, isinstance(explored.history, RunHistory)
+    sequences = np.diff(index.document_indices[documents.start : documents.stop + 1]).tolist()
+    bounds = [*pairwise(token_bounds(dataset, documents))]
+    starts = _read_tokens(dataset, [(start, min(start + STARTING_TOKENS, stop)) for start, stop in bounds])
+    origins, text = known_origins(explored.prefix(number), list(documents)), explored.text(number)
+    name, is_run = explored.sources[number].name, isinstance(explored.history, RunHistory)
     counted: list[Values] = [row for row in (explored.accounts() if is_run else ()) if row["source"] == name]
     rows = [
         {
-            "document": number,
-            "tokens": stored[place].num_tokens,
-            "sequences": len(stored[place].lengths),
+            "document": document,
+            "tokens": bounds[place][1] - bounds[place][0],
+            "sequences": sequences[place],
             "pieces": list(text.pieces(starts[place])),
-            "origin": origins.get(number),
+            "origin": origins.get(document),
         }
-        for place, number in enumerate(documents)
+        for place, document in enumerate(documents)
     ]
     return {
-        "number": source,
+        "number": number,
         "dataset": dataset,
         "documents": count,
         "account": {column: sum(row[column] for row in counted) for column in SUMMED} if counted else None,
@@ -240,26 +219,26 @@ def show_source(explored: Explored, query: Query, source: int) -> Values:
     }
 
 
-def show_lengths(explored: Explored, query: Query, source: int) -> Values:
+def show_lengths(explored: Explored, query: Query, number: int) -> Values:
     """Return the values of the histogram of the lengths of a source, one pass over them."""
-    dataset = _dataset_of(explored, source)
-    return {"number": source, "lengths": count_lengths(dataset), "command": ["inspect"], "target": dataset.path_prefix}
+    dataset = _dataset_of(explored, number)
+    return {"lengths": count_lengths(dataset), "command": ["inspect"], "target": dataset.path_prefix}
 
 
-def show_tokens(explored: Explored, query: Query, source: int) -> Values:
+def show_tokens(explored: Explored, query: Query, number: int) -> Values:
     """Return the values of the list of the most frequent tokens of a source, in some places of it."""
-    dataset, text = _dataset_of(explored, source), explored.text(source)
+    dataset, text = _dataset_of(explored, number), explored.text(number)
     counted = count_frequent_tokens(dataset)
     rows = [(token, count, next(text.pieces([token]))) for token, count in counted.most]
-    return {"number": source, "counted": counted, "rows": rows}
+    return {"counted": counted, "rows": rows}
 
 
-def show_duplicates(explored: Explored, query: Query, source: int) -> Values:
+def show_duplicates(explored: Explored, query: Query, number: int) -> Values:
     """Return the values of the list of equal documents among consecutive ones of a source, whose tokens are read."""
-    dataset, first = _dataset_of(explored, source), parse_number(query, "from", 0)
+    dataset, first = _dataset_of(explored, number), parse_number(query, "from", 0)
     count = len(dataset.index.document_indices) - 1
     found = find_duplicates(dataset, min(first, count))
-    shown = {"number": source, "found": found, "groups": found.groups[:READS_SHOWN]}
+    shown = {"found": found, "groups": found.groups[:READS_SHOWN]}
     return {**shown, "pager_of": Pager(first, max(len(found.documents), 1), count)}
 
 
@@ -269,34 +248,33 @@ def show_repeats(explored: Explored, query: Query) -> Values:
     return {"accounts": explored.accounts(repeats=True), "command": ["account", "--repeats"]}
 
 
-def show_document(explored: Explored, query: Query, source: int, document: int) -> Values:
+def show_document(explored: Explored, query: Query, number: int, document: int) -> Values:
     """Return the values of the page of a document: its tokens, and the row that it came from."""
-    dataset = _dataset_of(explored, source)
+    dataset = _dataset_of(explored, number)
     count = len(dataset.index.document_indices) - 1
     if document >= count:
-        raise NotFoundError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
-    (stored,), first = _documents_of(dataset, range(document, document + 1)), parse_number(query, "from", 0)
-    (tokens,) = _read_tokens(dataset, [(stored, first, TOKENS_SHOWN)])
-    text = explored.text(source)
-    origin = known_origins(explored.prefix(source), [document]).get(document)
-    named = ["--source", explored.sources[source].name] if len(explored.sources) > 1 else []
+        raise ConfigError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
+    start, stop = token_bounds(dataset, range(document, document + 1))
+    pager = Pager(parse_number(query, "from", 0), TOKENS_SHOWN, stop - start)
+    (tokens,) = _read_tokens(dataset, [(start + pager.first, start + pager.stop)])
+    text = explored.text(number)
+    origin = known_origins(explored.prefix(number), [document]).get(document)
+    named = ["--source", explored.sources[number].name] if len(explored.sources) > 1 else []
     return {
-        "number": source,
-        "document": document,
         "documents": count,
-        "tokens": stored.num_tokens,
+        "tokens": stop - start,
         "pieces": list(text.pieces(tokens)),
         "reason": text.reason,
-        "first": first,
+        "first": pager.first,
         "origin": origin,
-        "pager_of": Pager(first, TOKENS_SHOWN, stored.num_tokens),
+        "pager_of": pager,
         "command": ["where", *named, "--document", str(document)] if explored.order else None,
     }
 
 
-def show_reads(explored: Explored, query: Query, source: int, document: int) -> Values:
+def show_reads(explored: Explored, query: Query, number: int, document: int) -> Values:
     """Return the values of the list of all reads of a document; one pass over the indices of the run."""
-    name, rows = explored.sources[_known(explored, source)].name, []
+    name, rows = explored.sources[_known(explored, number)].name, []
     for order, reads, contents in find_reads(explored.runs, {name: [document]}, explored.steps.stop, earlier=None):
         inputs = np.bincount(contents.owner, contents.inputs * (contents.document == document), len(reads.step))
         built = build_rows(order, reads, contents=contents, lineage=False)
@@ -304,14 +282,12 @@ def show_reads(explored: Explored, query: Query, source: int, document: int) -> 
             parts = [doc for doc in row["docs"] if doc["doc"] == document and doc["len"]]
             rows.append({**row, "parts": parts, "read": read})
     first = parse_number(query, "from", 0)
+    start, stop = token_bounds(_dataset_of(explored, number), range(document, document + 1))
     return {
-        "number": source,
-        "document": document,
-        "total": len(rows),
         "num_steps": len({row["step"] for row in rows}),
         "rows": rows[first : first + READS_SHOWN],
         "pager_of": Pager(first, READS_SHOWN, len(rows)),
-        "tokens": _documents_of(_dataset_of(explored, source), range(document, document + 1))[0].num_tokens,
+        "tokens": stop - start,
     }
 
 
@@ -319,7 +295,7 @@ def show_search(explored: Explored, query: Query) -> Values:
     """Return the values of the list of documents with an exact text, for which the data is read from end to end."""
     text = query.get("text", "")
     if not text.strip():
-        raise NotFoundError("text: found nothing, needs a text to search")
+        raise ConfigError("text: found nothing, needs a text to search")
     sources = _chosen(explored, query)
     named = {explored.sources[number].name: explored.sources[number] for number in sources}
     numbers = {explored.sources[number].name: number for number in reversed(sources)}
@@ -331,7 +307,7 @@ def show_search(explored: Explored, query: Query) -> Values:
     shown = {
         name: rows[: max(READS_SHOWN - end, 0)] for end, (name, rows) in zip(ends, result.hits.items(), strict=False)
     }
-    ranges = find_ranges(named, replace(result, hits=shown), [text], table) if history else {}
+    ranges = find_ranges(named, replace(result, hits=shown)) if history else {}
     groups = {
         name: np.column_stack([end + shown[name][:, 0].searchsorted(rows[:, 0]), rows[:, [0, 2, 3]]])
         for end, (name, rows) in zip(ends, ranges.items(), strict=False)
@@ -343,9 +319,9 @@ def show_search(explored: Explored, query: Query) -> Values:
 
 
 def _known(explored: Explored, source: int) -> int:
-    """Return the number of a source; raise NotFoundError if there is none."""
+    """Return the number of a source; raise ConfigError if there is none."""
     if source >= len(explored.sources):
-        raise NotFoundError(f"source {source}: there are {len(explored.sources)}, counted from 0")
+        raise ConfigError(f"source {source}: there are {len(explored.sources)}, counted from 0")
     return source
 
 
@@ -362,29 +338,18 @@ def find_page(explored: Explored, query: Query) -> str | Values:
         return f"step/{parse_number({'step': step}, 'step', 0)}"
     name, sources = query.get("document", "").strip(), _chosen(explored, query)
     if not name:
-        raise NotFoundError("document: found nothing, needs a number, FILE:ROW or id=ID")
+        raise ConfigError("document: found nothing, needs a number, FILE:ROW or id=ID")
     if name.isdecimal():
         if len(sources) > 1:
-            raise NotFoundError(f"document {name}: choose its source, the run has {len(sources)}")
+            raise ConfigError(f"document {name}: choose its source, the run has {len(sources)}")
         return f"source/{sources[0]}/document/{parse_number({'document': name}, 'document', 0)}"
-    found = [(source, number) for source in sources for number in _search(explored, source, name)]
+    named, _ = find_named({str(source): explored.prefix(source) for source in sources}, name)
+    found = [(int(source), number) for source, numbers in named.items() for number in numbers]
     if not found:
-        raise NotFoundError(f"document: {name} not found in the lineage of {len(sources)} sources")
+        raise ConfigError(f"document: {name} not found in the lineage of {len(sources)} sources")
     if len(found) == 1:
         return "source/{}/document/{}".format(*found[0])
     return {"found": found[:READS_SHOWN], "total": len(found), "name": name}
-
-
-def _search(explored: Explored, source: int, name: str) -> Sequence[int]:
-    file, colon, row = name.rpartition(":")
-    try:
-        if name.startswith("id="):
-            return documents_with_id(explored.prefix(source), name.removeprefix("id="))
-        if colon and row.isdecimal():
-            return documents_at(explored.prefix(source), file, parse_number({"row": row}, "row", 0))
-    except ObjectNotFoundError:
-        return []
-    raise NotFoundError(f"document: found {name}, needs a number, FILE:ROW or id=ID")
 
 
 class Pager:
@@ -398,7 +363,7 @@ class Pager:
 
     def __init__(self, first: int, size: int, total: int) -> None:
         if first and first >= total:
-            raise NotFoundError(f"from: found {first}, there are {total:,}, counted from 0")
+            raise ConfigError(f"from: found {first}, there are {total:,}, counted from 0")
         self.first, self.stop, self.total, self.size = first, min(first + size, total), total, size
         self.previous = max(first - size, 0) if first else None
         self.next = self.stop if self.stop < total else None
@@ -410,7 +375,7 @@ def parse_number(query: Query, name: str, default: Any) -> Any:
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise NotFoundError(f"{name}: found {text[:40]!r}, needs a whole number from 0")
+        raise ConfigError(f"{name}: found {text[:40]!r}, needs a whole number from 0")
     return int(text)
 
 
@@ -420,21 +385,16 @@ def parse_range(text: str | None, whole: range) -> range:
     bounds = {"first": first, "stop": stop}
     steps = range(parse_number(bounds, "first", whole.start), parse_number(bounds, "stop", whole.stop))
     if not steps:
-        raise NotFoundError(f"steps: found {text}, needs A:B with A below B")
+        raise ConfigError(f"steps: found {text}, needs A:B with A below B")
     return steps
 
 
 def _run_of(explored: Explored) -> RunOrder:
     """Return the order of the run, which is none over packed files."""
-    if explored.order is None or not isinstance(explored.history, RunHistory):
-        kind = "a run over packed files, which has no such page" if explored.order else "a dataset, which has no steps"
-        raise NotFoundError(f"{explored.name}: found {kind}, needs the file of a run over .bin and .idx")
-    return explored.order
-
-
-def _order_at(explored: Explored, step: int) -> RunOrder:
-    """Return the order of a step of the run's history."""
-    return explored.order_at(step) if explored.order else _run_of(explored)
+    if not isinstance(explored.runs, RunHistory):
+        kind = "a run over packed files, which has no such page"
+        raise ConfigError(f"{explored.name}: found {kind}, needs the file of a run over .bin and .idx")
+    return explored.runs.last
 
 
 def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
@@ -449,40 +409,8 @@ def _colours(counts: Sequence[int]) -> list[int]:
     return [min(ranked.index(source), COLOURS - 1) for source in range(len(counts))]
 
 
-class StoredDocument(NamedTuple):
-    """Sequences of a document: the number of the first, and their lengths, shape (n,)."""
-
-    first: int
-    lengths: NDArray[np.int64]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of its tokens."""
-        return int(self.lengths.sum())
-
-
-def _documents_of(dataset: IndexedDataset, documents: range) -> list[StoredDocument]:
-    """Return some consecutive documents by two reads of the index."""
-    bounds = np.array(dataset.index.document_indices[documents.start : documents.stop + 1], np.int64)
-    lengths = np.array(dataset.index.sequence_lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
-    parts = np.split(lengths, bounds[1:-1] - bounds[0])
-    return [*map(StoredDocument, bounds[: len(documents)].tolist(), parts)]
-
-
-def _read_tokens(dataset: IndexedDataset, wanted: Sequence[tuple[StoredDocument, int, int]]) -> list[list[int]]:
-    """Return tokens of documents by one vectored read.
-
-    Args:
-        wanted: (document, first token, most tokens).
-    """
-    parts = [np.empty((0, 3), np.int64)]
-    for document, first, most in wanted:
-        starts = np.cumsum(document.lengths) - document.lengths
-        low, high = (np.clip(bound - starts, 0, document.lengths) for bound in (first, first + most))
-        spans = np.column_stack([np.arange(document.first, document.first + len(starts)), low, high - low])
-        parts.append(spans[high > low])
-    pieces = iter(dataset.read(np.concatenate(parts)))
-    return [[token for _ in part for token in next(pieces).tolist()] for part in parts[1:]]
-
-
-View = Callable[..., Values]
+def _read_tokens(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Return the tokens in some ranges of those of all documents, by one vectored read."""
+    size = dataset.index.dtype_size
+    views = dataset.bin_reader.read([(start * size, stop * size) for start, stop in ranges])
+    return [np.frombuffer(view, dataset.dtype).tolist() for view in views]

@@ -51,6 +51,7 @@ class SearchResult:
         hits: prefix -> its documents and patterns.
         num_documents, num_tokens, num_bytes: what was searched: bytes of stored tokens.
         seconds: duration.
+        patterns, table: those of the search.
         parts_missing: parts that are left to other shards.
         normalized: whether normal forms were compared.
     """
@@ -60,6 +61,8 @@ class SearchResult:
     num_tokens: int
     num_bytes: int
     seconds: float
+    patterns: Sequence[str] | Sequence[Sequence[int]]
+    table: TokenTable | None
     parts_missing: int = 0
     normalized: bool = False
 
@@ -140,7 +143,8 @@ def search_documents(
     counts = [(each.index.num_documents, each.index.num_tokens, each.num_bytes) for each in datasets]
     num_documents, num_tokens, num_bytes = map(sum, zip(*counts, strict=True))
     missing = sum(part.name not in results for part in every)
-    return SearchResult(hits, num_documents, num_tokens, num_bytes, time.monotonic() - began, missing, normalize)
+    seconds = time.monotonic() - began
+    return SearchResult(hits, num_documents, num_tokens, num_bytes, seconds, patterns, table, missing, normalize)
 
 
 @dataclass(frozen=True)

@@ -110,21 +110,16 @@ def search_sources(
     return replace(result, hits={names[prefix]: hits for prefix, hits in result.hits.items()})
 
 
-def find_ranges(
-    sources: Mapping[str, Source],
-    result: SearchResult,
-    patterns: Sequence[str] | Sequence[Sequence[int]],
-    table: TokenTable | None,
-) -> dict[str, Numbers]:
+def find_ranges(sources: Mapping[str, Source], result: SearchResult) -> dict[str, Numbers]:
     """Return the matches of a search in each source as `locate_matches` does: (document, pattern, first token, stop).
 
     Args:
-        sources, patterns, table: those of `search_sources`.
+        sources: those of `search_sources`.
         result: its result.
     """
-    how = {"normalize": result.normalized}
+    patterns, table, normalize = result.patterns, result.table, result.normalized
     return {
-        name: locate_matches(as_pair(sources[name].dataset), hits, patterns, table, **how)
+        name: locate_matches(as_pair(sources[name].dataset), hits, patterns, table, normalize=normalize)
         for name, hits in result.hits.items()
     }
 

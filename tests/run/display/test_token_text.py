@@ -10,7 +10,7 @@ from helpers.trained_tokenizers import hard_texts, plain_texts, save
 
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import open_decoder, reference_engine
-from binidx.run.display.token_text import INCOMPLETE, TokenText
+from binidx.run.display.sample_text import INCOMPLETE, TokenText
 from binidx.storage.location import Location
 
 

@@ -1,19 +1,24 @@
-"""Tokens and epochs of each source of a run, up to a step.
+"""Tokens and epochs of each source of a run, up to a step; and the documents that two parts of runs have read.
 
     source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0, 1, .. times
     s3://corpus/en      9,000  9.2e6           2,300          1,800         7.4e6      0.80    1,731 7,269
+
+    documents of en      0 1 2 3 4 5 6 7
+    steps 0 to 300       x x   x     x        two parts of one run, or of two runs of the same data
+    steps 300 to 600     x x x x
 
 A sample counts its S input tokens without pads; the token after them is only a label here, and an input of another
 sample.
 
 Cost: if the indices are read by ranges, some kilobytes per source; of a blend two bytes per sample, in memory too.
 Counting the tokens of samples with pads reads every sample, 2 us each. Counting the repeats of documents does, too, 2
-to 5 us each, and takes a byte per document, two if a document may repeat more than 255 times.
+to 5 us each, and takes a byte per document, two if a document may repeat more than 255 times. So does the comparison of
+two parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +30,13 @@ from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
-from binidx.order.order_protocols import Source
+from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.provenance.history import STRETCH, Runs, count_reads, find_changes, tokens_of_source
+from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import check_steps
 
 
 @dataclass(frozen=True)
@@ -202,15 +209,22 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
         for source, member in zip(order.sources, list_members(order.order), strict=True)
     ]
     count = 0
-    for rows in row_blocks(first, stop, STRETCH):
-        reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
-        begun = (reads.start == 0) & (reads.inputs > 0)
-        source, document = reads.piece_source[begun], reads.document[begun]
-        count += len(document)
-        for number in np.unique(source).tolist():
-            np.add.at(times[number], document[source == number], 1)
+    for number, documents, starts in _pieces_read(order, first, stop):
+        begun = documents[starts == 0]
+        count += len(begun)
+        np.add.at(times[number], begun, 1)
     assert sum(int(counts.sum(dtype=np.int64)) for counts in times) == count, "once an epoch and round: none ran over"
     return times
+
+
+def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Yield a source, and document and first token of each piece with an input that some positions read."""
+    for rows in row_blocks(first, stop, STRETCH):
+        reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
+        sources, is_input = reads.piece_source, reads.inputs > 0
+        for number in np.unique(reads.source).tolist():
+            own = is_input & (sources == number)
+            yield number, reads.document[own], reads.start[own]
 
 
 def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
@@ -222,3 +236,76 @@ def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
         histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last
     return tuple(np.trim_zeros(histogram, "b").tolist())
+
+
+Marks = dict[str, NDArray[np.bool_]]
+"""Prefix of a source -> whether each of its documents was read."""
+
+
+@dataclass(frozen=True)
+class DocumentComparison:
+    """Documents of one source in two parts of runs.
+
+    Attributes:
+        source: prefix of the source.
+        first, second, both: numbers of documents with an input token in the first part, the second, and both.
+        only_first, only_second: documents in one part alone, ascending.
+    """
+
+    source: str
+    first: int
+    second: int
+    both: int
+    only_first: Numbers
+    only_second: Numbers
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each document that is in one part alone, as JSON values."""
+        for part, documents in (("first", self.only_first), ("second", self.only_second)):
+            for document in documents.tolist():
+                yield {"source": self.source, "document": document, "only_in": part}
+
+
+def compare_documents(
+    first: RunOrder, first_steps: range, second: RunOrder, second_steps: range
+) -> list[DocumentComparison]:
+    """Return for each source the documents that two parts of runs have read.
+
+    Args:
+        first, second: orders of the runs; the same for two parts of one run.
+        first_steps, second_steps: their steps.
+
+    Returns:
+        One comparison for each source of either run, with the name of the first run.
+
+    Raises:
+        ConfigError: a source of both runs has other data in one of them, or as `join_sources`.
+        IndexError: a run has no such step.
+    """
+    orders = first, second
+    same_data = [order.run.same_data if order.run else {} for order in orders]
+    joined = join_sources([order.sources for order in orders], same_data)
+    joined.check_data(second.sources)
+    marks = [mark_documents(first, first_steps, joined), mark_documents(second, second_steps, joined)]
+    found = []
+    for name in dict.fromkeys([*marks[0], *marks[1]]):
+        size = len(next(own[name] for own in marks if name in own))
+        one, other = (own.get(name, np.zeros(size, np.bool_)) for own in marks)
+        only_first, only_second = np.flatnonzero(one & ~other), np.flatnonzero(other & ~one)
+        read_first, read_second, both = (int(np.count_nonzero(own)) for own in (one, other, one & other))
+        found.append(DocumentComparison(name, read_first, read_second, both, only_first, only_second))
+    return found
+
+
+def mark_documents(order: RunOrder, steps: range, joined: JoinedSources) -> Marks:
+    """Return which documents have an input token in the samples of some steps."""
+    check_steps(steps, order.num_steps(), first_step=order.first_step)
+    names = joined.names_of(order.sources)
+    marks = {
+        name: np.zeros(len(index_of(source.dataset).document_indices) - 1, np.bool_)
+        for name, source in zip(names, order.sources, strict=True)
+    }
+    first, stop = (order.reading.schedule.samples_before(step) for step in (steps.start, steps.stop))
+    for number, documents, _ in _pieces_read(order, first, stop):
+        marks[names[number]][documents] = True
+    return marks
