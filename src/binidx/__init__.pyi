@@ -4,7 +4,7 @@ from binidx.dataset.assemble.bert_sentences import (
     BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig,
 )
 from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
-from binidx.dataset.assemble.chat_rows import SFTDatasetConfig as SFTDatasetConfig
+from binidx.dataset.assemble.chat import SFTDatasetConfig as SFTDatasetConfig
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig as GPTFIMDatasetConfig
 from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
 from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig

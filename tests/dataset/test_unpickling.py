@@ -15,7 +15,7 @@ from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx.corpus.merge import merge_virtually
-from binidx.dataset.assemble.chat_rows import SFTDatasetConfig
+from binidx.dataset.assemble.chat import SFTDatasetConfig
 from binidx.dataset.megatron.sft import SFTDataset
 from binidx.errors import ObjectChangedError, StorageError
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles

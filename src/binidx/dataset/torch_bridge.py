@@ -298,11 +298,7 @@ def seed_generators(seed: int) -> None:
 
 def shared_zeros(*shape: int) -> torch.Tensor:
     """Return float64 zeros in memory shared with workers, forked or spawned."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise missing_torch() from error
-    zeros = torch.zeros(*shape, dtype=torch.float64)
+    zeros = as_tensor(np.zeros(shape))
     zeros.share_memory_()  # type: ignore[no-untyped-call]
     return zeros
 

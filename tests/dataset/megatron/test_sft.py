@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.assemble.chat_rows import SFTDatasetConfig
+from binidx.dataset.assemble.chat import SFTDatasetConfig
 from binidx.dataset.megatron.sft import SFTDataset
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.loader.collate import collate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.assemble.chat import IGNORE
-from binidx.dataset.assemble.chat_rows import SFTLowLevelDataset as SFTLowLevelDataset
+from binidx.dataset.assemble.chat import SFTLowLevelDataset as SFTLowLevelDataset
 from binidx.dataset.config import padding_multiple
 from binidx.dataset.megatron import sft
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from binidx.dataset.assemble.chat import IGNORE
-from binidx.dataset.assemble.chat_rows import ChatAssemble, SFTDatasetConfig, SFTLowLevelDataset, VarlenChatAssemble
+from binidx.dataset.assemble.chat import IGNORE, ChatAssemble, SFTDatasetConfig, SFTLowLevelDataset, VarlenChatAssemble
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset, required
 from binidx.dataset.megatron_releases import Rule, follows
