@@ -11,7 +11,8 @@ def own_methods(kind: type, *names: str) -> tuple[str, ...]:
     """Return those of some methods of a class that a user wrote: none if the class has this library's alone.
 
     A method is this library's if a module of it defines the function, whatever `__module__` says: `functools.wraps`
-    around one of ours is the user's. So is each callable without such a module, as the builtin `len`.
+    around one of ours is the user's. So is each callable without such a module, as the builtin `len`, or a function
+    that `exec` defined.
 
     Args:
         kind: class of a dataset, or of what it reads.
@@ -23,7 +24,7 @@ def own_methods(kind: type, *names: str) -> tuple[str, ...]:
 
 def _is_ours(method: Any) -> bool:
     try:
-        module: str = method.__globals__["__name__"]
+        names: dict[str, Any] = method.__globals__
     except AttributeError:
         return False
-    return module.partition(".")[0] == "binidx"
+    return str(names.get("__name__")).partition(".")[0] == "binidx"
