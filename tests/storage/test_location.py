@@ -67,13 +67,14 @@ def test_the_store_is_opened_once_and_does_not_come_along_in_a_pickle() -> None:
     assert "store" not in vars(again)
 
 
-def test_locations_in_one_place_share_a_store_that_is_open() -> None:
+def test_locations_in_one_place_share_a_store_whichever_opens_it() -> None:
     location = Location("memory://bucket/key", SECRET)
-    assert "store" not in vars(location + ".idx")
-    store = location.store
-    assert vars(location + ".idx")["store"] is vars(location.beside("memory://bucket/other"))["store"] is store
+    idx = location + ".idx"
+    assert "store" not in vars(location)
+    assert idx.store is location.store is (idx + ".json").store is location.beside("memory://bucket/other").store
     for uri in ("memory://bucket2/key", "memory://bucket/key?versionId=1", "memory://bucket/a::b"):
-        assert "store" not in vars(location.beside(uri))
+        assert location.beside(uri).store is not location.store
+    assert pickle.loads(pickle.dumps(idx)).store is not location.store
 
 
 def test_nothing_shown_of_a_location_has_its_secrets() -> None:
