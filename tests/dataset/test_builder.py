@@ -16,10 +16,11 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset import builder
+from binidx.dataset.current_build import current_build
 from binidx.errors import BlendError, ConfigError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
 from binidx.index.blend import samples_per_dataset
-from binidx.index.cache.index_cache import BuildContext, current_build
+from binidx.index.cache.index_cache import BuildContext
 from binidx.order import gpt_order
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object

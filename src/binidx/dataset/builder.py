@@ -22,6 +22,7 @@ from binidx.dataset.config import (
     check_num_samples,
     split_indices,
 )
+from binidx.dataset.current_build import building
 from binidx.dataset.megatron.blended import BlendedDataset, request_parts
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import (
@@ -40,7 +41,7 @@ from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_lock import run_checks
-from binidx.index.cache.index_cache import BuildContext, OnOutcome, building
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, split_indices
+from binidx.dataset.current_build import building, current_build
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
@@ -18,7 +19,6 @@ from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import normalize
-from binidx.index.cache.index_cache import building, current_build
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.requests import Request, SourceRequest
 from binidx.order.staged.staged_order import BlendStage, Seam, StagedRequest

@@ -24,6 +24,7 @@ from typing import Any, get_type_hints
 from binidx.dataset.affects import affects, described_fields, is_saved, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
+from binidx.dataset.current_build import building
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.ordered_dataset import request_order
 from binidx.dataset.split_requests import SplitRequests, request_splits
@@ -33,7 +34,7 @@ from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext, OnOutcome, building
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.order.order_options import format_order

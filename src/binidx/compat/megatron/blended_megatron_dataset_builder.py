@@ -12,11 +12,12 @@ from binidx.compat.megatron.blended_dataset import BlendedDataset
 from binidx.dataset import builder
 from binidx.dataset.builder import Built
 from binidx.dataset.config import Split, SplitMatrix
+from binidx.dataset.current_build import building, current_build
 from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.split_requests import Sizes
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
-from binidx.index.cache.index_cache import BuildContext, OnOutcome, building, current_build
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
 """Methods in which datasets build and cache their indices."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.current_build import current_build
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import (
     SEVERAL,
@@ -25,7 +26,6 @@ from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.blend import ARRAYS, normalize
-from binidx.index.cache.index_cache import current_build
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.opener import Opener

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, choose_pad_token
+from binidx.dataset.current_build import current_build
 from binidx.dataset.megatron.ordered_dataset import (
     SEVERAL,
     OrderedDataset,
@@ -29,7 +30,6 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
 from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import current_build
 from binidx.index.cache.index_files import describe, recorded_name
 from binidx.index.documents import Documents
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.current_build import current_build
 from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.tokens import SequencesInFiles
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import IndexCache, current_build
+from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, open_object, stream

@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -124,28 +123,6 @@ class BuildContext:
 
 
 DEFAULT_CONTEXT = BuildContext()
-
-_BUILD = ContextVar("binidx_build", default=DEFAULT_CONTEXT)
-
-
-def current_build() -> BuildContext:
-    """Return the options of the build that calls this function or constructor; the default outside of a build."""
-    return _BUILD.get()
-
-
-@contextlib.contextmanager
-def building(context: BuildContext) -> Iterator[None]:
-    """Make `context` the current build of this thread within the block.
-
-    Args:
-        context: returned by `current_build` to the functions and constructors of datasets that the block calls. They
-            keep it, and pass it on as an argument.
-    """
-    token = _BUILD.set(context)
-    try:
-        yield
-    finally:
-        _BUILD.reset(token)
 
 
 @dataclass(frozen=True)
