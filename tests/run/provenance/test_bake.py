@@ -98,7 +98,7 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
                 builder.add_document(text, [len(text)])
             builder.finalize(f"{tmp_path}/needed.idx")
         for suffix in ("bin", "idx"):
-            found = Path(f"{part_prefix(f'{tmp_path}/baked', part)}.{suffix}").read_bytes()
+            found = Path(f"{part_prefix(Location(f'{tmp_path}/baked'), part)}.{suffix}").read_bytes()
             assert found == Path(f"{tmp_path}/needed.{suffix}").read_bytes()
     assert not Path(f"{tmp_path}/baked/exchange").exists()
 
@@ -214,7 +214,7 @@ def test_a_part_of_another_size_is_an_error(tmp_path: Path, monkeypatch: pytest.
     order, run = order_of(tmp_path, 2)
     baked = plan_bake(order, range(order.num_steps() or 0))
     bake(order, f"{tmp_path}/baked", baked)
-    file = Path(f"{part_prefix(f'{tmp_path}/baked', baked.parts()[-1])}.bin")
+    file = Path(f"{part_prefix(Location(f'{tmp_path}/baked'), baked.parts()[-1])}.bin")
     file.write_bytes(file.read_bytes()[:-4])
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     with pytest.raises(FormatError, match=r"\.bin: wrong size \(found [\d,]+ bytes, need [\d,]+\); bake it again"):

@@ -31,7 +31,6 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
 
 COMPLETE = "complete.json"
@@ -82,8 +81,8 @@ def read_baked(file: Location) -> Baked:
     return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
 
 
-def part_prefix(directory: str, part: range) -> str:
-    return join_uri(directory, f"{part.start:012d}")
+def part_prefix(directory: Location, part: range) -> Location:
+    return directory / f"{part.start:012d}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class BakedRequest(StoredRequest):
             ObjectNotFoundError: the description or a part is missing.
         """
         baked, uri = read_baked(self.file), self.directory.uri
-        files = [(part, Location(part_prefix(uri, part), self.directory.options)) for part in baked.parts()]
+        files = [(part, part_prefix(self.directory, part)) for part in baked.parts()]
         dtype = read_dtype(baked, *files[0])
         if not object_exists(self.directory / COMPLETE):  # not yet, or by a version that did not write it
             OPENS.map(lambda file: read_dtype(baked, *file), files[1:])
@@ -211,8 +210,7 @@ class BakedOrder(SourceOrder):
     def _ids_of(self, number: int) -> NDArray[np.int16]:
         """Return the dataset_id of each sample of a part, which is read at its first use."""
         if (ids := self._ids.get(number)) is None:
-            file = Location(part_prefix(self.directory.uri, self.parts[number]), self.directory.options)
-            reader = open_object(file + "-dataset_id.npy", cache=False)
+            reader = open_object(part_prefix(self.directory, self.parts[number]) + "-dataset_id.npy", cache=False)
             ids = self._ids[number] = parse_npy(read_whole(reader))
             if len(ids) != len(self.parts[number]):
                 raise FormatError(

@@ -176,7 +176,7 @@ class _Bake:
 
     def part(self, number: int) -> Location:
         """Return the prefix of a part."""
-        return Location(part_prefix(self.target.uri, self.parts[number]), self.target.options)
+        return part_prefix(self.target, self.parts[number])
 
     def place_tasks(self) -> list[ExchangeTask]:
         """Return the tasks of the stage "places"."""
