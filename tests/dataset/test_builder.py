@@ -16,7 +16,7 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset import builder
-from binidx.dataset.current_build import current_build
+from binidx.dataset.megatron.ordered_dataset import current_build
 from binidx.errors import BlendError, ConfigError
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair
 from binidx.index.blend import samples_per_dataset

@@ -22,11 +22,11 @@ from binidx.dataset.config import (
     check_num_samples,
     split_indices,
 )
-from binidx.dataset.current_build import building
 from binidx.dataset.megatron.blended import BlendedDataset, request_parts
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import (
     OrderedDataset,
+    building,
     check_listed_sources,
     make_opener,
     request_order,

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, cast
 
 from binidx.dataset.blend_arguments import Blend, parse_blend
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num_samples, split_indices
-from binidx.dataset.current_build import building, current_build
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import cache_directory
+from binidx.dataset.megatron.ordered_dataset import building, cache_directory, current_build
 from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.split_requests import WHOLE, sizes_per_dataset
 from binidx.dataset.token_dataset import Assemble

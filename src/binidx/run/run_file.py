@@ -24,9 +24,8 @@ from typing import Any, get_type_hints
 from binidx.dataset.affects import affects, described_fields, is_saved, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
-from binidx.dataset.current_build import building
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.ordered_dataset import request_order
+from binidx.dataset.megatron.ordered_dataset import building, request_order
 from binidx.dataset.split_requests import SplitRequests, request_splits
 from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback

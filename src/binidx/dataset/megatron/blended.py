@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.current_build import current_build
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import (
     SEVERAL,
     OrderedDataset,
     cache_directory,
+    current_build,
     get_order_option,
     index_array,
     number_samples,

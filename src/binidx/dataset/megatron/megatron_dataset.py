@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, choose_pad_token
-from binidx.dataset.current_build import current_build
 from binidx.dataset.megatron.ordered_dataset import (
     SEVERAL,
     OrderedDataset,
     cache_directory,
+    current_build,
     get_order_option,
     number_samples,
 )

@@ -1,10 +1,18 @@
-"""Base of datasets and blends: an order that is served, its identity, and the arrays of its index."""
+"""Base of datasets and blends: an order that is served, its identity, and the arrays of its index.
+
+builder ─ building(context) ─► constructor, build_low_level_dataset ─► current_build(), kept and passed on
+
+Megatron's constructors have no argument for the options of a build. The variable is read where datasets are made; below
+this package, options are arguments.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +30,28 @@ from binidx.order.order_protocols import Numbers, Order
 from binidx.order.requests import Request
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
+
+_BUILD = ContextVar("binidx_build", default=DEFAULT_CONTEXT)
+
+
+def current_build() -> BuildContext:
+    """Return the options of the build that calls this function or constructor; the default outside of a build."""
+    return _BUILD.get()
+
+
+@contextlib.contextmanager
+def building(context: BuildContext) -> Iterator[None]:
+    """Make `context` the current build of this thread within the block.
+
+    Args:
+        context: returned by `current_build` to the functions and constructors of datasets that the block calls. They
+            keep it, and pass it on as an argument.
+    """
+    token = _BUILD.set(context)
+    try:
+        yield
+    finally:
+        _BUILD.reset(token)
 
 
 def index_array(name: str) -> Any:

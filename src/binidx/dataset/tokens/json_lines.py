@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.current_build import current_build
+from binidx.dataset.megatron.ordered_dataset import current_build
 from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.tokens import SequencesInFiles
