@@ -107,7 +107,7 @@ def request_stages(
 
 
 def config_of_round(config: BlendedMegatronDatasetConfig, number: int) -> BlendedMegatronDatasetConfig:
-    """Return the options of a round of a source: each has its own order."""
+    """Return the config of a round of a source: its random_seed is greater by the number of the round."""
     return replace(config, random_seed=config.random_seed + number) if number else config
 
 

@@ -105,7 +105,7 @@ class TokenDataset:
     """Samples of an order.
 
     Args:
-        order: which tokens make a sample.
+        order: spans of the tokens of each sample.
         tokens: the sequences of each source of the order, of any kind: only `Tokens.read` is needed.
         assembles: function of each source that makes its samples.
     """
@@ -140,7 +140,7 @@ class TokenDataset:
         return self._make_samples(self._divide(idxs), len(idxs))
 
     def read_with_sources(self, idxs: Sequence[int]) -> tuple[Numbers, Sequence[Sample]]:
-        """Return the source of each sample of a composed order, shape (B,), and the samples."""
+        """Return the number of the source of each sample, shape (B,), int64; and the samples, read at once."""
         parts, sources = self._divide(idxs), np.empty(len(idxs), np.int64)
         for part in parts:
             sources[part.rows] = part.source
@@ -261,7 +261,7 @@ def locate_stored(
     """Yield where the tokens of samples are stored.
 
     Args:
-        order: which tokens make a sample.
+        order: spans of the tokens of each sample.
         tokens: the sequences of each source of the order.
         samples: numbers of samples, shape (B,).
 

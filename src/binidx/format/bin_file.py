@@ -55,6 +55,7 @@ def check_bin_size(
     """Check the size of a `.bin` against its `.idx`.
 
     Args:
+        prefix, bin_uri: names of the dataset and of its `.bin`, for errors.
         size: plain bytes of the `.bin`.
         index: counts and dtype of the `.idx`.
         read_manifest: called only if there are bytes after the last token; a manifest that cannot be read is ignored.

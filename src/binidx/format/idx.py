@@ -147,10 +147,10 @@ class SequenceIndex:
 
     Attributes:
         dtype: NumPy type of a token.
-        sequence_lengths: tokens of each sequence, shape (S,) int32.
-        sequence_pointers: first byte of each sequence in the `.bin`, shape (S,) int64.
-        document_indices: first sequence of each document, then S, shape (D,) int64, D = documents + 1.
-        sequence_modes: mode of each sequence, shape (S,) int8; None when opened as text.
+        sequence_lengths: number of tokens of each sequence, shape (num_sequences,), int32.
+        sequence_pointers: first byte of each sequence in the `.bin`, shape (num_sequences,), int64.
+        document_indices: first sequence of each document, then num_sequences; shape (num_documents + 1,), int64.
+        sequence_modes: mode of each sequence, shape (num_sequences,), int8; None when opened as text.
         num_tokens: sum of the lengths.
         documents_are_sequences: whether each document is known to be one sequence, without reading the bounds.
 

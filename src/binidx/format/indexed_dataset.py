@@ -176,7 +176,7 @@ class IndexedDataset(SequencesInFiles):
 
     @property
     def sequence_modes(self) -> NDArray[np.int8]:
-        """Mode of each sequence, shape (S,).
+        """Mode of each sequence, shape (num_sequences,).
 
         Raises:
             ConfigError: the dataset was opened as text.

@@ -112,7 +112,7 @@ class IndexedDatasetBuilder:
             builder.add_document([5, 6, 7, 8], [3, 1])
             builder.finalize("s3://bucket/en.idx")
 
-    Source: Megatron Core, IndexedDatasetBuilder, which keeps four Python lists, does not check the lengths, and wraps
+    Source: Megatron Core, IndexedDatasetBuilder, which keeps three Python lists, does not check the lengths, and wraps
     tokens that the type cannot hold. Its `add_documents` (awkward arrays) is in `binidx.compat.megatron`.
     """
 

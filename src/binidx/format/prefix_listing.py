@@ -131,7 +131,7 @@ class BundledFiles:
     files: memoryview
 
     def find(self, prefix: str, identity: Identity) -> memoryview | None:
-        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None.
+        """Return the bytes of the `.idx` of a prefix; None if the bundle lacks that object, or its bytes are damaged.
 
         Args:
             prefix: URI of the prefix.

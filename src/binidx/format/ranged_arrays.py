@@ -37,7 +37,7 @@ each request: 3 s of its CPU instead of 17. Gaps of 1 MiB would move 280 MB."""
 
 
 def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
-    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir.
+    """Open an index file to read small parts of it; a remote one is cached on disk in blocks of BLOCK_BYTES.
 
     Args:
         location: of the index file.

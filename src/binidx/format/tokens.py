@@ -50,7 +50,7 @@ class Tokens(Protocol):
 
     @property
     def sequence_lengths(self) -> NDArray[Any]:
-        """Number of tokens of each sequence, shape (S,)."""
+        """Number of tokens of each sequence, shape (num_sequences,)."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -307,12 +307,12 @@ class SequencesInFiles(StoredTokens):
 
     @property
     def sequence_lengths(self) -> NDArray[np.int32]:
-        """Number of tokens of each sequence, shape (S,)."""
+        """Number of tokens of each sequence, shape (num_sequences,)."""
         return self.index.sequence_lengths
 
     @property
     def document_indices(self) -> NDArray[np.int64]:
-        """First sequence of each document, then S; shape (num_documents + 1,)."""
+        """First sequence of each document, then num_sequences; shape (num_documents + 1,)."""
         return self.index.document_indices
 
     @cached_property

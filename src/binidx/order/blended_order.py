@@ -25,7 +25,7 @@ Columns = tuple[Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]
 
 
 class MembersOrder(ABC):
-    """Base of composed orders: what follows from `locate` and the order of each source.
+    """Base of composed orders: spans and epochs of samples, by `locate` and the order of each source.
 
     Attributes:
         members: the order of each source.
@@ -156,7 +156,7 @@ def list_members(order: Order) -> Sequence[Order]:
 
 
 def list_sources(order: Order) -> NDArray[np.int16]:
-    """Return the source of every sample of an order, shape (len,)."""
+    """Return the source of every sample of an order, shape (num_samples,)."""
     return order.list_sources() if isinstance(order, ComposedOrder) else np.broadcast_to(np.int16(0), len(order))
 
 

@@ -1,8 +1,8 @@
 """Opener: makes the order of a request, whole or by ranges of its index.
 
-request    what a config asks for of one split: a pure tree of frozen values        `order.requests`
+request    order that a config asks for of one split: a pure tree of frozen values  `order.requests`
 opener     options of the process: caches, threads, whole or by ranges              never a sample of the order
-order      which tokens make sample i                                               opener.open(request)
+order      spans of the tokens of sample i                                          opener.open(request)
 """
 
 from __future__ import annotations

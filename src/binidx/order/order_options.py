@@ -3,7 +3,7 @@
     {"kind": "first_fit"}                                           whole documents, packed
     {"kind": "view", "documents": "s3://corpus/drop.txt"}           without some documents
 
-An order is a frozen dataclass that implements `OrderOption`, and a row here or a call of `register_order`.
+An option is a frozen dataclass that extends `OrderOption`; a row here or a call of `register_order` gives it a name.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def register_order(name: str, order: type[OrderOption]) -> None:
 
     Args:
         name: kind of the order; not a built-in one. It matches `[a-z][a-z0-9_]*`.
-        order: frozen dataclass that implements `OrderOption`.
+        order: frozen dataclass that extends `OrderOption`.
 
     Raises:
         ConfigError: the name is built in, not valid, or stands for another class.
@@ -111,7 +111,7 @@ def register_order(name: str, order: type[OrderOption]) -> None:
 
 
 def parse_order(value: Any) -> OrderOption | None:
-    """Return the order that a config asks for: None, an `OrderOption`, a kind, or {"kind": kind, field: value}.
+    """Return the option `order` of a config: None, an `OrderOption`, a kind, or {"kind": kind, field: value}.
 
     Raises:
         ConfigError: an unknown kind, or fields that it does not have.
@@ -133,7 +133,7 @@ def parse_order(value: Any) -> OrderOption | None:
 
 
 def format_order(order: OrderOption) -> dict[str, Any]:
-    """Return an order as a run file has it."""
+    """Return an option as a run file has it; raise ConfigError if its class has no name."""
     kind = next((name for name in ORDERS.names() if ORDERS[name] is type(order)), None)
     if kind is None or not is_dataclass(order):
         raise ConfigError(f"order: {type(order).__name__} is not registered; binidx.register_order gives it a name")

@@ -1,4 +1,4 @@
-"""Interfaces of orders: which tokens make sample i, as a value. No order reads tokens.
+"""Interfaces of orders: the tokens of sample i as spans of stored sequences. No order reads tokens.
 
 sample 904 of a blend ─ locate ─►  sample 17 of source 2 ─ spans ─►  (2, sequence, first token, number of tokens)
                       ◄─────────────────────── find ───────────────────────  (2, sequence)
@@ -69,9 +69,9 @@ class Order(Protocol):
     def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         """Return the source of each sample, and its number in that source's own order; each of shape (B,).
 
-        The number is one of the member of that source, if the order is a `ComposedOrder`; else of this order itself, so
-        that source 0 and the samples are returned as they are. Kinds that draw random numbers for a sample seed them by
-        the number in the source.
+        In a `ComposedOrder` the number counts the samples of the member of that source. Any other order has one source
+        and is its member: it returns source 0 and `samples` unchanged. Kinds that draw random numbers for a sample seed
+        them by the number in the source.
         """
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
@@ -131,4 +131,4 @@ class ComposedOrder(Protocol):
         """The order of each source, in the order of `sources`."""
 
     def list_sources(self) -> NDArray[np.int16]:
-        """Return the source of every sample, shape (len,)."""
+        """Return the source of every sample, shape (num_samples,)."""

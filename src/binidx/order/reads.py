@@ -14,7 +14,7 @@
   or attention is masked is an input.
 - A token that comes again, in another epoch or twice in one sample, is read again.
 - Tokens that `drop_last` leaves out are in no sample, and samples behind the last whole batch in no step: both are
-  not read. Iterations to skip read their samples without training, which `RunOrder.trained` returns.
+  not read. Iterations to skip read their samples without training them: see `Reading.trained`.
 
 Only `read_text` reads tokens from files.
 """

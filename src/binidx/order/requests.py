@@ -1,4 +1,4 @@
-"""Requests: what a config asks for of one split, as a pure tree of frozen values, before anything is opened.
+"""Requests: descriptions of the order that a config asks for of one split, as pure trees of frozen values.
 
     View("drop.txt")  ─► ViewRequest
                            BlendRequest [0.7, 0.3], 1,000,000 samples
@@ -88,7 +88,7 @@ class SourceRule(Protocol):
 
     @property
     def uncounted(self) -> str:
-        """The same of an order by this rule: see `Request.uncounted`."""
+        """Part of an order by this rule that `binidx plan` does not count: see `Request.uncounted`."""
 
     def open(self, source: Source, options: IndexOptions) -> SourceOrder:
         """Return the order, whose index is loaded or built."""

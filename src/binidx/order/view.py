@@ -181,7 +181,8 @@ class ViewRequest(OverRequest):
     """Order of another request without the samples of some documents.
 
     Args:
-        view: the documents.
+        inner: see `OverRequest`.
+        view: the option, with the list of the documents and the least number of samples that must be left.
     """
 
     view: View

@@ -7,7 +7,7 @@ Packed files do not store where documents end; the separator marks it, so a text
 there. The fill at the end of the last file is left out.
 
 The tokens of a packed file are a range of the stream of all documents, known from the index: any worker makes any file.
-The other direction runs in one process: where documents end is known when all tokens were read.
+The other direction runs in one process, since only a read of all tokens finds the ends of the documents.
 
 Files that exist are compared with the new ones, unless they are to be replaced: equal ones, of an earlier run that was
 killed, stay; others are an error.

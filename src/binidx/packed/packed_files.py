@@ -273,6 +273,7 @@ class PackedDatasetBuilder:
         chunk_size: number of tokens of a file.
         sep_token: token that fills the rest of the last file; the caller separates documents.
         dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
+        vocab_size: number of token ids, for dtype="auto" alone.
         storage_options: options of the store.
 
     A document may continue in the next file; a file that is exactly full is written by the next `add_array`. As in

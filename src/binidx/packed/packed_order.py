@@ -179,6 +179,10 @@ class PackedRun:
             first weights, and keep it: only without workers do they change.
         max_epochs: number of passes over each set after which its weight is 0; None: without end.
 
+    Raises:
+        ConfigError: there is no set, or weights for another number of sets; some sets end and some do not; or
+            micro_batch_size is below 1.
+
     Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` per block; and
     `DataScheduler` of the UMD fork.
     """
@@ -213,10 +217,13 @@ class PackedRun:
         return max(1, self.num_workers)
 
     def blocks(self, first: int, stop: int) -> Rows:
-        """Return rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
+        """Return the rank's blocks first to stop in the order they are served.
 
         Args:
             first, stop: positions in the rank's stream, half open.
+
+        Returns:
+            Rows (set, file, block, pass), shape (stop - first, 4), int64.
 
         Raises:
             IndexError: the stream ends before `stop`, or first is below 0.

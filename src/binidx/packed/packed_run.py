@@ -84,7 +84,7 @@ class PackedReading:
 
     @cached_property
     def blocks(self) -> PackedBlocks:
-        """Numbers of the samples, without files."""
+        """Order that numbers the blocks of all sets; it has no files, so no dataset is known."""
         return PackedBlocks(self.sets, self.names, None)
 
     @property

@@ -146,7 +146,7 @@ class PaddedAssemble:
 
     Args:
         rows: makes the GPT samples.
-        multiple: multiple of tokens.
+        multiple: number of tokens of which each padded length is a multiple.
     """
 
     rows: GPTAssemble

@@ -259,7 +259,7 @@ def random_state(seed: int) -> RandomState:
 
 
 def concatenate_tokens(sentences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """Return the tokens of all sentences, int64."""
+    """Return the tokens of all sentences, one after the other, shape (n,), int64."""
     return np.concatenate([np.empty(0, np.int64), *sentences]).astype(np.int64, copy=False)
 
 

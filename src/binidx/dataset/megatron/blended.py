@@ -51,7 +51,7 @@ class BlendedDataset(OrderedDataset):
             datasets may be in several stores.
 
     Attributes:
-        order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
+        order: spans of the tokens of each sample: see `binidx.order.order_protocols.Order`.
         dataset_index: dataset of each sample, shape (size,), int16.
         dataset_sample_index: position of each sample in its dataset, shape (size,), int64.
 

@@ -1,4 +1,4 @@
-"""Base class of all kinds of datasets: identity, padding, and batches of samples from one vectored read."""
+"""Base class of the kinds of datasets: request and order of one source, and batches from one vectored read."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MegatronDataset(OrderedDataset):
     Attributes:
         dataset, dataset_path, indices, num_samples, index_split, config: the arguments.
         unique_identifiers: class, data and options, in the order that Megatron hashes.
-        order: which tokens make a sample, as a value: see `binidx.order.order_protocols.Order`.
+        order: spans of the tokens of each sample: see `binidx.order.order_protocols.Order`.
 
     Example:
         >>> class FirstTokens(binidx.MegatronDataset):
@@ -104,7 +104,7 @@ class MegatronDataset(OrderedDataset):
     """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
     _opening_thread: int | None = None
-    """Thread that opens the order; others wait for nothing, and may open it, too."""
+    """Thread that opens the order; other threads do not wait for it, and may open the order, too."""
 
     release_rules: ClassVar[Set[Rule]] = frozenset()
     """Rules of Megatron's releases on which the samples of this kind depend; `megatron_samples` selects a release."""

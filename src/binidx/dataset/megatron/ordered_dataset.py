@@ -72,7 +72,7 @@ class OrderedDataset(ABC):
         unique_identifiers: class, data and options, in the order that Megatron hashes.
         build_context: options of the build of the index.
         index_digests: XXH3 of each array of the index, by name.
-        request: what the config asks for, if the dataset is that of a split.
+        request: request of the order that the config asks for, if the dataset is a split of its own.
     """
 
     config: Any
@@ -98,7 +98,7 @@ class OrderedDataset(ABC):
 
     @property
     def order(self) -> Any:
-        """Order of the request: which tokens make a sample, as a value."""
+        """Order of the request: the spans of the tokens of each sample."""
         return self._opened_order
 
     @cached_property

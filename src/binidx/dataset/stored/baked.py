@@ -36,7 +36,7 @@ class StoredRunDataset(TokenDataset):
     """Base of datasets of the samples of a run by position: sample i was served after i consumed samples.
 
     Args:
-        directory: URI of what is stored of the run.
+        directory: URI of the stored run: a bake, or a read plan.
         config: config of the run.
         request: request of the order of the stored positions.
 
@@ -105,7 +105,7 @@ def check_stored(config: GPTDatasetConfig, stored: Baked, uri: str) -> None:
 
     Args:
         config: config of the run.
-        stored: description of what is stored.
+        stored: description of the stored run.
         uri: of the description.
     """
     if isinstance(config, GPTFIMDatasetConfig):

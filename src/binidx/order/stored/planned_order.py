@@ -394,7 +394,7 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
 
     Args:
         location: of the file.
-        file: what the plan has of it.
+        file: its description in the plan.
         mmap: map a local file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Bake a run: write its tokens again in the order in which they are consumed, for `dataset/baked.py`.
+"""Bake a run: write its tokens again in the order in which they are consumed, for `binidx.BakedDataset`.
 
 For runs whose thousands of nodes read one bucket: a micro-batch is one range, while shuffled documents take five to
 nine ranges per sample. Costs one more copy of the tokens that are read, (S + 1) / S of their size.
@@ -153,7 +153,7 @@ class _Bake:
 
     @cached_property
     def token_bytes(self) -> list[int]:
-        """Bytes of tokens of each source."""
+        """Number of bytes of the tokens of each source."""
         return [index_of(source.dataset).num_bytes for source in self.order.sources]
 
     @cached_property

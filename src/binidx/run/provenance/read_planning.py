@@ -1,4 +1,4 @@
-"""Write the read plan of a run: the places of the tokens of its samples, in its order, for `order/planned_order.py`.
+"""Write the read plan of a run: the places of the tokens of its samples, in its order, for `binidx.PlannedDataset`.
 
 For runs whose many nodes start from one bucket: a node reads kilobytes instead of every `.idx` and index. The plan has
 56 bytes for a sample of 5 pieces, and copies no token.

@@ -74,7 +74,7 @@ class RunOrder:
     """The order of a run: the samples of its steps, and the steps of its documents.
 
     Args:
-        order: which tokens make each sample of the run's train split.
+        order: spans of the tokens of each sample of the run's train split.
         reading: which rank reads which sample at which step.
         given_config: options of the run; None: it is over packed files, which have none.
         description_hash: md5 of the text with which Megatron names the index of the split; "" if the identity of the

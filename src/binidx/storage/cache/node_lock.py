@@ -6,7 +6,7 @@
 It only saves work: where files cannot be locked every process is first. The first process removes the file when it
 leaves, so that only killed processes leave files, with their messages, and the next process that locks one removes it.
 
-`flock`, since it excludes threads of one process too, unlike the record locks of `chunk_locks`. A forked child shares
+`flock`, since it excludes threads of one process too, unlike the record locks of `ChunkLocks`. A forked child shares
 its parent's lock, and would hold it after the parent's death: it closes its descriptors at once.
 """
 
