@@ -186,7 +186,7 @@ class BatchSchedule:
     def skipped_before(self, step: int) -> int:
         """Return Megatron's `skipped_train_samples` before a step: those read by skipped steps, and rounded off others.
 
-        What was rounded off a step by `decrease_batch_size_if_needed` was not read: a later step reads it.
+        Samples that `decrease_batch_size_if_needed` rounded off a step were not read: a later step reads them.
         """
         skipped = sum(self.samples_before(number + 1) - self.samples_before(number) for number in self._skips_to(step))
         starts = [*(stage.first_step for stage in self.stages), max(step, self.stages[-1].first_step)]

@@ -65,7 +65,7 @@ def index_array(name: str) -> Any:
 
 
 class OrderedDataset(ABC):
-    """Samples of an order: what a dataset and a blend of datasets have in common.
+    """Samples of an order: base class of datasets and of blends of datasets.
 
     Attributes:
         config: options of the run.

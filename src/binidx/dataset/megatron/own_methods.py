@@ -15,7 +15,7 @@ def own_methods(kind: type, *names: str) -> tuple[str, ...]:
     that `exec` defined.
 
     Args:
-        kind: class of a dataset, or of what it reads.
+        kind: class of a dataset, or of its low-level dataset.
         names: of methods; one that the class lacks is not the user's.
     """
     methods = ((name, getattr(kind, name)) for name in names if name in dir(kind))

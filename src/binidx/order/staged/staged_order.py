@@ -115,7 +115,8 @@ class StagedRequest(Request):
         split: name of the split.
         directory: folder of the index and of the counts; None: they are not cached.
         kind: recorded name of the class of the blend.
-        open_round: returns the request of a round, and of its number, which a dataset has opened and keeps.
+        open_round: function of the request of a round, and of the round's number; returns the request that is opened in
+            its place, such as that of a dataset which keeps the order. By default the same request.
         open_index: as in `BlendRequest`.
         change: returns the request in the place of each source of a round: see `map_sources`.
     """

@@ -1,4 +1,4 @@
-"""Order of a run with a read plan: where the tokens of each sample are stored, without any index.
+"""Order of a run with a read plan: the stored places of the tokens of each sample, without any index.
 
     position ─ rows of the plan ─►  byte ranges of each `.bin` ─ one vectored read ─►  rows of the batch
 

@@ -279,7 +279,7 @@ class Costs:
         pieces_per_sample: mean number of token ranges read per sample.
         reading: requests and bytes from the store for these samples, summed over all nodes; zero for a local source.
         epoch_bytes: bytes that the disk cache of one node needs for its part of one epoch; 0.0 for a local source.
-        fill: what loaders fill into that cache in the background; None: nothing, whatever the share.
+        fill: forecast of the background fill of that cache; None: loaders fill nothing, whatever the share.
     """
 
     summary: DatasetSummary

@@ -108,7 +108,7 @@ class RunInventory:
         indices: the index of each split of each prefix.
         blends: the blend of each split of several prefixes.
         listed: the prefixes that are opened by a listing of their folder.
-        uncounted: what is not counted of the orders of the run, a line each.
+        uncounted: parts of the orders of the run that are not counted, a line each.
     """
 
     run: Run

@@ -41,9 +41,9 @@ class NodeCheck:
     """Result of one check.
 
     Attributes:
-        what: what was checked: a bucket, a directory.
+        what: the checked thing, such as a bucket or a directory.
         state: OK, WARNING or FAILED.
-        detail: what was found; of a failure also the way out.
+        detail: the finding; of a failure also the way out.
     """
 
     what: str

@@ -73,7 +73,7 @@ class Accounts(list[SourceAccount]):
     """Accounts of the sources of a run: a list, with a table in notebooks, and a figure.
 
     Attributes:
-        notes: what a reader of the numbers must know, a line each.
+        notes: remarks about the numbers, a line each.
     """
 
     def __init__(self, rows: Iterable[SourceAccount] = (), notes: Sequence[str] = ()) -> None:
@@ -175,7 +175,7 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     Args:
         order: the order of a run.
         keys: key of each source; those of one key are counted together.
-        first, end: bounds of what is counted.
+        first, end: first position and end step of the counted samples.
         is_last: whether the samples after `end` are samples in the run, too.
     """
     schedule, numbers = order.reading.schedule, dict[Key, list[int]]()

@@ -25,7 +25,7 @@ from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
 
 OPEN = "**[to be completed]**"
-"""Text in the place of what is not known."""
+"""Text in the place of an unknown value."""
 
 GIVEN = ("license", "languages", "kind", "cut_off")
 """Fields of each source that its user may give."""

@@ -75,7 +75,7 @@ class RunOrder:
 
     Args:
         order: spans of the tokens of each sample of the run's train split.
-        reading: which rank reads which sample at which step.
+        reading: rank, step and slot of each read of a sample.
         given_config: options of the run; None: it is over packed files, which have none.
         description_hash: md5 of the text with which Megatron names the index of the split; "" if the identity of the
             reading has all on which the order depends, as that of packed files.
