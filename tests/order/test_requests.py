@@ -171,6 +171,22 @@ def test_an_early_option_with_an_index_of_its_own_is_opened(prefixes: list[str])
     assert early.unique_identifiers["order"] == {"packing": "mine"}
 
 
+def test_an_early_option_that_chooses_sequences_serves_those_alone(prefixes: list[str]) -> None:
+    @dataclass(frozen=True)
+    class Tail(OrderOption):
+        def index_fields(self, options: Any) -> dict[str, Any]:
+            return {"tail": 3}
+
+        def choose_sequences(self, source: Any, options: Any) -> Any:
+            return np.asarray(source.sequences[-3:], np.int32)
+
+    with pytest.warns(DeprecationWarning, match="Tail: override `request`"):
+        early = binidx.load_dataset(prefixes[0], S, order=Tail()).wrapped
+    stored = binidx.IndexedDataset(prefixes[0])
+    spans, _ = early.order.spans(np.arange(len(early)))
+    assert {*spans[:, 1].tolist()} == {*range(len(stored) - 3, len(stored))}
+
+
 def test_a_plan_counts_an_order_and_says_what_it_cannot_count(prefixes: list[str], tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t0\n")
     weights = [1.0, 2.0, 3.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from binidx.order.gpt_order import GPTParameters
 from binidx.order.opener import IndexOptions, Opener
@@ -25,8 +25,7 @@ class EarlyRequest(OverRequest):
         return self.serve(replace(opener, access="whole").open(self.inner))
 
     def serve(self, order: Order) -> Order:
-        wrapped: Order = self.option.wrap(order, self.sources[0].storage_options, is_whole=self.is_whole)
-        return wrapped
+        return cast(Order, self.option.wrap(order, self.sources[0].storage_options, is_whole=self.is_whole))
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,16 @@ class EarlyRule:
 
 
 def request_early(option: Any, inner: Request) -> Request:
-    """Return the request of an option that overrides `wrap`, or `open_source` and `index_fields`, or none of them."""
+    """Return the request of an option that overrides `wrap`, or methods for an index of its own, or none of them."""
 
     def replace_rule(source: SourceRequest) -> SourceRequest:
         fields = option.index_fields(source.storage_options) if "index_fields" in hooks else {}
-        parameters = source.parameters
-        assert source.rule is not None
-        return replace(source, rule=EarlyRule(option, source.rule, parameters, fields))
+        return replace(source, rule=EarlyRule(option, cast(SourceRule, source.rule), source.parameters, fields))
 
     kinds = {name for kind in type(option).__mro__ for name in vars(kind)}
-    if hooks := kinds & {"wrap", "open_source", "index_fields"}:
+    if hooks := kinds & {"wrap", "open_source", "index_fields", "choose_sequences"}:
         warnings.warn(f"{type(option).__name__}: override `request`, not {sorted(hooks)}", DeprecationWarning, 4)
+    inner = inner.map_sources(lambda source: source.without_documents(option)) if "choose_sequences" in hooks else inner
     inner = inner.map_sources(replace_rule) if "open_source" in hooks else inner
     if "wrap" not in hooks:
         return inner
