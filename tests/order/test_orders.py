@@ -265,10 +265,19 @@ def test_packings_and_megatrons_order_keep_their_caches_apart(one: str, tmp_path
 
 
 def test_unknown_orders_and_fields_are_errors() -> None:
-    with pytest.raises(ConfigError, match="order: found kind 'third_fit', needs one of best_fit, first_fit, view"):
-        binidx.GPTDatasetConfig(
-            1, 4, blend=(["a"], None), split="1,0,0", tokenizer=binidx.SpecialTokens(), order="third_fit"
-        )
+    wrong: dict[str, dict[str, Any]] = {
+        r"order: found kind 'third_fit', needs one of best_fit, first_fit, view.*, or an installed package with it "
+        r"\(entry point group binidx.orders\)": {"kind": "third_fit"},
+        "^order: view: field 'documents' is missing$": {"kind": "view"},
+        r"^order: first_fit: no field 'size' \(has none\)$": {"kind": "first_fit", "size": 1},
+    }
+    for message, order in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            binidx.GPTDatasetConfig(
+                1, 4, blend=(["a"], None), split="1,0,0", tokenizer=binidx.SpecialTokens(), order=order
+            )
+    with pytest.raises(ConfigError, match="order 'bare': BareOption is no dataclass; write @dataclass"):
+        binidx.register_order("bare", type("BareOption", (binidx.OrderOption,), {}))
     with pytest.raises(ConfigError, match="built in, cannot be replaced"):
         binidx.register_order("view", binidx.View)
 

@@ -261,3 +261,7 @@ def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: P
         binidx.save_run(other, file)
     with pytest.raises(ConfigError, match=r"found \[.*\], a run reads the train split"):
         binidx.save_run([1, 2], file)
+    own = type("OwnDataset", (binidx.GPTDataset,), {})
+    [train, *_] = binidx.BlendedMegatronDatasetBuilder(own, [9, 0, 0], lambda: True, built.config).build()
+    with pytest.raises(ConfigError, match=r"found .*, a run reads .* of GPTDataset itself, as its file names no class"):
+        binidx.save_run(train, file)

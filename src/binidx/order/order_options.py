@@ -9,7 +9,7 @@ An option is a frozen dataclass that extends `OrderOption`; a row here or a call
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -49,6 +49,11 @@ class OrderOption:
             ConfigError: the order is not possible for these datasets.
         """
         return request_early(self, inner)
+
+    @property
+    def uncounted(self) -> str:
+        """Part of its index that `binidx plan` does not count, of an option that chooses documents: `DocumentRule`."""
+        return "documents, tokens and epochs are counted before it chooses documents"
 
     @property
     def paths(self) -> Sequence[str]:
@@ -100,13 +105,15 @@ def register_order(name: str, order: type[OrderOption]) -> None:
         order: frozen dataclass that extends `OrderOption`.
 
     Raises:
-        ConfigError: the name is built in, not valid, or stands for another class.
+        ConfigError: the name is built in, not valid, or stands for another class; or the class is no dataclass.
 
     Example:
         binidx.register_order("mine", MyOrder)
 
     Source: ours.
     """
+    if not is_dataclass(order):
+        raise ConfigError(f"order {name!r}: {order.__name__} is no dataclass; write @dataclass(frozen=True) above it")
     ORDERS.register(name, order)
 
 
@@ -122,19 +129,43 @@ def parse_order(value: Any) -> OrderOption | None:
         raise ConfigError(
             f"order: found {value!r}, needs a kind ({', '.join(ORDERS.names())}), a dict or an OrderOption"
         )
-    fields: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(value)
-    kind = str(fields.pop("kind", None))
+    given: dict[str, Any] = {"kind": value} if isinstance(value, str) else dict(value)
+    kind = str(given.pop("kind", None))
     try:
-        return ORDERS[kind](**fields)
+        option = ORDERS[kind]
     except KeyError:
-        raise ConfigError(f"order: found kind {kind!r}, needs one of {', '.join(ORDERS.names())}") from None
+        found = f"found kind {kind!r}, needs one of {', '.join(ORDERS.names())}"
+        raise ConfigError(
+            f"order: {found}, or an installed package with it (entry point group {ORDERS.group})"
+        ) from None
+    try:
+        return option(**given)
     except TypeError as error:
-        raise ConfigError(f"order: {kind}: {error}") from error
+        raise ConfigError(f"order: {kind}: {'; '.join(_list_wrong_fields(option, given)) or error}") from error
+
+
+def _list_wrong_fields(option: type[OrderOption], given: Mapping[str, Any]) -> list[str]:
+    if not is_dataclass(option):
+        return []
+    own: dict[str, Field[Any]] = {each.name: each for each in fields(option) if each.init}
+    required = [name for name, each in own.items() if each.default is each.default_factory is MISSING]
+    missing = [f"field {name!r} is missing" for name in required if name not in given]
+    return missing + [f"no field {name!r} (has {', '.join(own) or 'none'})" for name in given if name not in own]
+
+
+def name_order(order: OrderOption | None) -> str:
+    """Return the kind of an order; the name of its class if it is not registered."""
+    return find_kind(order) or type(order).__name__
+
+
+def find_kind(order: OrderOption | None) -> str | None:
+    """Return the name under which the class of an order is registered; None without one."""
+    return next((name for name in ORDERS.names() if ORDERS[name] is type(order)), None)
 
 
 def format_order(order: OrderOption) -> dict[str, Any]:
     """Return an option as a run file has it; raise ConfigError if its class has no name."""
-    kind = next((name for name in ORDERS.names() if ORDERS[name] is type(order)), None)
-    if kind is None or not is_dataclass(order):
-        raise ConfigError(f"order: {type(order).__name__} is not registered; binidx.register_order gives it a name")
+    if (kind := find_kind(order)) is None or not is_dataclass(order):
+        found = f"{type(order).__name__} is not registered, as a frozen dataclass"
+        raise ConfigError(f"order: {found}; binidx.register_order gives it a name")
     return {"kind": kind, **asdict(order)}

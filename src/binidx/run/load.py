@@ -346,7 +346,8 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
     dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
     blended, parts = is_blend(dataset), list_parts(dataset) or [dataset]
     if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
-        raise ConfigError(f"dataset: found {dataset!r}, a run reads the train split of GPT datasets")
+        needed = "a run reads the train split of GPTDataset itself, as its file names no class"
+        raise ConfigError(f"dataset: found {dataset!r}, {needed}")
     # The size of a blend is the requested one, rounded up for each member.
     size = dataset.size if blended else dataset.num_samples
     requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
