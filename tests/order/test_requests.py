@@ -55,6 +55,20 @@ class EveryOther(OrderOption):
 
 
 @dataclass(frozen=True)
+class Twice(OrderOption):
+    """Every document two times in each epoch."""
+
+    def request(self, inner: Request) -> Request:
+        return inner.map_sources(lambda source: source.without_documents(self))
+
+    def index_fields(self, options: Any) -> dict[str, Any]:
+        return {"times": 2}
+
+    def choose_sequences(self, source: Any, options: Any) -> Any:
+        return np.repeat(np.asarray(source.sequences, np.int32), 2)
+
+
+@dataclass(frozen=True)
 class EarlyEveryOther(OrderOption):
     """The example of how-to/choose-an-order in version 0.1, word for word."""
 
@@ -190,21 +204,40 @@ def test_an_early_option_that_chooses_sequences_serves_those_alone(prefixes: lis
 def test_a_plan_counts_an_order_and_says_what_it_cannot_count(prefixes: list[str], tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t0\n")
     weights = [1.0, 2.0, 3.0]
-    plain = plan_run(binidx.Run(configure(prefixes, weights), [90, 0, 0], 3, 1)).to_json()
+    plain = plan_run(binidx.Run(configure(prefixes, weights), [90, 0, 0], 4, 1)).to_json()
     told = {
-        View(f"{tmp_path}/list.txt"): "order: counted with the samples that .*list.txt leaves out: at most",
+        View(f"{tmp_path}/list.txt"): "order: view: counted with the samples that .*list.txt leaves out: at most",
         View(f"{tmp_path}/list.txt", over="source"): "leaves out: at most",
         View(f"{tmp_path}/list.txt", how="rebuild"): "the index is built without the listed documents",
         "first_fit": "documents are counted as if samples had no pads",
-        EveryOther(): "order: samples and reads are those below EveryOtherRequest",
+        EveryOther(): "order: EveryOther: samples and reads are counted without it",
+        Twice(): "order: Twice: documents, tokens and epochs are counted before it chooses documents",
     }
     for option, message in told.items():
-        planned = plan_run(binidx.Run(configure(prefixes, weights, order=option), [90, 0, 0], 3, 1)).to_json()
+        planned = plan_run(binidx.Run(configure(prefixes, weights, order=option), [90, 0, 0], 4, 1)).to_json()
         assert planned["samples"] == plain["samples"]
         assert [row["documents"] for row in planned["indices"]] == [row["documents"] for row in plain["indices"]]
         [caution] = [line for line in planned["cautions"] if line.startswith("order: ")]
         assert re.search(message, caution)
+        assert not [line for line in planned["cautions"] if "fill no step" in line]
+        is_exact = "leaves out" in message or option == EveryOther()
+        assert planned["same_order_up_to"] == (plain["same_order_up_to"] if is_exact else None)
     assert not [line for line in plain["cautions"] if line.startswith("order: ")]
+    assert [line for line in plain["cautions"] if "the last 2 samples fill no step of 4" in line]
+
+
+@pytest.mark.parametrize("option", ["view", "mine"])
+def test_a_plan_finds_the_index_of_chosen_documents(option: str, prefixes: list[str], tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{prefixes[0]}\t0\n{prefixes[1]}\t0\n")
+    order = View(f"{tmp_path}/list.txt", how="rebuild") if option == "view" else Twice()
+    cached = {"order": order, "path_to_cache": f"{tmp_path}/cache", "cache_small_indices": True}
+    run = binidx.Run(configure(prefixes[:2], [1.0, 2.0], **cached), [90, 0, 0], 3, 1)
+    missing = plan_run(run)
+    run.build()
+    planned = plan_run(run)
+    assert {row["cache"] for row in missing.index_rows()} == {"missing"}
+    assert {row["cache"] for row in planned.index_rows()} <= {"there", "to be proven"}
+    assert not [line for line in planned.cautions if "stale" in line]
 
 
 def test_a_class_that_opens_its_order_by_itself_is_refused_by_name(prefixes: list[str]) -> None:

@@ -155,7 +155,7 @@ class PackRule:
     parameters: GPTParameters
     packing: str
     is_option: bool = True
-    uncounted: ClassVar[str] = "order: documents are counted as if samples had no pads; a packing serves more samples"
+    uncounted: ClassVar[str] = "documents are counted as if samples had no pads; a packing serves more samples"
 
     @property
     def fields(self) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ class EarlyRule:
     rule: SourceRule
     parameters: GPTParameters
     fields: Mapping[str, Any]
-    uncounted: ClassVar[str] = "order: samples are those of Megatron's order"
+    uncounted: ClassVar[str] = "samples are those of Megatron's order"
 
     def open(self, source: Source, options: IndexOptions) -> SourceOrder:
         order: SourceOrder | None = self.option.open_source(self.parameters, source, options)

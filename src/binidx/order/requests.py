@@ -53,7 +53,7 @@ class Request(ABC):
 
     @property
     def uncounted(self) -> str:
-        """Part of the order that `binidx plan` does not count, as it opens nothing; "" of Megatron's orders."""
+        """Clause about what `binidx plan` does not count of the order, as it opens nothing; "" of Megatron's orders."""
         return ""
 
     def list_uncounted(self) -> list[str]:
@@ -95,7 +95,11 @@ class SourceRule(Protocol):
 
 
 class DocumentRule(Protocol):
-    """Rule by which documents leave a source before its index is built."""
+    """Rule by which the documents of a source are chosen before its index is built. An `OrderOption` may be one."""
+
+    @property
+    def uncounted(self) -> str:
+        """The same of an index of these documents: see `Request.uncounted`."""
 
     def index_fields(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """Return fields for the names of caches; `options` are those of the stores."""
@@ -194,9 +198,8 @@ class SourceRequest(Request):
 
     @property
     def uncounted(self) -> str:
-        if self.documents is not None:
-            return "order: the index is built without the listed documents, which are counted here"
-        return self.rule.uncounted if self.rule else ""
+        rule = self.rule if self.documents is None else self.documents
+        return "" if rule is None else rule.uncounted
 
     def choose_sequences(self, source: StoredSource) -> StoredSource:
         """Return a source without the documents that leave before the index is built."""
@@ -292,7 +295,7 @@ class OverRequest(Request):
 
     @property
     def uncounted(self) -> str:
-        return f"order: samples and reads are those below {type(self).__name__}"
+        return "samples and reads are counted without it"
 
     def map_sources(self: Over, change: Callable[[SourceRequest], Request]) -> Over:
         return replace(self, inner=self.inner.map_sources(change))

@@ -143,6 +143,10 @@ class View(OrderOption):
     def paths(self) -> Sequence[str]:
         return [self.documents]
 
+    @property
+    def uncounted(self) -> str:
+        return "the index is built without the listed documents, which are counted here"
+
     def with_paths(self, names: Mapping[str, str]) -> View:
         return replace(self, documents=names.get(self.documents, self.documents))
 
@@ -189,7 +193,7 @@ class ViewRequest(OverRequest):
 
     @property
     def uncounted(self) -> str:
-        return f"order: counted with the samples that {self.view.documents} leaves out: at most"
+        return f"counted with the samples that {self.view.documents} leaves out: at most"
 
     def serve(self, order: Order) -> Order:
         view = self.view

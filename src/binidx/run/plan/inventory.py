@@ -29,6 +29,7 @@ from binidx.index.cache.manifest import (
 )
 from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
 from binidx.index.document_sample import EpochPlan
+from binidx.order.order_options import name_order
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -64,7 +65,7 @@ class IndexInventory:
         documents, tokens: counts of the split.
         fingerprint: options of the split and the config, as in the manifest of the cache.
         plan: plan of the epochs; None if the index cannot be built, for the reason in `problem`.
-        order: fields on which the order depends; None without a plan.
+        order: fields on which the order depends; None without a plan, or of chosen documents, which are not counted.
         cache: state of the cached files.
         problem: reason for which the index cannot be built; "" if it can.
     """
@@ -167,7 +168,8 @@ def take_inventory(run: Run) -> RunInventory:
         lambda source: inspect_index(source, summaries[source.prefix], bounds[source.prefix], run.config), sources
     )
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
-    uncounted = [*dict.fromkeys(text for request in requests for text in request.list_uncounted())]
+    parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
+    uncounted = [f"order: {name_order(run.config.order)}: {text}" for text in parts]
     return RunInventory(run, summaries, indices, blends, listed.keys(), uncounted)
 
 
@@ -196,7 +198,9 @@ def inspect_index(
         plan = parameters.plan(end - begin)
     except IndexBuildError as error:
         return IndexInventory(wanted, len(documents), end - begin, fingerprint, None, None, Cache(UNNAMED), str(error))
-    order = parameters.key(plan)
+    order = parameters.key(plan) if wanted.documents is None else None
+    if wanted.documents is not None:
+        del fingerprint["documents"]  # it chooses those of an opened source
     if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
         cache = Cache(SMALL_ONE)
     else:

@@ -103,7 +103,7 @@ class RunPlan:
     def same_order_up_to(self) -> int | None:
         """Largest number of train samples that keeps the order of all sources; None if unknown."""
         run, train = self.inventory.run, [index for index in self.inventory.train if index.wanted.num_samples]
-        if not run.sizes[0] or run.stages is not None:
+        if not run.sizes[0] or run.stages is not None or any(index.wanted.uncounted for index in train):
             return None
         most = [run.sizes[0] * index.order.most / (index.wanted.num_samples or 1) for index in train if index.order]
         return floor(min(most)) if most else None  # no source has tokens
@@ -376,18 +376,18 @@ def _empty_indices(inventory: RunInventory) -> Iterator[str]:
 
 
 def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
-    run = inventory.run
-    if order is None:
-        yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
-        return
-    stages, size, steps = run.schedule.stages, run.schedule.global_batch_size, order.num_steps()
-    if len(stages) > 1:
+    run, stages, size = inventory.run, inventory.run.schedule.stages, inventory.run.schedule.global_batch_size
+    if order is not None and len(stages) > 1:
         first, last = stages[0].batch_size, stages[-1].batch_size
         yield (
             f"the batch {'grows' if first < last else 'changes'} from {first:,} to {last:,} samples in {len(stages):,} "
             f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
         )
-    if steps is not None:
+    if inventory.uncounted:  # the number of samples is another one
+        return
+    if order is None:
+        yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
+    elif (steps := order.num_steps()) is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
         blocked_by = run.schedule.blocked_by
         if blocked_by and run.schedule.end == run.schedule.samples_before(steps) and steps != run.stop_step:
