@@ -38,6 +38,7 @@ from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.jobs.parts import Workers
 from binidx.order.requests import find_blend
+from binidx.order.source_order import distinct_sequences
 from binidx.run.provenance.read_planning import prepare_read_plan
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
@@ -143,7 +144,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
         "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
         "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if blended else len(dataset.index_order.sources[0].sequences),
+        "documents": None if blended else len(distinct_sequences(dataset.index_order.sources[0])),
         "samples": len(dataset.index_order),
         "epochs": None if blended else dataset.num_epochs,
         "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),

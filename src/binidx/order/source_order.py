@@ -201,11 +201,17 @@ def membership(values: Numbers) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
     return lambda part: table.take(part, mode="clip")
 
 
-def sorted_unique(values: Numbers) -> Numbers:
+def sorted_unique(values: NDArray[Any]) -> NDArray[Any]:
     """Return `np.unique(values)`, which takes ten times as long for millions of integers: it hashes them first."""
     ordered = np.sort(values)
-    distinct: Numbers = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+    distinct: NDArray[Any] = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
     return distinct
+
+
+def distinct_sequences(source: Source) -> Documents:
+    """Return the sequences of a source, ascending, each once."""
+    own = source.sequences
+    return own if isinstance(own, range) else sorted_unique(own)
 
 
 def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:

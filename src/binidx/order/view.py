@@ -280,20 +280,24 @@ class DocumentList:
         return documents
 
 
-def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[NDArray[np.bool_], int]:
-    """Return whether each sample of an order was read of other orders, shape (len(order),), and what it leaves out.
+def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[NDArray[np.bool_], int, int]:
+    """Return whether each sample of an order was read of other orders, shape (len(order),), and two numbers of others.
 
     Args:
         reads: each of the other orders, the first position that was read, and the one after the last.
         order: the order that continues the last of them. Both are located whole, in some dozens of bytes a sample.
 
     Returns:
-        The samples, and the number of those behind the last read that the order lacks.
+        The samples; the number of those behind the last read that the order lacks; and the number of those that were
+        read of sources of which it has no index, or another one, and which are in neither of the others.
     """
     known: KnownSources = {}
-    read, (last, _, stop) = np.concatenate([key_samples(known, *each) for each in reads]), reads[-1]
     served = key_samples(known, order, 0, len(order))
-    return np.isin(served, read), int(np.isin(key_samples(known, last, stop, len(last)), served, invert=True).sum())
+    end, (last, _, stop) = len(known) << SOURCE_BITS, reads[-1]  # samples of other indices have numbers from there on
+    read = np.concatenate([key_samples(known, *each) for each in reads])
+    rest = key_samples(known, last, stop, len(last))
+    left_out = np.isin(rest[rest < end], served, invert=True).sum()
+    return np.isin(served, read), int(left_out), len(np.unique(read[read >= end]))
 
 
 KnownSources = dict[tuple[str, int], int]

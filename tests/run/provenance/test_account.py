@@ -1,7 +1,9 @@
 """Accounts against a count of what was served."""
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,13 @@ from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
 from binidx.order.blended_order import list_members
+from binidx.order.order_options import OrderOption
+from binidx.order.requests import Request
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_file import Run
 from binidx.run.schedule import BatchSchedule
 
 
@@ -50,6 +55,30 @@ def test_accounts_add_up_to_what_was_served(
         split = {int(np.searchsorted(bounds, each, side="right")) - 1 for each in source.sequences}
         needed = Counter(fed[document] for document in split)
         assert found.seen == tuple(needed[count] for count in range(max(needed) + 1))
+
+
+def test_documents_that_an_index_repeats_count_once(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Often(OrderOption):
+        def request(self, inner: Request) -> Request:
+            return inner.map_sources(lambda source: source.without_documents(self))
+
+        def index_fields(self, options: Any) -> dict[str, Any]:
+            return {"times": 300}
+
+        def choose_sequences(self, source: Any, options: Any) -> Any:
+            return np.repeat(np.asarray(source.sequences, np.int32), 300)
+
+    plain = random_run(tmp_path, 1)
+    config = replace(plain.config, blend=([plain.config.blend[0][0]], None), blend_per_split=None, split="1,0,0")
+    run = Run(replace(config, order=Often()), [None, 0, 0], 1, 1)
+    [train, *_] = run.build()
+    order = RunOrder.of(run)
+    [found] = account(order, len(train), repeats=True)  # type: ignore[arg-type]
+    lengths = order.sources[0].dataset.sequence_lengths
+    assert (found.documents, found.tokens) == (len(lengths), lengths.sum())
+    assert 299 <= found.epochs_read <= 300
+    assert len(found.seen) > 256
 
 
 def test_without_repeats_no_document_is_looked_at(tmp_path: Path) -> None:

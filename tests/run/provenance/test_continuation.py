@@ -147,6 +147,27 @@ def test_a_history_proves_the_place_and_names_what_a_view_leaves_out(
     assert sum(left_out.values())
 
 
+def test_a_history_counts_reads_of_an_index_of_other_documents_apart(blend: dict[str, float], tmp_path: Path) -> None:
+    (tmp_path / "first.txt").write_text("".join(f"{prefix}\t3\n" for prefix in blend))
+    (tmp_path / "second.txt").write_text((tmp_path / "first.txt").read_text() + f"{min(blend)}\t4\n")
+    before, after = (
+        binidx.load_dataset(blend, S, num_samples=160, random_seed=5, mid_level_dataset_surplus=3.0,
+                            order=binidx.View(f"{tmp_path}/{name}.txt", how="rebuild"))
+        for name in ("first", "second")
+    )  # fmt: skip
+    first = binidx.Run(before.config, before.sizes, MICRO, RANKS, directory=None)
+    first.save(f"{tmp_path}/first.json")
+    earlier = {"first_step": 10, "earlier_samples": 10 * STEP, "previous": f"{tmp_path}/first.json"}
+    (line,) = RunHistory.of(replace(first, config=after.config, **earlier)).describe_continuations()
+    read, rest = (before.read_tokens(part) for part in (range(10 * STEP), range(10 * STEP, len(before))))
+    unchanged = [Counter(map(tuple, rows[rows[:, 0] >= 1_000_000].tolist())) for rows in (read, rest)]
+    served = Counter(map(tuple, after.read_tokens(range(len(after))).tolist()))
+    counts = [sum(each.values()) for each in (unchanged[0] & served, unchanged[1] - served)]
+    assert f"{counts[0]:,} were read before" in line
+    assert f"leaves out {counts[1]:,} others; {sum(read[:, 0] < 1_000_000):,} more were read, of sources whose" in line
+    assert 0 < counts[0] < len(read)
+
+
 @pytest.mark.parametrize("change", [{"how": "rebuild"}, {"dataloader_type": "cyclic"}])
 def test_a_history_says_where_no_place_continues(change: Any, blend: dict[str, float], tmp_path: Path) -> None:
     whole = binidx.load_dataset(blend, S, num_samples=160, random_seed=5, mid_level_dataset_surplus=3.0)
@@ -156,4 +177,4 @@ def test_a_history_says_where_no_place_continues(change: Any, blend: dict[str, f
     config = replace(whole.config, order=binidx.View(drop(tmp_path, blend, 3), **options))
     second = replace(first, config=config, previous=f"{tmp_path}/first.json", first_step=5, earlier_samples=5 * STEP)
     (line,) = RunHistory.of(second).describe_continuations()
-    assert line == "step 5: order View is another one: no place in it continues the run before"
+    assert line == "step 5: order view is another one: no place in it continues the run before"

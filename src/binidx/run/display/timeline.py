@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from binidx.index.blend import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.history import RunHistory, count_reads, tokens_of_source
+from binidx.run.provenance.history import RunHistory, count_reads, count_source
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -176,7 +176,7 @@ class _Course:
         self.counts, read = np.moveaxis(reads @ (group[:, None] == np.arange(size)), 1, 0)
         self._tokens = np.zeros(size, np.int64)
         self._tokens[self._group] = map_sources(
-            order.order, range(len(self._group)), lambda number: tokens_of_source(order.sources[number])
+            order.order, range(len(self._group)), lambda number: count_source(order.sources[number])[1]
         )
         self._total = np.cumsum(read, axis=0)
         self.epochs = self._total / np.maximum(self._tokens, 1)

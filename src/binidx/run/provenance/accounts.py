@@ -12,8 +12,7 @@ sample.
 
 Cost: if the indices are read by ranges, some kilobytes per source; of a blend two bytes per sample, in memory too.
 Counting the tokens of samples with pads reads every sample, 2 us each. Counting the repeats of documents does, too, 2
-to 5 us each, and takes a byte per document, two if a document may repeat more than 255 times. So does the comparison of
-two parts.
+to 5 us each, and takes twelve bytes per document. So does the comparison of two parts, with a byte.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.history import STRETCH, Runs, count_reads, find_changes, tokens_of_source
+from binidx.run.provenance.history import STRETCH, Runs, count_reads, count_source, find_changes
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
@@ -192,9 +191,9 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
 
     def account_source(number: int) -> SourceAccount:
         source, own = order.sources[number], numbers[keys[number]]
-        tokens = tokens_of_source(source)
+        documents, tokens = count_source(source)
         in_run, num_read, tokens_read, *trained = counts[:, own].sum(axis=1).tolist()
-        built = len(source.sequences), tokens, sum(len(members[each]) for each in own), in_run
+        built = documents, tokens, sum(len(members[each]) for each in own), in_run
         return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
 
     rows = map_sources(order.order, [own[0] for own in numbers.values()], account_source)
@@ -203,17 +202,9 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
 
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
-    rounds = stop // len(order.order) + 1
-    times = [
-        np.zeros(len(index_of(source.dataset).document_indices) - 1, np.min_scalar_type(rounds * member.num_epochs))
-        for source, member in zip(order.sources, list_members(order.order), strict=True)
-    ]
-    count = 0
+    times = [np.zeros(len(index_of(source.dataset).document_indices) - 1, np.uint32) for source in order.sources]
     for number, documents, starts in _pieces_read(order, first, stop):
-        begun = documents[starts == 0]
-        count += len(begun)
-        np.add.at(times[number], begun, 1)
-    assert sum(int(counts.sum(dtype=np.int64)) for counts in times) == count, "once an epoch and round: none ran over"
+        np.add.at(times[number], documents[starts == 0], 1)
     return times
 
 

@@ -20,8 +20,10 @@ from binidx.errors import ConfigError
 from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.index.cache.index_files import digest
+from binidx.order.order_options import name_order
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
+from binidx.order.source_order import distinct_sequences
 from binidx.order.view import KnownSources, describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
@@ -165,7 +167,8 @@ class RunHistory:
 
         Returns:
             The numbers of samples of its order that the runs before have read, that are read again or never, and that
-            the option leaves out. They are located whole, some milliseconds for each million samples.
+            the option leaves out; and of those that were read of sources with another index or none, which is not
+            compared. They are located whole, some milliseconds for each million samples.
         """
         for number, (before, run) in enumerate(pairwise(self.runs), 1):
             if run.config.order == before.config.order:
@@ -173,13 +176,14 @@ class RunHistory:
             opened, begin = [self.order_of(place) for place in range(number + 1)], run.consumed_samples
             reads = [(each.order, each.reading.schedule.consumed_samples, each.reading.end or 0) for each in opened]
             reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
-            was_read, left_out = find_read(reads[:-1], order := opened[-1].order)
-            text = f"step {run.first_step:,}: order {type(run.config.order).__name__}"
+            was_read, left_out, num_apart = find_read(reads[:-1], order := opened[-1].order)
+            text = f"step {run.first_step:,}: order {name_order(run.config.order)}"
             if "cyclic" in {each.dataloader_type for each in self.runs[: number + 1]} or not was_read.any():
                 yield f"{text} is another one: no place in it continues the run before"
                 continue
             text += f" begins at sample {begin:,}: {was_read.sum():,} were read before, {was_read[begin:].sum():,} are "
             text += f"read again, {(~was_read[:begin]).sum():,} are never read; it leaves out {left_out:,} others"
+            text += f"; {num_apart:,} more were read, of sources whose index is another one" if num_apart else ""
             place = f"; {describe_place(order, was_read, run.schedule.batch_size(begin))}"
             yield text if was_read[:begin].all() else text + place
 
@@ -250,12 +254,12 @@ def find_sources(
                 yield name, order, source, steps.stop, number == 0
 
 
-def tokens_of_source(source: Source) -> int:
-    """Return the number of stored tokens in the split of a source (of one epoch)."""
-    own, index = source.sequences, index_of(source.dataset)
-    if not isinstance(own, range):
-        return int(index.sequence_lengths[own].sum(dtype=np.int64))
-    return index.tokens_of(own)
+def count_source(source: Source) -> tuple[int, int]:
+    """Return the number of sequences in the split of a source, and of their tokens; those that repeat count once."""
+    own, index = distinct_sequences(source), index_of(source.dataset)
+    if isinstance(own, range):
+        return len(own), index.tokens_of(own)
+    return len(own), int(index.sequence_lengths[own].sum(dtype=np.int64))
 
 
 def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
