@@ -11,6 +11,7 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ObjectChangedError, redacted
-from binidx.format.idx import SequenceIndex
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
+from binidx.format.idx import DType, SequenceIndex
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
 from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark
@@ -39,25 +40,33 @@ Span = tuple[int, int, int]
 
 @runtime_checkable
 class Tokens(Protocol):
-    """Sequences of tokens that are read by spans; samples are made of nothing else."""
+    """Sequences of tokens that are read by spans; samples are made of nothing else.
+
+    They are pickled to spawned workers of a loader, and are safe to read from several threads: a loader reads ahead in
+    threads if it has a `look_ahead`, or if another source of the blend is in a store.
+    """
 
     path_prefix: str
     """Name of the tokens, for errors."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the tokens that `read` returns."""
+        """Type of the tokens that `read` returns: an `np.dtype`, one of `DType`, in the byte order of the machine."""
 
     @property
     def sequence_lengths(self) -> NDArray[Any]:
-        """Number of tokens of each sequence, shape (num_sequences,)."""
+        """Number of tokens of each sequence, shape (num_sequences,): 1-D, int32, contiguous."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Identity of the data on which sample orders depend, in JSON values: equal for equal data in any place."""
+        """Identity of the data on which sample orders depend, in JSON values: equal for equal data in any place.
+
+        That of a `.bin` is equal to `identify_sequences(index, digest_index(index))` with `index = index_of(tokens)`,
+        if its lengths and dtype are the same, and each of its documents is one sequence.
+        """
 
     def read(self, spans: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return the tokens of spans, one array of shape (count,) for each.
+        """Return the tokens of spans, one contiguous array of shape (count,) and of `dtype` for each.
 
         Args:
             spans: (sequence, first, count) in tokens, shape (n, 3).
@@ -360,13 +369,59 @@ def bind_sequences(tokens: Tokens) -> Sequences:
     return tokens.sequences if isinstance(tokens, SequencesInFiles) else index_of(tokens).bind()
 
 
+def check_tokens(tokens: Tokens) -> None:
+    """Raise ConfigError unless the members of a user's tokens have the types of `Tokens`."""
+    if isinstance(tokens, StoredTokens):
+        return
+    name = f"{tokens.path_prefix}: {type(tokens).__name__}"
+    dtype, lengths = tokens.dtype, tokens.sequence_lengths
+    if not isinstance(dtype, np.dtype) or not dtype.isnative or dtype.name not in DType.__members__:
+        raise ConfigError(f"{name}.dtype: found {dtype!r}, needs a numpy.dtype: {', '.join(DType.__members__)}")
+    if not _is_array(lengths, np.dtype(np.int32)) or lengths.ndim != 1:
+        raise ConfigError(
+            f"{name}.sequence_lengths: found {_describe(lengths)}, needs a contiguous array of int32, shape (S,)"
+        )
+    identity = tokens.identity
+    try:
+        json.dumps(dict(identity))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}.identity: found {identity!r}, needs a mapping of JSON values ({error})") from None
+
+
 def read_spans(requests: Sequence[tuple[Tokens, NDArray[np.int64]]]) -> list[list[NDArray[Any]]]:
-    """Return `tokens.read(spans)` of many sources; those in stores are read at the same time."""
-    if len(requests) == 1:
+    """Return the tokens of spans of many sources; those in stores are read at the same time.
+
+    Raises:
+        FormatError: a user's `read` returned other arrays than one of the needed shape and dtype for each span.
+    """
+    if len(requests) == 1 and isinstance(requests[0][0], StoredTokens):
         return [tokens.read(spans) for tokens, spans in requests]
     stored = [(tokens, spans) for tokens, spans in requests if isinstance(tokens, StoredTokens)]
     views = iter(read_many([(tokens.bin_reader, tokens.locate(spans)) for tokens, spans in stored]))
     return [
-        tokens.view_tokens(next(views)) if isinstance(tokens, StoredTokens) else tokens.read(spans)
+        tokens.view_tokens(next(views)) if isinstance(tokens, StoredTokens) else _read_checked(tokens, spans)
         for tokens, spans in requests
     ]
+
+
+def _read_checked(tokens: Tokens, spans: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Return `tokens.read(spans)` of a user's tokens; raise FormatError unless it has the tokens of each span."""
+    pieces, dtype, name = [*tokens.read(spans)], tokens.dtype, f"{tokens.path_prefix}: {type(tokens).__name__}.read"
+    if len(pieces) != len(spans):
+        raise FormatError(f"{name}: wrong number of arrays (found {len(pieces)}, need {len(spans)}, one for each span)")
+    for piece, (sequence, first, count) in zip(pieces, spans.tolist(), strict=True):
+        if not _is_array(piece, dtype) or piece.shape != (count,):
+            found = f"found {_describe(piece)}, need a contiguous array of {dtype}, shape ({count},)"
+            raise FormatError(f"{name}: wrong for {count} tokens from {first} of sequence {sequence} ({found})")
+    return pieces
+
+
+def _is_array(value: Any, dtype: np.dtype[Any]) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == dtype and value.flags.c_contiguous
+
+
+def _describe(value: Any) -> str:
+    """Return the type of a value; of an array its dtype, shape and strides."""
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__
+    return f"{value.dtype}, shape {value.shape}, strides {value.strides}"

@@ -6,7 +6,7 @@ sample 904 of a blend ─ locate ─►  sample 17 of source 2 ─ spans ─► 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -132,3 +132,33 @@ class ComposedOrder(Protocol):
 
     def list_sources(self) -> NDArray[np.int16]:
         """Return the source of every sample, shape (num_samples,)."""
+
+
+class DocumentRule(Protocol):
+    """Rule that chooses the documents of a source of which its index is built: a frozen value, such as an `OrderOption`."""
+
+    @property
+    def uncounted(self) -> str:
+        """Part of these documents that `binidx plan` does not count: see `Request.uncounted`."""
+
+    def index_fields(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return all on which the choice depends, as JSON values: they enter the name of the cache of each source.
+
+        Args:
+            options: storage options.
+
+        Returns:
+            Values by name. Without any, the rule is not applied: the index is Megatron's, of all documents.
+        """
+
+    def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
+        """Return the sequences of a source of which the index is built.
+
+        Args:
+            source: `sequences` are those of the split, and `index_of(source.dataset)` has the bounds of the documents.
+            options: storage options.
+
+        Returns:
+            Numbers of sequences in the dataset, shape (n,): a range, or an array of integers that int32 holds. They may
+            repeat, and stand in any order: an epoch is all of them.
+        """

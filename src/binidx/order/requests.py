@@ -18,17 +18,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from binidx.errors import BlendError, ConfigError
+import numpy as np
+
+from binidx.errors import BlendError, ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.blend import ARRAYS, build_blend_arrays, check_blend_index, normalize, samples_per_dataset
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import Arrays, IndexName, describe, digest
-from binidx.index.documents import Documents, split_range
+from binidx.index.documents import check_documents, split_range
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.gpt_order import GPTParameters, GPTRule
 from binidx.order.opener import IndexOptions, Opener
-from binidx.order.order_protocols import Order, Source
+from binidx.order.order_protocols import DocumentRule, Order, Source
 from binidx.order.ranged_order import LazyOrder, LazySource, open_ranges
 from binidx.order.source_order import SourceOrder, StoredSource
 from binidx.storage.location import Location
@@ -94,20 +96,6 @@ class SourceRule(Protocol):
         """Return the order, whose index is loaded or built."""
 
 
-class DocumentRule(Protocol):
-    """Rule by which the documents of a source are chosen before its index is built. An `OrderOption` may be one."""
-
-    @property
-    def uncounted(self) -> str:
-        """The same of an index of these documents: see `Request.uncounted`."""
-
-    def index_fields(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return fields for the names of caches; `options` are those of the stores."""
-
-    def choose_sequences(self, source: Source, options: Mapping[str, Any] | None) -> Documents:
-        """Return the sequences of a source of which the index is built."""
-
-
 @dataclass(frozen=True)
 class SourceRequest(Request):
     """Order of one split of one source.
@@ -122,7 +110,7 @@ class SourceRequest(Request):
         fields: values by name that Megatron hashes for the name of the cache.
         rule: how the order follows from the sequences; None if the class of dataset opens it by itself.
         directory: folder of the index; None: beside the data.
-        documents: documents that leave before the index is built; None: none.
+        documents: rule that chooses the documents of which the index is built; None: all of the split.
         more: further identifiers, of an index that is made of this one.
     """
 
@@ -164,12 +152,19 @@ class SourceRequest(Request):
             raise ConfigError(f"order: {self.kind} has an order of its own; leave it, or skip documents")
         return self.rule.parameters
 
-    def without_documents(self, documents: DocumentRule) -> SourceRequest:
-        """Return the request of an index that is built without some documents; raise ConfigError as `parameters`."""
-        if not documents.index_fields(self.storage_options):
+    def with_documents(self, rule: DocumentRule) -> SourceRequest:
+        """Return the request of an index that is built of the documents that a rule chooses.
+
+        Args:
+            rule: the rule; without fields it is not applied.
+
+        Raises:
+            ConfigError: the class of dataset has an order of its own.
+        """
+        if not rule.index_fields(self.storage_options):
             return self
-        self.parameters  # noqa: B018 - checks that documents can leave
-        return replace(self, documents=documents)
+        self.parameters  # noqa: B018 - checks that documents can be chosen
+        return replace(self, documents=rule)
 
     @cached_property
     def identifiers(self) -> OrderedDict[str, Any]:
@@ -202,10 +197,17 @@ class SourceRequest(Request):
         return "" if rule is None else rule.uncounted
 
     def choose_sequences(self, source: StoredSource) -> StoredSource:
-        """Return a source without the documents that leave before the index is built."""
+        """Return a source with the documents of which the index is built; raise ConfigError if the rule has others."""
         if self.documents is None:
             return source
-        return replace(source, sequences=self.documents.choose_sequences(source, self.storage_options))
+        chosen = self.documents.choose_sequences(source, self.storage_options)
+        sequences = chosen if isinstance(chosen, range) else np.asarray(chosen)
+        try:
+            check_documents(sequences)
+        except IndexBuildError as error:
+            rule = f"{type(self.documents).__name__}.choose_sequences"
+            raise ConfigError(f"{source.name}: {rule}: {error}") from None
+        return replace(source, sequences=sequences)
 
     def index_options(self, opener: Opener) -> IndexOptions:
         return IndexOptions(self.index_name, opener)

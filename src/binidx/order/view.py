@@ -161,7 +161,7 @@ class View(OrderOption):
 
     def request(self, inner: Request) -> Request:
         if self.how == "rebuild":
-            return inner.map_sources(lambda source: source.without_documents(self))
+            return inner.map_sources(lambda source: source.with_documents(self))
         if self.over == "source":
             return inner.map_sources(lambda source: ViewRequest(source, self))
         return ViewRequest(inner, self)

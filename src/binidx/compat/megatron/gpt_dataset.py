@@ -24,6 +24,7 @@ from binidx.dataset.megatron.ordered_dataset import SEVERAL
 from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
+from binidx.format.tokens import read_spans
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTRule, build_small_index, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
@@ -111,7 +112,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         also the lists of the lengths of their parts, without pads."""
         spans = self.spans(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        tokens = [np.empty(0, np.int64), *self.dataset.read(np.array(spans, np.int64).reshape(-1, 3))]
+        [pieces] = read_spans([(self.dataset, np.array(spans, np.int64).reshape(-1, 3))])
+        tokens = [np.empty(0, np.int64), *pieces]
         text = np.concatenate([*tokens, np.full(length, self._pad_token_id)], dtype=np.int64)[:length]
         numbers = np.array([sequence for sequence, _, _ in spans], np.int64)
         has_lengths = Rule.query_document_lengths in RELEASES[find_installed_release()]
