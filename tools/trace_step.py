@@ -5,7 +5,7 @@ cache is built. Documents count from 0 in their source; a span is the part of a 
 and the last label ("only the last label" if it has no other token). If a source has lineage (.lineage.parquet), file
 and row of each origin are printed, too, which reads a row group of it, 6 MB, for each document. Of a run that names the
 one before it, or has phases, any step of the whole history is traced. Without a file of the run, RUN is a prefix, with
---sequence-length.
+--sequence-length. --json prints JSON Lines: an object for each sample.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

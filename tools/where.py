@@ -10,7 +10,8 @@ A run that names the one before it, or has phases, is searched over its whole hi
 model saw each document, first and last: samples in which a token of it was an input, as `binidx exposures` counts them,
 and not those in which it was only the last label. Of a resumed run that names none, the samples before its
 consumed_samples are searched, too; their step, rank and slot (null in JSON) are in the run.json of the earlier part. A
-cyclic run that names none must be searched part by part, with --no-earlier.
+cyclic run that names none must be searched part by part, with --no-earlier. --json prints JSON Lines: an object for
+each sample; with --count it prints an array.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

@@ -167,9 +167,36 @@ def test_pack_documents(names: dict[str, Any], capsys: pytest.CaptureFixture[str
 
 def test_choose_an_order(sources: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "drop.txt").write_text("0\n3\n")
-    names = run_blocks("how-to/choose-an-order", {**sources, "drop": f"{tmp_path}/drop.txt"})
+    lines = [{"source": sources[name], "document": n, "times": w} for name, n, w in (("en", 3, 3), ("code", 2, 0))]
+    times = tmp_path / "times.jsonl"
+    times.write_text("\n".join(map(json.dumps, lines)))
+    names = run_blocks("how-to/choose-an-order", {**sources, "drop": f"{tmp_path}/drop.txt", "times": str(times)})
     assert 0 < len(names["train"]) < len(binidx.load_dataset(sources["en"], 64, num_samples=300))
     assert len(names["usual"]) == 2 * len(names["half"]) == 300
+    check_repeated(names["Repeat"](str(times)), sources, tmp_path)
+
+
+def check_repeated(option: Any, sources: dict[str, str], folder: Path) -> None:
+    """Check the documents that one epoch of each source has with the option, and the option in a run file."""
+    whole = binidx.load_dataset({sources["en"]: 0.5, sources["code"]: 0.5}, 64, num_samples=300, order=option)
+    for name, number, times in (("en", 3, 3), ("code", 2, 0)):
+        member = whole.wrapped.datasets[["en", "code"].index(name)]
+        stored = binidx.IndexedDataset(sources[name])
+        found = np.bincount(member.document_index, minlength=len(stored)) / member.num_epochs
+        assert found.tolist() == [times if document == number else 1 for document in range(len(stored))]
+    binidx.register_order("repeat", type(option))
+    binidx.save_run(whole, f"{folder}/run.json")
+    saved = json.loads((folder / "run.json").read_text())["config"]["order"]
+    assert saved == {"kind": "repeat", "times": option.times, "digest": option.read(None)[1]}
+    again = binidx.Run.load(f"{folder}/run.json").build()[0]
+    assert (again.read_tokens(range(300)) == whole.read_tokens(range(300))).all()
+    text = Path(option.times).read_text()
+    Path(option.times).write_text(text.replace("3", "4"))
+    with pytest.raises(binidx.errors.ConfigError, match=r"times\.jsonl: another list"):
+        binidx.Run.load(f"{folder}/run.json").build()
+    Path(option.times).write_text(text)
+    with pytest.raises(binidx.errors.ConfigError, match=r"times\.jsonl: found .*, needs a source of the run"):
+        binidx.load_dataset(sources["math"], 64, num_samples=300, order=option)
 
 
 def test_add_a_dataset(sources: dict[str, str]) -> None:
@@ -189,6 +216,24 @@ def test_add_a_dataset(sources: dict[str, str]) -> None:
     tokens = next(iter(binidx.build_pretraining_data_loader(build.build()[0], 0, 1)))["tokens"]
     assert tokens[0, 0, :2].tolist() == stored[0][:2].tolist()
     assert not tokens[0, :, 2:].any()
+    check_arrays(names["ArrayGPTDataset"], sources["en"])
+
+
+def check_arrays(kind: Any, prefix: str) -> None:
+    """Check that tokens in arrays are trained on like those of a `.bin`, and pickle without their data."""
+    stored = binidx.IndexedDataset(prefix)
+    sequences = [stored[number] for number in range(len(stored))]
+    np.save(f"{prefix}.npy", np.concatenate(sequences))
+    np.save(f"{prefix}.lengths.npy", np.array([*map(len, sequences)], np.int32))
+    made = config(([prefix], None), split="1,0,0")
+    found, needed = (
+        binidx.BlendedMegatronDatasetBuilder(cls, [300, 0, 0], lambda: True, made).build()[0]
+        for cls in (kind, binidx.GPTDataset)
+    )
+    assert (found.read_tokens(range(300)) == needed.read_tokens(range(300))).all()
+    assert found.dataset.identity == stored.identity
+    rebuild, arguments = found.dataset.__reduce__()
+    assert (rebuild(*arguments).sequence_lengths == stored.sequence_lengths).all()
 
 
 def test_cyclic(names: dict[str, Any]) -> None:

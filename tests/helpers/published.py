@@ -93,7 +93,7 @@ def write_package(folder: Path) -> Path:
     store, codec = python_blocks(page)
     project = re.search(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert project is not None
-    example = python_blocks(read_page("how-to/choose-an-order"))[-1]
+    [example] = [block for block in python_blocks(read_page("how-to/choose-an-order")) if "class EveryOther(" in block]
     order = "import binidx\n" + example[: example.index("\n\nusual =")] + "\n"
     published = project[1].replace('"toyzlib"]', '"toyzlib", "toyorder"]')
     published += '\n[project.entry-points."binidx.orders"]\nevery_other = "toyorder:EveryOther"\n'
