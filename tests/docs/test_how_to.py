@@ -28,6 +28,7 @@ from helpers.gpt_samples import config
 from helpers.lineage_data import build_with_lineage, read_lineage
 from helpers.pages import DOCS, python_blocks, read_page, run_blocks
 from helpers.preprocess_jobs import corpus, files_of, theirs, tokenizer_path, write_lines
+from helpers.registering import registered_order
 from helpers.shuffle_oracle import new_order
 from helpers.traceable_runs import write_source
 
@@ -184,16 +185,16 @@ def check_repeated(option: Any, sources: dict[str, str], folder: Path) -> None:
         stored = binidx.IndexedDataset(sources[name])
         found = np.bincount(member.document_index, minlength=len(stored)) / member.num_epochs
         assert found.tolist() == [times if document == number else 1 for document in range(len(stored))]
-    binidx.register_order("repeat", type(option))
-    binidx.save_run(whole, f"{folder}/run.json")
-    saved = json.loads((folder / "run.json").read_text())["config"]["order"]
-    assert saved == {"kind": "repeat", "times": option.times, "digest": option.read(None)[1]}
-    again = binidx.Run.load(f"{folder}/run.json").build()[0]
-    assert (again.read_tokens(range(300)) == whole.read_tokens(range(300))).all()
-    text = Path(option.times).read_text()
-    Path(option.times).write_text(text.replace("3", "4"))
-    with pytest.raises(binidx.errors.ConfigError, match=r"times\.jsonl: another list"):
-        binidx.Run.load(f"{folder}/run.json").build()
+    with registered_order("repeat", type(option)):
+        binidx.save_run(whole, f"{folder}/run.json")
+        saved = json.loads((folder / "run.json").read_text())["config"]["order"]
+        assert saved == {"kind": "repeat", "times": option.times, "digest": option.read(None)[1]}
+        again = binidx.Run.load(f"{folder}/run.json").build()[0]
+        assert (again.read_tokens(range(300)) == whole.read_tokens(range(300))).all()
+        text = Path(option.times).read_text()
+        Path(option.times).write_text(text.replace("3", "4"))
+        with pytest.raises(binidx.errors.ConfigError, match=r"times\.jsonl: another list"):
+            binidx.Run.load(f"{folder}/run.json").build()
     Path(option.times).write_text(text)
     with pytest.raises(binidx.errors.ConfigError, match=r"times\.jsonl: found .*, needs a source of the run"):
         binidx.load_dataset(sources["math"], 64, num_samples=300, order=option)

@@ -1,4 +1,4 @@
-"""Names of stores and codecs that a test registers, and that are forgotten when it ends."""
+"""Names of stores, codecs and orders that a test registers, and that are forgotten when it ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import binidx
+from binidx.order.order_options import ORDERS, OrderOption
 from binidx.registries import Registry
 from binidx.storage.open import CODECS, Codec
 from binidx.storage.stores.registry import STORES
@@ -37,3 +38,13 @@ def registered_codec(suffix: str, codec: Codec) -> Iterator[None]:
         yield
     finally:
         unregister(CODECS, suffix)
+
+
+@contextlib.contextmanager
+def registered_order(name: str, order: type[OrderOption]) -> Iterator[None]:
+    """Register a class of orders within the block."""
+    binidx.register_order(name, order)
+    try:
+        yield
+    finally:
+        unregister(ORDERS, name)
