@@ -59,7 +59,7 @@ class Twice(OrderOption):
     """Every document two times in each epoch."""
 
     def request(self, inner: Request) -> Request:
-        return inner.map_sources(lambda source: source.without_documents(self))
+        return inner.map_sources(lambda source: source.with_documents(self))
 
     def index_fields(self, options: Any) -> dict[str, Any]:
         return {"times": 2}

@@ -53,7 +53,7 @@ def request_early(option: Any, inner: Request) -> Request:
     kinds = {name for kind in type(option).__mro__ for name in vars(kind)}
     if hooks := kinds & {"wrap", "open_source", "index_fields", "choose_sequences"}:
         warnings.warn(f"{type(option).__name__}: override `request`, not {sorted(hooks)}", DeprecationWarning, 4)
-    inner = inner.map_sources(lambda source: source.without_documents(option)) if "choose_sequences" in hooks else inner
+    inner = inner.map_sources(lambda source: source.with_documents(option)) if "choose_sequences" in hooks else inner
     inner = inner.map_sources(replace_rule) if "open_source" in hooks else inner
     if "wrap" not in hooks:
         return inner

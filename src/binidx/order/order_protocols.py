@@ -135,7 +135,7 @@ class ComposedOrder(Protocol):
 
 
 class DocumentRule(Protocol):
-    """Rule that chooses the documents of a source of which its index is built: a frozen value, such as an `OrderOption`."""
+    """Rule that chooses the documents of which an index is built: a frozen value; an `OrderOption` may be one."""
 
     @property
     def uncounted(self) -> str:

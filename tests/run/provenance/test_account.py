@@ -61,7 +61,7 @@ def test_documents_that_an_index_repeats_count_once(tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Often(OrderOption):
         def request(self, inner: Request) -> Request:
-            return inner.map_sources(lambda source: source.without_documents(self))
+            return inner.map_sources(lambda source: source.with_documents(self))
 
         def index_fields(self, options: Any) -> dict[str, Any]:
             return {"times": 300}
