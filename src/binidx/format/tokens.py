@@ -371,8 +371,6 @@ def bind_sequences(tokens: Tokens) -> Sequences:
 
 def check_tokens(tokens: Tokens) -> None:
     """Raise ConfigError unless the members of a user's tokens have the types of `Tokens`."""
-    if isinstance(tokens, StoredTokens):
-        return
     name = f"{tokens.path_prefix}: {type(tokens).__name__}"
     dtype, lengths = tokens.dtype, tokens.sequence_lengths
     if not isinstance(dtype, np.dtype) or not dtype.isnative or dtype.name not in DType.__members__:

@@ -18,7 +18,7 @@ from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.tokens import Tokens, check_tokens
+from binidx.format.tokens import StoredTokens, Tokens, check_tokens
 from binidx.index.cache.index_files import IndexName, recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, compact_documents
@@ -110,7 +110,8 @@ class GPTDataset(MegatronDataset):
 
     @cached_property
     def _source(self) -> StoredSource:
-        check_tokens(self.dataset)
+        if not isinstance(self.dataset, StoredTokens):
+            check_tokens(self.dataset)
         source = StoredSource(self.source_request.name, self.dataset, self.own_sequences)
         chosen = self.source_request.choose_sequences(source)
         self._keep_indices(chosen.sequences)
