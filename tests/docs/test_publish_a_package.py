@@ -57,7 +57,7 @@ def test_the_reader_of_the_codec_keeps_the_contract(modules: dict[str, Any]) -> 
 
 def test_what_is_installed_in_a_fresh_environment_trains_on_s3_with_spawned_workers(s3: Bucket, tmp_path: Path) -> None:
     python = link_environment(tmp_path / "venv", ["s3", "torch"])
-    with pytest.raises(AssertionError, match=r"toys3://bucket/en.idx: Protocol not known: toys3; needed a path or"):
+    with pytest.raises(AssertionError, match=r"toys3://bucket/en: Protocol not known: toys3; needed a path or"):
         run_in(python, tmp_path, "-c", "import binidx; binidx.IndexedDataset('toys3://bucket/en')")
     done = check_published(python, tmp_path / "work", s3.fresh())
     assert "compared with their Adler-32" in done

@@ -127,7 +127,7 @@ def test_who_may_not_or_cannot_reach_the_store_called_wrongly(
     )
     assert found.returncode == 2
     assert message in found.stderr
-    assert found.stderr.startswith(f"binidx inspect: {uri}.")
+    assert found.stderr.startswith(f"binidx inspect: {uri}")
     assert found.stderr.count("\n") == 1
 
 
