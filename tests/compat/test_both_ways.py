@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 from helpers.oracle import megatron
@@ -29,12 +28,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 RESETS = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    """Megatron's blends ask for their rank."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(scope="module")

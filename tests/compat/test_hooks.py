@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from compat.users import library
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
@@ -44,12 +43,7 @@ OF_BUILDERS = ("_build_blended_dataset_splits", "_build_megatron_dataset_splits"
 calls when it needs them; nor `__getitems__`, which Megatron lacks."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    """Megatron's blends ask for their rank."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +25,7 @@ with warnings.catch_warnings():
 KINDS = ("Marked", "Queried", "Copied", "Backwards", "Built", "OfSquares", "OfShifted", "FromStore")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    """Megatron's blends ask for their rank."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(scope="module")
