@@ -26,7 +26,7 @@ from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
 from binidx.index.blend import normalize
-from binidx.index.documents import split_range
+from binidx.index.documents import as_array, split_range
 from binidx.order.order_options import parse_order
 
 Bookends = tuple[float, float]
@@ -88,8 +88,7 @@ def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
 
     Source: Megatron Core; Python's `round`, which takes halves to the even neighbour.
     """
-    elements = split_range(bookends, num_elements)
-    return np.arange(elements.start, elements.stop, dtype=np.int32)
+    return as_array(split_range(bookends, num_elements))
 
 
 MOST_TOKENS, SAMPLE_BYTES = (1 << 31) - 1, 28
@@ -241,6 +240,12 @@ class BlendedMegatronDatasetConfig:
         defaults = {each.name: repr(each.default) for each in fields(self)}
         given = [f"{name}={value!r}" for name, value in shown.items() if repr(value) != defaults[name]]
         return redacted_text(f"{type(self).__name__}({', '.join(given)})")
+
+    @property
+    def prefixes(self) -> set[str]:
+        """The prefixes of the blends of all splits."""
+        blends = [self.blend, *(self.blend_per_split or ())]
+        return {prefix for blend in blends if blend for prefix in blend[0]}
 
     def as_written(self, path: str | None) -> str | None:
         """Return a path as the file of a run has it: itself, unless the run has recorded a directory."""

@@ -117,8 +117,7 @@ class PinnedFile:
     @classmethod
     def of(cls, config: BlendedMegatronDatasetConfig) -> PinnedFile | None:
         """Return the pinned file of a config; None without a path_to_cache, or if all data is local."""
-        blends = [config.blend, *(config.blend_per_split or ())]
-        prefixes = {prefix for blend in blends if blend for prefix in blend[0] if Location(prefix).local_path is None}
+        prefixes = {prefix for prefix in config.prefixes if Location(prefix).local_path is None}
         if config.path_to_cache is None or not prefixes:
             return None
         directory = Location(config.path_to_cache, config.storage_options)

@@ -111,6 +111,13 @@ def compact_documents(documents: NDArray[np.int32] | range) -> Documents:
     return as_range(documents) if isinstance(documents, np.ndarray) and len(documents) > WINDOW else documents
 
 
+def as_array(documents: Documents) -> NDArray[np.int32]:
+    """Return documents as an array, shape (n,); a new one of a range."""
+    if isinstance(documents, range):
+        return np.arange(documents.start, documents.stop, dtype=np.int32)
+    return documents
+
+
 def as_range(documents: NDArray[Any]) -> Documents:
     """Return the range of consecutive documents, so that their array can be freed; other documents as they are."""
     if not len(documents) or documents.dtype.kind not in "iu" or documents.ndim != 1:

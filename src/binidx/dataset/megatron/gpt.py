@@ -21,7 +21,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import StoredTokens, Tokens, check_tokens
 from binidx.index.cache.index_files import IndexName, recorded_name
 from binidx.index.document_sample import EpochPlan
-from binidx.index.documents import Documents, compact_documents
+from binidx.index.documents import Documents, as_array, compact_documents
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTParameters, GPTRule, count_epochs
 from binidx.order.opener import IndexOptions
@@ -146,8 +146,7 @@ class GPTDataset(MegatronDataset):
     @property
     def indices(self) -> NDArray[np.int32]:
         """The sequences of this split, shape (num_in_split,), int32; a new array if they are stored as a range."""
-        own = self.own_sequences
-        return np.arange(own.start, own.stop, dtype=np.int32) if isinstance(own, range) else own
+        return as_array(self.own_sequences)
 
     @indices.setter
     def indices(self, documents: NDArray[np.int32]) -> None:

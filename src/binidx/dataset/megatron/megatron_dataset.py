@@ -31,7 +31,7 @@ from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
 from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import describe, recorded_name
-from binidx.index.documents import Documents
+from binidx.index.documents import Documents, as_array
 from binidx.order.order_protocols import Bounds, Numbers, Order, Spans
 from binidx.order.requests import OpaqueRequest, OpenedRequest, Request, SourceRequest, SourceRule
 from binidx.order.source_order import SourceOrder, StoredSource, with_source
@@ -205,7 +205,7 @@ class MegatronDataset(OrderedDataset):
 
     def _keep_indices(self, indices: Documents) -> None:
         """Set `indices`, an array in Megatron."""
-        self.indices = np.arange(indices.start, indices.stop, dtype=np.int32) if isinstance(indices, range) else indices
+        self.indices = as_array(indices)
 
     def _list_sequences(self) -> Documents:
         """Return the numbers of the sequences of the split, shape (num_in_split,)."""

@@ -192,8 +192,7 @@ def check_listed_sources(
         names: prefixes of further sources, as the user wrote them.
     """
     if (option := get_order_option(config)) is not None:
-        blends = [config.blend, *(config.blend_per_split or ())]
-        opened = {prefix for blend in blends if blend for prefix in blend[0]} | {*prefixes}
+        opened = config.prefixes | {*prefixes}
         option.check_sources({*names, *(str(config.as_written(prefix)) for prefix in opened)}, config.storage_options)
 
 

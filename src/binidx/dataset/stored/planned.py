@@ -108,8 +108,8 @@ class PlannedDataset(StoredRunDataset):
     RECORDED_NAME: ClassVar[str] = "PlannedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        named = {prefix for blend in (config.blend, *(config.blend_per_split or ())) if blend for prefix in blend[0]}
-        super().__init__(directory, config, PlannedRequest(Location(directory, config.storage_options), named))
+        folder = Location(directory, config.storage_options)
+        super().__init__(directory, config, PlannedRequest(folder, config.prefixes))
         self.order_identity = self.order.identity
 
     def _read(self, parts: Sequence[SourceRows]) -> list[SourceTokens]:
