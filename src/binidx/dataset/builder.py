@@ -35,7 +35,7 @@ from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
-from binidx.dataset.split_requests import WHOLE, Sizes, SplitRequests, group_requests
+from binidx.dataset.split_requests import WHOLE, Sizes, SplitGroup, group_splits
 from binidx.dataset.stored.planned import PlannedDataset, open_plan
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
@@ -44,7 +44,7 @@ from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
-from binidx.order.requests import BlendRequest, SourceRequest, find_blend
+from binidx.order.requests import find_blend
 from binidx.storage.location import Location
 from binidx.storage.stats import span
 from binidx.storage.threads import OPENS, rare_collections
@@ -172,13 +172,15 @@ class BlendedMegatronDatasetBuilder:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:
-            return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
+            matrix = _choose(self.config.split_matrix or [], self.splits)
+            return [*self._build_prefix(None, matrix, self.sizes, context)]
         built: Built = [*self._open_planned()]
         with open_pins(self.config, self.opened) if self.pinned else contextlib.nullcontext() as pins:
             pairs = pins.pairs if pins else {}
-            for group in group_requests(self.cls, self.config, self.sizes):
-                chosen = {split: group[split] for split in group if split in self.splits and built[split.value] is None}
-                for split, dataset in self._build_group(chosen, context, pairs).items() if chosen else ():
+            for group in group_splits(self.config, self.sizes):
+                open_splits = [split for split in self.splits if built[split.value] is None]
+                chosen = replace(group, matrix=_choose(group.matrix, open_splits))
+                for split, dataset in self._build_group(chosen, context, pairs).items() if chosen.splits else ():
                     built[split.value] = dataset
             if pins:
                 pins.check_indices(indexed_datasets(built))
@@ -196,44 +198,39 @@ class BlendedMegatronDatasetBuilder:
 
         return OPENS.map(open_split, Split)
 
-    def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
-        """Return a split matrix with None for the splits that are not to be built."""
-        return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
-
     def _build_group(
-        self, group: SplitRequests, context: BuildContext, pinned: Mapping[str, ListedPair]
+        self, group: SplitGroup, context: BuildContext, pinned: Mapping[str, ListedPair]
     ) -> dict[Split, Any]:
         """Return the dataset of each split, its blend, or its list of validation sets."""
-        sources = {split: [own for each in requests for own in each.sources] for split, requests in group.items()}
-        built = self._build_prefixes([*zip(*sources.values(), strict=True)], context, pinned)
-        datasets: dict[Split, Any] = {split: [of_prefix[split.value] for of_prefix in built] for split in group}
-        blends = {split: first for split, [first, *_] in group.items() if isinstance(first, BlendRequest)}
-        works = [partial(self._blend, request, datasets[split]) for split, request in blends.items()]
+        built = self._build_prefixes(group, context, pinned)
+        datasets: dict[Split, Any] = {split: [of_prefix[split.value] for of_prefix in built] for split in group.splits}
+        if not group.is_blend:
+            return {split: own if len(own) > 1 else own[0] for split, own in datasets.items()}
+        works = [partial(self._blend, group, split, own) for split, own in datasets.items()]
         made = (run_concurrently if self._is_remote([]) else run_in_order)(works, context)
-        single = {split: own if len(own) > 1 else own[0] for split, own in datasets.items()}
-        return {**single, **dict(zip(blends, made, strict=True))}
+        return dict(zip(datasets, made, strict=True))
 
     def _build_prefixes(
-        self, sources: Sequence[Sequence[SourceRequest]], context: BuildContext, pinned: Mapping[str, ListedPair]
+        self, group: SplitGroup, context: BuildContext, pinned: Mapping[str, ListedPair]
     ) -> Sequence[list[MegatronDataset | None]]:
-        """Return the datasets of each prefix, one per split; `sources` has its requests.
+        """Return the datasets of each prefix, one per split.
 
         Remote prefixes are opened at the same time, with as many requests as a process may have in flight. The config
         limits the number of threads that compute; each prefix gets its share of them.
         """
-        prefixes = [of_prefix[0].prefix for of_prefix in sources]
+        prefixes, sizes = group.prefixes, group.sizes_per_dataset(self.config.mid_level_dataset_surplus)
         if len(prefixes) == 1:
-            return [self._build_requests(sources[0], replace(context, listed=pinned))]
+            return [self._build_prefix(prefixes[0], group.matrix, sizes[0], replace(context, listed=pinned))]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
         slots = threading.Semaphore(threads)
         context = replace(context, num_threads=max(1, threads // len(prefixes)))
 
-        def build(requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
+        def build(prefix: str, sizes: Sizes, context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
                 run_checks(context.checks)
-                return self._build_requests(requests, context)
+                return self._build_prefix(prefix, group.matrix, sizes, context)
 
-        works = [partial(build, of_prefix) for of_prefix in sources]
+        works = [partial(build, *of_prefix) for of_prefix in zip(prefixes, sizes, strict=True)]
         if not is_remote:
             run = run_in_order if threads == 1 else partial(run_concurrently, in_this_thread=[True] * len(works))
             return run(works, context)
@@ -247,24 +244,15 @@ class BlendedMegatronDatasetBuilder:
         """Return whether some of these prefixes, or their caches, are in a store."""
         return any(uri and Location(uri).local_path is None for uri in (*prefixes, self.config.path_to_cache))
 
-    def _build_requests(self, requests: Sequence[SourceRequest], context: BuildContext) -> list[MegatronDataset | None]:
-        """Return the datasets of the requests of a prefix, one per split."""
-        of_split = {request.split: request for request in requests}
-        wanted = [of_split.get(split.name) for split in Split]
-        matrix = [None if request is None else request.bookends for request in wanted]
-        sizes = [None if request is None else request.num_samples for request in wanted]
-        return self._build_prefix(requests[0].prefix, matrix, sizes, context)
-
     def _build_prefix(
         self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
     ) -> list[MegatronDataset | None]:
-        if (low_level := self.opened.get(prefix or "")) is None:
-            with building(context):
-                low_level = self.cls.build_low_level_dataset(prefix, self.config)
-        num_elements = self.cls.numel_low_level_dataset(low_level)
         # A constructor of the user's gets an array, as in Megatron.
         elements: Any = split_indices if own_methods(self.cls, "__init__") else split_range
-        with building(replace(context, listed={})):  # datasets keep the context, and are not to keep the listing
+        with building(context):
+            if (low_level := self.opened.get(prefix or "")) is None:
+                low_level = self.cls.build_low_level_dataset(prefix, self.config)
+            num_elements = self.cls.numel_low_level_dataset(low_level)
             return [
                 None
                 if bookends is None
@@ -278,14 +266,20 @@ class BlendedMegatronDatasetBuilder:
         return kind(*arguments)
 
     def _blend(
-        self, request: BlendRequest, datasets: Sequence[MegatronDataset], context: BuildContext
+        self, group: SplitGroup, split: Split, datasets: Sequence[MegatronDataset], context: BuildContext
     ) -> BlendedDataset:
+        request = group.request_blend(split, [], self.config)
         if request.weights is None:
             opened = replace(request, parts=request_parts(datasets, self.config))
             drawn = find_blend(request_order(self.config, opened, self.other_prefixes)) or opened
             request = request.measured([len(make_opener(self.config).open(part)) for part in drawn.parts])
         with building(context):
             return self._construct(self.blended_class, [*datasets], request.weights or [], request.size, self.config)
+
+
+def _choose(matrix: SplitMatrix, splits: Collection[Split]) -> SplitMatrix:
+    """Return a split matrix with None for the splits that are not to be built."""
+    return [bookends if split in splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
 
 def open_low_level_datasets(

@@ -120,7 +120,7 @@ class SourceRequest(Request):
     storage_options: Mapping[str, Any] | None = field(repr=False)  # may hold secrets
     split: str
     bookends: tuple[float, float] | None
-    fields: Mapping[str, Any]
+    fields: OrderedDict[str, Any]
     rule: SourceRule | None
     directory: Location | None = None
     documents: DocumentRule | None = None
@@ -171,8 +171,8 @@ class SourceRequest(Request):
         """The identifiers that Megatron hashes for the name of the index."""
         order = dict(self.rule.fields) if self.rule else {}
         order |= self.documents.index_fields(self.storage_options) if self.documents else {}
-        own = [*self.fields.items(), *([("order", order)] if order else ())]
-        return OrderedDict([*own, *self.more.items()])
+        more = {**({"order": order} if order else {}), **self.more}
+        return OrderedDict([*self.fields.items(), *more.items()]) if more else self.fields
 
     def index_name(self) -> IndexName:
         """Return the name of the index in the cache, whether or not it exists."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -98,8 +97,10 @@ class GPTDataset(MegatronDataset):
     def _open_order(self) -> SourceOrder:
         rule = self.source_request.rule
         assert rule is not None
-        with self._named_errors():
+        try:
             return rule.open(self._source, self._index_options)
+        except IndexBuildError as error:
+            raise self._name_split(error) from None
 
     document_index, sample_index, shuffle_index = map(index_array, ARRAYS)
 
@@ -120,20 +121,17 @@ class GPTDataset(MegatronDataset):
     @cached_property
     def _plan(self) -> EpochPlan:
         """The epochs of the index."""
-        with self._named_errors():
-            return count_epochs(self._parameters, self._source, self.opener)
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Name the split in errors of the build."""
         try:
-            yield
+            return count_epochs(self._parameters, self._source, self.opener)
         except IndexBuildError as error:
-            if type(error) is not IndexBuildError:  # of another rank
-                raise
-            raise IndexBuildError(
-                f"{self.dataset_path}, {self.index_split.name} split of {len(self.own_sequences)} sequences: {error}"
-            ) from None
+            raise self._name_split(error) from None
+
+    def _name_split(self, error: IndexBuildError) -> IndexBuildError:
+        """Return an error of the build that names the split; the very error if it is of another rank."""
+        if type(error) is not IndexBuildError:
+            return error
+        split = f"{self.index_split.name} split of {len(self.own_sequences)} sequences"
+        return IndexBuildError(f"{self.dataset_path}, {split}: {error}")
 
     @property
     def _index_options(self) -> IndexOptions:

@@ -124,7 +124,7 @@ class MegatronDataset(OrderedDataset):
         self.num_samples = num_samples
         self.index_split = index_split
         self.config = config
-        self.build_context, self.index_digests = current_build(), {}
+        self.build_context, self.index_digests = current_build().unlisted, {}
         asked, option = self.request_source(dataset_path, num_samples, index_split, config), get_order_option(config)
         [self.source_request] = [asked] if option is None else option.request(asked).sources
         self.unique_identifiers = self.source_request.identifiers

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ class Outcome:
 OnOutcome = Callable[[Outcome], None] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BuildContext:
     """Options of one build: they change when and where an index is built, never its bytes.
 
@@ -112,6 +112,11 @@ class BuildContext:
         """Hold the slot; yield how many threads the block may use: `threads` if this context does not limit them."""
         with self.slot:
             yield self.num_threads or threads
+
+    @cached_property
+    def unlisted(self) -> BuildContext:
+        """These options without the listing: what an index is built with need not keep it."""
+        return replace(self, listed={})
 
     def with_check(self, check: Check) -> BuildContext:
         """Return these options with one more check."""
