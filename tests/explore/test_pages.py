@@ -436,9 +436,11 @@ def test_numbers_of_any_length_are_not_found(digits: int, pages: PageServer) -> 
 
 
 HANGING = """
-import sys, threading
+import signal, sys, threading
 from binidx.explore import app
 from binidx.tools import main
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a suite under nohup ignores
 
 def hang(explored, query):
     print("in flight", flush=True)
