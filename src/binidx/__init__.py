@@ -5,27 +5,33 @@ Names are loaded when they are first used, so `import binidx` is quick and bring
 
 from __future__ import annotations
 
-import ast
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-HOMES = {
-    imported.name: str(node.module) for node in STUB.body if isinstance(node, ast.ImportFrom) for imported in node.names
-}
+from binidx.lazy_names import lazy_names, read_stub
+
+HOMES = read_stub(__file__)
 """Module of each public name, as the stub has it."""
 
-__all__ = sorted(HOMES)
+PACKAGES = ("megatron", "packed")
+"""Modules with further public names, which were here in version 0.1."""
+
+__all__ = sorted({*HOMES} - {*PACKAGES})
 __version__ = "0.1.0"
+
+_load, _ = lazy_names(__name__, HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module 'binidx' has no attribute {name!r}")
-    value = getattr(import_module(HOMES[name]), name)
-    globals()[name] = value
-    return value
+    if name in HOMES:
+        return _load(name)
+    for package in PACKAGES if name[:1] != "_" else ():
+        if name in (module := import_module(f"binidx.{package}")).HOMES:
+            import warnings
+
+            warnings.warn(f"binidx.{name} is binidx.{package}.{name} now", DeprecationWarning, stacklevel=2)
+            return getattr(module, name)
+    raise AttributeError(f"module 'binidx' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,8 @@ from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as Mask
 from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
 from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
 from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
+from binidx import megatron as megatron
+from binidx import packed as packed
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
 from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig

@@ -44,15 +44,18 @@ MASKED: dict[str, Any] = {
 }  # fmt: skip
 FLAGS: dict[str, Any] = {"reset_position_ids": False, "reset_attention_mask": True, "eod_mask_loss": False}
 SUBCLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "GPTFIMDatasetConfig": (binidx.GPTFIMDatasetConfig, FIM),
-    "SFTDatasetConfig": (binidx.SFTDatasetConfig, {"shuffle": True}),
-    "MultimodalDatasetConfig": (binidx.MultimodalDatasetConfig, {"image_h": 1, "image_w": 2}),
-    "MaskedWordPieceDatasetConfig": (binidx.MaskedWordPieceDatasetConfig, MASKED),
+    "GPTFIMDatasetConfig": (binidx.megatron.GPTFIMDatasetConfig, FIM),
+    "SFTDatasetConfig": (binidx.megatron.SFTDatasetConfig, {"shuffle": True}),
+    "MultimodalDatasetConfig": (binidx.megatron.MultimodalDatasetConfig, {"image_h": 1, "image_w": 2}),
+    "MaskedWordPieceDatasetConfig": (binidx.megatron.MaskedWordPieceDatasetConfig, MASKED),
     "BERTMaskedWordPieceDatasetConfig": (
-        binidx.BERTMaskedWordPieceDatasetConfig,
+        binidx.megatron.BERTMaskedWordPieceDatasetConfig,
         {**MASKED, "classification_head": True},
     ),
-    "T5MaskedWordPieceDatasetConfig": (binidx.T5MaskedWordPieceDatasetConfig, {**MASKED, "sequence_length_decoder": 9}),
+    "T5MaskedWordPieceDatasetConfig": (
+        binidx.megatron.T5MaskedWordPieceDatasetConfig,
+        {**MASKED, "sequence_length_decoder": 9},
+    ),
     "compat.GPTDatasetConfig": (gpt_dataset.GPTDatasetConfig, FLAGS),
     "compat.GPTFIMDatasetConfig": (fim_dataset.GPTFIMDatasetConfig, {**FLAGS, **FIM}),
     "compat.T5MaskedWordPieceDatasetConfig": (
@@ -136,7 +139,10 @@ HARMLESS = [name for name, option in OPTIONS.items() if "order" not in words_of(
 @pytest.mark.parametrize("name", HARMLESS)
 def test_an_option_changes_no_more_of_gpt_samples_than_its_words(name: str, prefix: str) -> None:
     values = {**EVERY, "sequences_per_dataset": {prefix: [40, 41]}, "path_to_cache": None, "storage_options": {}}
-    values |= {"written_paths": WrittenPaths(opened={prefix: "en"}), "tokenizer": binidx.SpecialTokens(eod=7, pad=8)}
+    values |= {
+        "written_paths": WrittenPaths(opened={prefix: "en"}),
+        "tokenizer": binidx.SpecialTokens(eod=7, pad=8),
+    }
     values |= {"megatron_samples": "main", "fast_cache_load": False}  # True excludes blend
     values |= dict.fromkeys(("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"))
     pairs = zip(("train", "valid"), build(prefix), build(prefix, **{name: values[name]}), strict=False)

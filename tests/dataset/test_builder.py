@@ -70,7 +70,7 @@ def assert_same_datasets(found: list[Any], needed: list[Any]) -> None:
 def assert_same_dataset(found: Any, needed: Any) -> None:
     assert len(found) == len(needed)
     assert found.unique_description == needed.unique_description
-    if isinstance(found, binidx.BlendedDataset):
+    if isinstance(found, binidx.megatron.BlendedDataset):
         np.testing.assert_array_equal(found.dataset_index, needed.dataset_index)
         np.testing.assert_array_equal(found.dataset_sample_index, needed.dataset_sample_index)
         assert found.dataset_index.dtype == needed.dataset_index.dtype
@@ -198,7 +198,7 @@ def test_local_blends_and_all_of_one_thread_are_built_in_order_by_the_calling_th
             built.append((str(dataset_path), threading.get_ident()))
             return binidx.GPTDataset.build_low_level_dataset(dataset_path, config)
 
-    class Blend(binidx.BlendedDataset):
+    class Blend(binidx.megatron.BlendedDataset):
         def __init__(self, datasets: Any, *arguments: Any, **options: Any) -> None:
             super().__init__(datasets, *arguments, **options)
             built.append((datasets[0].index_split.name, threading.get_ident()))
@@ -271,9 +271,9 @@ def test_a_blend_that_oversamples_names_the_dataset_and_the_way_out(prefixes: li
     config: Any = binidx.GPTDatasetConfig(**GPT, blend=(prefixes[:1], None), split="1,0,0")
     (dataset, *_) = ours([None, None, None], blend=(prefixes[:1], None), split="1,0,0")
     with pytest.raises(BlendError, match=r"source0\): has \d+ samples, the blend needs .* mid_level_dataset_surplus"):
-        binidx.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
+        binidx.megatron.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
     with pytest.raises(IndexError):
-        binidx.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
+        binidx.megatron.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
 
 
 def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> None:
@@ -360,10 +360,10 @@ def test_each_form_of_a_blend_is_the_config_that_it_stands_for(blend: Any) -> No
 @pytest.mark.parametrize(
     ("kind", "missing"),
     [
-        (binidx.BERTMaskedWordPieceDataset, "classification_head"),
-        (binidx.T5MaskedWordPieceDataset, "sequence_length_encoder, sequence_length_decoder"),
-        (binidx.MultimodalDataset, "image_h, image_w"),
-        (binidx.GPTFIMDataset, "fim_rate, "),
+        (binidx.megatron.BERTMaskedWordPieceDataset, "classification_head"),
+        (binidx.megatron.T5MaskedWordPieceDataset, "sequence_length_encoder, sequence_length_decoder"),
+        (binidx.megatron.MultimodalDataset, "image_h, image_w"),
+        (binidx.megatron.GPTFIMDataset, "fim_rate, "),
     ],
 )
 def test_a_config_of_another_kind_names_the_one_that_is_needed(kind: Any, missing: str) -> None:

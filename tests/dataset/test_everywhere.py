@@ -203,7 +203,7 @@ def test_cyclic_batches_are_one_epoch_in_another_order(local: str) -> None:
     loader = binidx.build_pretraining_data_loader(train, 0, 5, dataloader_type="cyclic")
     assert loader is not None
     unsharded = binidx.build_pretraining_data_loader(train, 0, 5, 1, 2, dataloader_type="cyclic", data_sharding=False)
-    rule = binidx.MegatronPretrainingRandomSampler(train, len(train), 0, 5, 1, 2, False)
+    rule = binidx.megatron.MegatronPretrainingRandomSampler(train, len(train), 0, 5, 1, 2, False)
     assert unsharded is not None
     assert list(unsharded.batch_sampler) == list(rule)  # type: ignore[call-overload]
     first, second = ([tuple(map(int, row)) for batch in loader for row in batch["tokens"]] for _ in range(2))

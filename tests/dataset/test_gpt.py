@@ -161,7 +161,7 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
     dataset = binidx.BlendedMegatronDatasetBuilder(Marked, (50, 0, 0), lambda: True, config).build()[0]
     assert dataset is not None
     assert [sample["marked"] for sample in dataset.__getitems__([3, 4])] == [3, 4]
-    blend = binidx.BlendedDataset([dataset, dataset], [0.5, 0.5], 10, config)
+    blend = binidx.megatron.BlendedDataset([dataset, dataset], [0.5, 0.5], 10, config)
     assert {int(sample["marked"]) for sample in blend.__getitems__(range(4))} == {0, 1}
 
 

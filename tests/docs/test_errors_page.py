@@ -99,7 +99,7 @@ def test_messages_of_the_page_are_raised(data: Path) -> None:
 
     def blend() -> None:
         train = binidx.load_dataset(en, 16)
-        binidx.BlendedDataset([train.wrapped] * 2, [0.5, 0.5], 10_000, train.config)
+        binidx.megatron.BlendedDataset([train.wrapped] * 2, [0.5, 0.5], 10_000, train.config)
 
     def overwrite() -> None:
         reader = binidx.open_object(f"{data}/code.bin")

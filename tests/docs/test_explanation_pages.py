@@ -86,7 +86,7 @@ def test_the_pictures_show_the_numbers_of_the_examples(names: dict[str, Any]) ->
     assert numbers_in("blend.svg", "dataset_index") == flat(names["shares"])
     assert numbers_in("blend.svg", "dataset_sample_index") == flat(names["numbers"])
     for rank in range(2):
-        sampler = binidx.MegatronPretrainingSampler(12, 0, 2, data_parallel_rank=rank, data_parallel_size=2)
+        sampler = binidx.megatron.MegatronPretrainingSampler(12, 0, 2, data_parallel_rank=rank, data_parallel_size=2)
         assert numbers_in("blend.svg", f"rank{rank}") == flat([*sampler])
 
 

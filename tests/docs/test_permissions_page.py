@@ -95,7 +95,11 @@ def test_each_policy_allows_its_tasks_and_no_others(
     assert call("convert", f"{tmp_path}/code", "--to", code) == 0
     assert call("merge", en, code, "--to", both) == 0
     assert call("cut", "head", both, "--to", f"{both}-head", "-n", "10") == 0
-    about: dict[str, Any] = {"split": "98,1,1", "tokenizer": binidx.SpecialTokens(), "cache_small_indices": True}
+    about: dict[str, Any] = {
+        "split": "98,1,1",
+        "tokenizer": binidx.SpecialTokens(),
+        "cache_small_indices": True,
+    }
     about |= {"random_seed": 1, "sequence_length": 16, "blend": ([en, code], [0.5, 0.5])}
     config = binidx.GPTDatasetConfig(path_to_cache="s3://corpus/cache", storage_options=options, **about)
     binidx.Run(config, [100, 4, 4], 2).save("s3://corpus/run.json")

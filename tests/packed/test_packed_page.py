@@ -20,7 +20,7 @@ DESCRIBED = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
 
 def test_the_examples_run(tmp_path: Path) -> None:
     for each in DESCRIBED["sets"]:
-        builder = binidx.PackedDatasetBuilder(str(tmp_path), each["name"], 45, 0, np.uint16)
+        builder = binidx.packed.PackedDatasetBuilder(str(tmp_path), each["name"], 45, 0, np.uint16)
         builder.add_array(np.random.default_rng(0).integers(1, 999, 20 * 45))
         builder.write_reminder()
         each["files"] = builder.filenames

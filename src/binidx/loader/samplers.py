@@ -169,7 +169,7 @@ class MegatronPretrainingSampler(PretrainingSampler):
         ConfigError: no samples left to consume, or a rank outside 0 to P - 1.
 
     Example:
-        >>> [*binidx.MegatronPretrainingSampler(8, 0, 2, data_parallel_rank=1, data_parallel_size=2)]
+        >>> [*binidx.megatron.MegatronPretrainingSampler(8, 0, 2, data_parallel_rank=1, data_parallel_size=2)]
         [[2, 3], [6, 7]]
 
     Source: Megatron-LM, `MegatronPretrainingSampler`. `batch` and the iterator's `state_dict` are ours.
@@ -350,7 +350,7 @@ class MegatronFullValidationSampler(MegatronPretrainingSampler):
         ConfigError: no samples, or a rank outside 0 to P - 1.
 
     Example:
-        >>> [*binidx.MegatronFullValidationSampler(5, data_parallel_rank=1, data_parallel_size=2)]
+        >>> [*binidx.megatron.MegatronFullValidationSampler(5, data_parallel_rank=1, data_parallel_size=2)]
         [[1], [3]]
 
     Source: Megatron-LM, `MegatronFullValidationSampler`.
@@ -468,7 +468,7 @@ class RandomSeedDataset:
         seed: seed of epoch 0, usually `random_seed` of the config.
 
     Example:
-        >>> dataset = binidx.RandomSeedDataset(augmented_images, seed=1234)
+        >>> dataset = binidx.megatron.RandomSeedDataset(augmented_images, seed=1234)
         >>> loader = binidx.build_pretraining_data_loader(dataset, 0, 8, dataloader_type="cyclic")
 
     Source: Megatron-LM, `RandomSeedDataset`. Difference: there a persistent worker never receives a new epoch, so it

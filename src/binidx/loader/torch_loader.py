@@ -61,8 +61,8 @@ logger = logging.getLogger(__name__)
 INSTEAD = {
     "batch_size": "micro_batch_size=",
     "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
-    "sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
-    "batch_sampler": "binidx.MegatronPretrainingSampler in a torch DataLoader",
+    "sampler": "binidx.megatron.MegatronPretrainingSampler in a torch DataLoader",
+    "batch_sampler": "binidx.megatron.MegatronPretrainingSampler in a torch DataLoader",
     "drop_last": "a last batch that is not full is left out",
 }
 """Options of torch's DataLoader that cannot be given here, and what to give instead."""

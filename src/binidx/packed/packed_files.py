@@ -107,7 +107,7 @@ class PackedFiles:
             from the first one in dtype or chunk size.
 
     Example:
-        files = binidx.PackedFiles(["s3://corpus/train_0000000000.bin"], 2049)
+        files = binidx.packed.PackedFiles(["s3://corpus/train_0000000000.bin"], 2049)
         blocks = files.read([0, 0], [0, 1])        # shape (2, 2049)
 
     Source: lit-gpt, `PackedDataset`.
@@ -215,7 +215,7 @@ class PackedDataset:
         ConfigError: sets and files that do not fit each other, or no end.
 
     Example:
-        dataset = binidx.PackedDataset(order.run_of(rank=0), order.files, num_samples=1_000_000)
+        dataset = binidx.packed.PackedDataset(order.run_of(rank=0), order.files, num_samples=1_000_000)
 
     Source: lit-gpt, `PackedDataset` and `CombinedDataset`, which can only start at position 0.
     """
@@ -283,7 +283,7 @@ class PackedDatasetBuilder:
         ConfigError: dtype="auto" without vocab_size, a dtype that the format lacks, or tokens that do not fit it.
 
     Example:
-        builder = binidx.PackedDatasetBuilder("packed", "train", 8 * 2049, sep_token=0, dtype="uint16")
+        builder = binidx.packed.PackedDatasetBuilder("packed", "train", 8 * 2049, sep_token=0, dtype="uint16")
         builder.add_array(np.arange(100_000, dtype=np.uint16))
         builder.write_reminder()
 

@@ -400,7 +400,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     values = RUN_FILE.parse(text, "")
     if is_packed_run(values):
         raise ConfigError(
-            "a run over packed files; trace, where, account and order take it, and binidx.load_packed_run"
+            "a run over packed files; trace, where, account and order take it, and binidx.packed.load_packed_run"
         )
     RUN_FILE.convert(values, "")
     config, steps = values["config"], values["config"].get("steps") or {}

@@ -156,11 +156,11 @@ def test_a_token_that_the_tokenizer_does_not_know_is_an_error(prefix: str) -> No
 
 
 def test_a_subclass_chooses_the_replacement_of_a_masked_token(prefix: str) -> None:
-    class Zeroed(binidx.BERTMaskedWordPieceDataset):
+    class Zeroed(binidx.megatron.BERTMaskedWordPieceDataset):
         def _get_token_mask(self, numpy_random_state: np.random.RandomState) -> int | None:
             return 2
 
-    config = binidx.BERTMaskedWordPieceDatasetConfig(blend=([prefix], None), **OPTIONS, **OWN[BERT])
+    config = binidx.megatron.BERTMaskedWordPieceDatasetConfig(blend=([prefix], None), **OPTIONS, **OWN[BERT])
     dataset = binidx.BlendedMegatronDatasetBuilder(Zeroed, [100, 0, 0], lambda: True, config).build()[0]
     assert dataset is not None
     sample: Any = dataset[0]
@@ -246,7 +246,7 @@ def test_bert_has_another_order_for_the_samples_of_each_version_of_megatron_and_
 
 
 def test_documents_with_gaps_are_refused(prefix: str) -> None:
-    config = binidx.BERTMaskedWordPieceDatasetConfig(blend=([prefix], None), **OPTIONS, **OWN[BERT])
+    config = binidx.megatron.BERTMaskedWordPieceDatasetConfig(blend=([prefix], None), **OPTIONS, **OWN[BERT])
     documents = np.array([1, 2, 5], np.int32)
     with pytest.raises(IndexBuildError, match="a split of documents with gaps"):
         BERT[0](binidx.IndexedDataset(prefix), prefix, documents, 5, binidx.Split.train, config)

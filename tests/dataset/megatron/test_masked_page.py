@@ -33,7 +33,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     batches = [*names["loader"]]
     assert [batch["image"].shape for batch in batches] == [(8, 3, 2, 2)] * 2
     assert len({int(row[0]) for batch in batches for row in batch["tokens"]}) == 5
-    assert names["AlwaysMask"]._get_token_mask is not binidx.BERTMaskedWordPieceDataset._get_token_mask
+    assert names["AlwaysMask"]._get_token_mask is not binidx.megatron.BERTMaskedWordPieceDataset._get_token_mask
 
 
 def pixels(content: bytes) -> torch.Tensor:

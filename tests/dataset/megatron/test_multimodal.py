@@ -67,8 +67,10 @@ def prefix(documents: list[Items], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def build(prefixes: list[str], sizes: Any = (None, None, None), weights: Any = None, **changes: Any) -> list[Any]:
     options = {"split": "8,1,1", **CONFIG, **changes}
-    config = binidx.MultimodalDatasetConfig(blend=(prefixes, weights), **options)
-    return binidx.BlendedMegatronDatasetBuilder(binidx.MultimodalDataset, list(sizes), lambda: True, config).build()
+    config = binidx.megatron.MultimodalDatasetConfig(blend=(prefixes, weights), **options)
+    return binidx.BlendedMegatronDatasetBuilder(
+        binidx.megatron.MultimodalDataset, list(sizes), lambda: True, config
+    ).build()
 
 
 def test_a_sample_is_the_text_and_the_images_of_one_document(prefix: str, documents: list[Items]) -> None:
@@ -226,7 +228,10 @@ def test_an_item_that_is_no_image_file_is_an_error(item: np.ndarray) -> None:
 def test_made_up_samples_are_megatrons() -> None:
     options = {**CONFIG, "create_attention_mask": False}
     ours = binidx.BlendedMegatronDatasetBuilder(
-        binidx.MockMultimodalDataset, [20, 5, 5], lambda: True, binidx.MultimodalDatasetConfig(**options)
+        binidx.megatron.MockMultimodalDataset,
+        [20, 5, 5],
+        lambda: True,
+        binidx.megatron.MultimodalDatasetConfig(**options),
     ).build()
     needed = megatron.builder.BlendedMegatronDatasetBuilder(
         megatron.multimodal.MockMultimodalDataset,

@@ -29,9 +29,9 @@ def build(kind: Any, config: Any, num_samples: int | None) -> Any:
     return binidx.BlendedMegatronDatasetBuilder(kind, [num_samples, 0, 0], lambda: True, config).build()[0]
 
 
-def chats(where: Path, kind: Any = binidx.SFTDataset, num_samples: int = 75, **options: Any) -> Any:
+def chats(where: Path, kind: Any = binidx.megatron.SFTDataset, num_samples: int = 75, **options: Any) -> Any:
     uri = write_rows(f"{where}/chat.jsonl", random_rows(1, 30))
-    return build(kind, binidx.SFTDatasetConfig(**GPT, blend=([uri], None), **options), num_samples)
+    return build(kind, binidx.megatron.SFTDatasetConfig(**GPT, blend=([uri], None), **options), num_samples)
 
 
 def sentences(where: Path, kind: Any) -> Any:
@@ -46,14 +46,14 @@ def pairs(where: Path) -> Any:
             lengths = rng.integers(0, 20, rng.integers(0, 5)).tolist()
             builder.add_document(rng.integers(1, 900, sum(lengths)), lengths, rng.integers(0, 3, len(lengths)).tolist())
         builder.finalize(f"{where}/pairs.idx")
-    config = binidx.MultimodalDatasetConfig(**GPT, blend=([f"{where}/pairs"], None), image_h=1, image_w=1)
-    return build(binidx.MultimodalDataset, config, 90)
+    config = binidx.megatron.MultimodalDatasetConfig(**GPT, blend=([f"{where}/pairs"], None), image_h=1, image_w=1)
+    return build(binidx.megatron.MultimodalDataset, config, 90)
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "chats": chats,
     "shuffled chats": lambda where: chats(where, shuffle=True),
-    "chats of their own length": lambda where: chats(where, binidx.VarlenDataset),
+    "chats of their own length": lambda where: chats(where, binidx.megatron.VarlenDataset),
     "BERT": lambda where: sentences(where, BERT),
     "T5": lambda where: sentences(where, T5),
     "text and images": pairs,
@@ -107,7 +107,7 @@ def test_an_order_with_an_index_of_its_own_is_refused_where_it_would_be_ignored(
         builder.finalize(f"{tmp_path}/en.idx")
     config = binidx.GPTDatasetConfig(**GPT, blend=([f"{tmp_path}/en"], None), order="first_fit")
     with pytest.raises(ConfigError, match="order: BestFitGPTDataset packs documents by itself; use GPTDataset"):
-        build(binidx.BestFitGPTDataset, config, 3)
+        build(binidx.megatron.BestFitGPTDataset, config, 3)
 
 
 class Reversed(binidx.GPTDataset):
@@ -173,7 +173,7 @@ def test_a_subclass_may_ask_for_the_length_and_not_hide_that_of_a_view(tmp_path:
 
 
 def test_a_blend_with_its_own_getitem_is_read_by_it(tmp_path: Path) -> None:
-    class Marked(binidx.BlendedDataset):
+    class Marked(binidx.megatron.BlendedDataset):
         def __getitem__(self, idx: int) -> Any:
             return {**super().__getitem__(idx), "number": torch.tensor(idx)}
 
@@ -200,19 +200,19 @@ def test_packed_documents_of_other_kinds(order: str, tmp_path: Path) -> None:
     prefix = write_documents(f"{tmp_path}/en")
     config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=order)
     with pytest.raises(ConfigError, match="inter_document_masking: found False"):
-        build(binidx.VarlenGPTDataset, config, 10)
+        build(binidx.megatron.VarlenGPTDataset, config, 10)
     config = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=order, inter_document_masking=True)
-    sample = build(binidx.VarlenGPTDataset, config, 10)[0]
+    sample = build(binidx.megatron.VarlenGPTDataset, config, 10)[0]
     lengths = sample["original_seq_len"].numpy(), sample["padded_seq_len"].numpy()
     ends = (np.cumsum(lengths[1]) - lengths[1] + lengths[0] - 1)[:-1]
     assert len(ends) >= 1
     assert not sample["loss_mask"][ends].any()
     words = dict.fromkeys(("prefix", "middle", "suffix", "pad", "eod"), "x")
-    fim = binidx.GPTFIMDatasetConfig(
+    fim = binidx.megatron.GPTFIMDatasetConfig(
         **GPT, blend=([prefix], None), order=order, fim_rate=0.5, fim_spm_rate=0.5, fim_extra_tokens=words
     )
     with pytest.raises(ConfigError, match="order: GPTFIMDataset moves text across the documents of a packed sample"):
-        build(binidx.GPTFIMDataset, fim, 10)
+        build(binidx.megatron.GPTFIMDataset, fim, 10)
     packed = build(binidx.GPTDataset, config, 10)
     assert packed.num_tokens == 40 * 11
     assert pickle.loads(pickle.dumps(packed)).num_tokens == packed.num_tokens
@@ -362,9 +362,9 @@ def test_a_blend_made_directly_serves_the_view_of_a_builder(options: Any, tmp_pa
     )  # fmt: skip
     built = build(binidx.GPTDataset, viewed, 60)
     parts = [made_directly(binidx.GPTDataset, part, viewed) for part in built.datasets]
-    same_samples(binidx.BlendedDataset(parts, [0.5, 0.5], 60, viewed), built)
+    same_samples(binidx.megatron.BlendedDataset(parts, [0.5, 0.5], 60, viewed), built)
     # A blend whose own config asks for nothing keeps what its datasets were asked for.
-    kept = binidx.BlendedDataset(parts, [0.5, 0.5], 40, plain)
+    kept = binidx.megatron.BlendedDataset(parts, [0.5, 0.5], 40, plain)
     assert len(kept) == 40
     for dataset in (built, kept):
         documents = [documents_of([sample]) for sample in dataset if sample["dataset_id"] == 1]
@@ -374,9 +374,9 @@ def test_a_blend_made_directly_serves_the_view_of_a_builder(options: Any, tmp_pa
     unbuilt = build(binidx.GPTDataset, plain, 60).datasets
     if options.get("how") == "rebuild":
         with pytest.raises(ConfigError, match=r"order: found a dataset of .* that was built without it; build it with"):
-            binidx.BlendedDataset(unbuilt, [0.5, 0.5], 40, viewed)
+            binidx.megatron.BlendedDataset(unbuilt, [0.5, 0.5], 40, viewed)
     else:
-        same_samples(binidx.BlendedDataset(unbuilt, [0.5, 0.5], 60, viewed), built)
+        same_samples(binidx.megatron.BlendedDataset(unbuilt, [0.5, 0.5], 60, viewed), built)
 
 
 @pytest.mark.parametrize("line", ["3", "fr\t3"])
@@ -404,7 +404,7 @@ def test_a_chat_made_directly_has_the_view_of_a_builder(tmp_path: Path) -> None:
     inner = chats(tmp_path)
     (tmp_path / "list.txt").write_text("3\n")
     options = {"blend": ([inner.dataset_path], None), "order": binidx.View(f"{tmp_path}/list.txt")}
-    config = binidx.SFTDatasetConfig(**GPT, **options)
-    direct = made_directly(binidx.SFTDataset, inner, config)
-    same_samples(direct, build(binidx.SFTDataset, config, inner.num_samples))
+    config = binidx.megatron.SFTDatasetConfig(**GPT, **options)
+    direct = made_directly(binidx.megatron.SFTDataset, inner, config)
+    same_samples(direct, build(binidx.megatron.SFTDataset, config, inner.num_samples))
     assert 3 not in {direct.find_row(number) for number in range(len(direct))}

@@ -49,7 +49,7 @@ class OfMegatrons(gpt_dataset.GPTDataset):
 
 
 def test_methods_of_this_library_are_not_the_users_whatever_class_has_them() -> None:
-    for kind in (binidx.GPTDataset, binidx.MockGPTDataset, gpt_dataset.GPTDataset, OfMegatrons):
+    for kind in (binidx.GPTDataset, binidx.megatron.MockGPTDataset, gpt_dataset.GPTDataset, OfMegatrons):
         assert own_methods(kind, *METHODS, "_query_document_sample_shuffle_indices", "no_such_method") == ()
     assert own_methods(Counted, *METHODS) == ("__len__", "numel_low_level_dataset")
     assert own_methods(Marked, *METHODS) == ("__len__", "__getitem__", "numel_low_level_dataset")
@@ -70,7 +70,7 @@ def test_batches_and_blends_have_the_samples_of_a_users_method_though_it_has_the
         random_seed=1, sequence_length=16, blend=([prefix, prefix], [1.0, 2.0]), split="1,0,0", tokenizer=TOKENIZER,
     )  # fmt: skip
     [blend, *_] = binidx.BlendedMegatronDatasetBuilder(kind, [12, 0, 0], lambda: True, config).build()
-    assert isinstance(blend, binidx.BlendedDataset)
+    assert isinstance(blend, binidx.megatron.BlendedDataset)
     assert not is_pure(blend)
     for number, sample in enumerate(blend.__getitems__(range(12))):
         assert sample["number"] == blend.dataset_sample_index[number]
@@ -78,7 +78,7 @@ def test_batches_and_blends_have_the_samples_of_a_users_method_though_it_has_the
         assert_same_sample(sample, blend[number])
 
 
-class MarkedBlend(binidx.BlendedDataset):
+class MarkedBlend(binidx.megatron.BlendedDataset):
     def __getitem__(self, idx: Any) -> Any:
         return {**super().__getitem__(idx), "number": idx}
 

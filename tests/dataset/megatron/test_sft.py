@@ -182,6 +182,6 @@ def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(IndexBuildError, match="no rows in the valid split, needs 5"):
         build(config_of(uri, split="99,1,0"), (5, 5, 0))
     (train, *_) = build(config_of(uri, tokenizer=type("Plain", (Speaker,), {"tokenize_conversation": property()})()))
-    with pytest.raises(ConfigError, match=r"Plain: has no tokenize_conversation; give binidx.ChatTokenizer"):
+    with pytest.raises(ConfigError, match=r"Plain: has no tokenize_conversation; give binidx.megatron.ChatTokenizer"):
         train[0]
     assert collate([build(config_of(uri))[0][0]])["tokens"].shape == (1, 64)

@@ -175,7 +175,7 @@ class ChatTokenizer:
 
     Example:
         >>> hugging_face = transformers.AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
-        >>> config = binidx.SFTDatasetConfig(tokenizer=binidx.ChatTokenizer(hugging_face), ...)
+        >>> config = binidx.megatron.SFTDatasetConfig(tokenizer=binidx.megatron.ChatTokenizer(hugging_face), ...)
 
     Source: ours; `tokenize_conversation` has the arguments of Megatron-LM's `SFTTokenizer`.
     """
@@ -418,7 +418,7 @@ class ChatAssemble(SampleAssemble):
             except AttributeError:
                 name = type(tokenizer).__name__
                 raise ConfigError(
-                    f"{name}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)"
+                    f"{name}: has no tokenize_conversation; give binidx.megatron.ChatTokenizer(tokenizer)"
                 ) from None
             tokens, targets = tokenize(conversation, return_target=True, add_generation_prompt=False)
         both = np.asarray(tokens, np.int64), np.asarray(targets, np.int64)

@@ -130,7 +130,7 @@ def image_bytes(item: NDArray[Any]) -> bytes:
         FormatError: the item has neither of these two forms.
 
     Example:
-        >>> picture = PIL.Image.open(io.BytesIO(binidx.image_bytes(train[0]["images"][0])))
+        >>> picture = PIL.Image.open(io.BytesIO(binidx.megatron.image_bytes(train[0]["images"][0])))
 
     Source: ours; the padding is that of Megatron's script.
     """

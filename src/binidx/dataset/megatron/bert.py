@@ -43,7 +43,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     Example:
         >>> sizes = [1000, 10, 10]
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
-        ...     binidx.BERTMaskedWordPieceDataset, sizes, lambda: True, config
+        ...     binidx.megatron.BERTMaskedWordPieceDataset, sizes, lambda: True, config
         ... )
         >>> train, valid, test = builder.build()
 

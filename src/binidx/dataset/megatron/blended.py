@@ -60,7 +60,7 @@ class BlendedDataset(OrderedDataset):
         BlendError: the blend needs more samples of a dataset than it has.
 
     Example:
-        >>> blend = binidx.BlendedDataset([en, code], [0.7, 0.3], 1000, config)
+        >>> blend = binidx.megatron.BlendedDataset([en, code], [0.7, 0.3], 1000, config)
         >>> blend[0]["dataset_id"]
         np.int16(0)
 

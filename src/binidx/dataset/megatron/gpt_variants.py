@@ -28,7 +28,8 @@ class GPTFIMDataset(GPTDataset):
         ConfigError: raised by a sample if the tokenizer lacks one of the extra tokens, or cannot decode.
 
     Example:
-        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [1000, 10, 0], lambda: True, config)
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.megatron.GPTFIMDataset, [1000, 10, 0], lambda: True, config)
         >>> train, valid, _ = builder.build()
 
     Source: Megatron-LM, `GPTFIMDataset`. Differences: the draws of a sample are a function of (seed, number of the
@@ -68,7 +69,7 @@ class VarlenGPTDataset(GPTDataset):
 
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
-        ...     binidx.VarlenGPTDataset, [1000, 0, 0], lambda: True, config  # inter_document_masking=True
+        ...     binidx.megatron.VarlenGPTDataset, [1000, 0, 0], lambda: True, config  # inter_document_masking=True
         ... )
         >>> train, _, _ = builder.build()
 
@@ -113,7 +114,7 @@ class BestFitGPTDataset(GPTDataset):
 
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
-        ...     binidx.BestFitGPTDataset, [1000, 0, 0], lambda: True, config
+        ...     binidx.megatron.BestFitGPTDataset, [1000, 0, 0], lambda: True, config
         ... )
         >>> train, _, _ = builder.build()
 

@@ -85,7 +85,7 @@ class MegatronDataset(OrderedDataset):
         order: spans of the tokens of each sample: see `binidx.order.order_protocols.Order`.
 
     Example:
-        >>> class FirstTokens(binidx.MegatronDataset):
+        >>> class FirstTokens(binidx.megatron.MegatronDataset):
         ...     numel_low_level_dataset = staticmethod(len)
         ...     @staticmethod
         ...     def build_low_level_dataset(dataset_path, config):

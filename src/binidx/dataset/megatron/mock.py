@@ -117,7 +117,7 @@ class MockGPTDataset(GPTDataset):
 
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
-        ...     binidx.MockGPTDataset, [1000, 10, 10], lambda: True, config
+        ...     binidx.megatron.MockGPTDataset, [1000, 10, 10], lambda: True, config
         ... )
         >>> train, valid, test = builder.build()
 

@@ -52,7 +52,7 @@ class MultimodalDataset(MegatronDataset):
 
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
-        ...     binidx.MultimodalDataset, [1000, 0, 0], lambda: True, config
+        ...     binidx.megatron.MultimodalDataset, [1000, 0, 0], lambda: True, config
         ... )
         >>> train, _, _ = builder.build()
         >>> image = image_bytes(train[0]["images"][0])

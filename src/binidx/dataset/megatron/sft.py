@@ -41,7 +41,8 @@ class SFTDataset(MegatronDataset):
         IndexBuildError: samples are requested of a split without rows.
 
     Example:
-        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.SFTDataset, [1000, 10, 0], lambda: True, config)
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.megatron.SFTDataset, [1000, 10, 0], lambda: True, config)
         >>> train, valid, _ = builder.build()
 
     Source: Megatron-LM, `SFTDataset`. Differences: any URI, and no table of the whole file in memory; several schemas,
@@ -142,7 +143,8 @@ class VarlenDataset(SFTDataset):
         IndexBuildError: samples are requested of a split without rows.
 
     Example:
-        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.VarlenDataset, [1000, 0, 0], lambda: True, config)
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.megatron.VarlenDataset, [1000, 0, 0], lambda: True, config)
         >>> train, _, _ = builder.build()
 
     Source: Megatron-LM, `VarlenDataset` of its branch dev (d48bd6be) and of its pull request 6742 (095c3613); no

@@ -1,0 +1,29 @@
+"""Public names of `binidx.megatron` by the module that defines them."""
+
+from binidx.dataset.assemble.bert_sentences import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
+from binidx.dataset.assemble.chat import SFTDatasetConfig as SFTDatasetConfig
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig as GPTFIMDatasetConfig
+from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
+from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
+from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
+from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
+from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
+from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset as BestFitGPTDataset
+from binidx.dataset.megatron.gpt_variants import GPTFIMDataset as GPTFIMDataset
+from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDataset
+from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
+from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
+from binidx.dataset.megatron.mock import MockMultimodalDataset as MockMultimodalDataset
+from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDataset
+from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
+from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
+from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
+from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
+from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
+from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
+from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
+from binidx.loader.samplers import RandomSeedDataset as RandomSeedDataset
