@@ -98,7 +98,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def affected_by(word: str) -> str:
     """Return the options of all configs that affect what a word of `binidx.dataset.affects` names, in Markdown."""
-    configs = [getattr(binidx, name) for name in binidx.HOMES if name.endswith("DatasetConfig")]
+    named = [name for name in PUBLIC if name.endswith("DatasetConfig")]
+    configs = [getattr(import_module(PUBLIC[name]), name) for name in named]
     options = {}
     for config in sorted(configs, key=lambda kind: len(kind.__mro__)):
         options |= {name: option for name, option in described_fields(config).items() if option.init}
@@ -235,7 +236,8 @@ def marked(text: str) -> str:
 
 # Links to the reference from inline code of any page: public names, commands, settings.
 ERRORS = {name: f"binidx.errors.{name}" for name in vars(binidx.errors) if name.endswith("Error")}
-HOMES = {name: f"binidx.{name}" for name in binidx.HOMES} | ERRORS
+PUBLIC = {name: module.__name__ for module in (binidx, binidx.megatron, binidx.packed) for name in module.__all__}
+HOMES = {name: f"{module}.{name}" for name, module in PUBLIC.items()} | ERRORS
 AMBIGUOUS = {"account", "bake", "preprocess", "report"}
 """Names that in prose are commands or words; they are linked with `binidx.` before them, and on the page of names."""
 CODE = re.compile(
@@ -250,7 +252,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
     def link(found: re.Match[str]) -> str:
         text = found[1] or ""
-        name = text.removesuffix("()").removeprefix("binidx.")
+        name = re.sub(r"^(binidx\.)?((megatron|packed)\.)?", "", text.removesuffix("()"))
         if re.fullmatch(r"BINIDX_[A-Z_]+(=\S*)?", text):
             return anchor(found[0], "reference/settings.html", text.partition("=")[0])
         if (command := text.partition(" ")[2]) in COMMANDS and text.startswith("binidx "):

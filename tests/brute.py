@@ -291,11 +291,11 @@ def build_packed_run(corpus: Corpus, rng: random.Random) -> tuple[str, Served, i
         "accumulation": accumulation,
     }  # fmt: skip
     Path(f"{folder}/run.json").write_text(json.dumps(described))
-    order = binidx.load_packed_run(f"{folder}/run.json")
+    order = binidx.packed.load_packed_run(f"{folder}/run.json")
     count = order.num_steps()
     steps = rng.randrange(5, 60) if count is None else count
     for rank in range(ranks):
-        dataset = binidx.PackedDataset(order.run_of(rank), order.files, steps * micro * accumulation)
+        dataset = binidx.packed.PackedDataset(order.run_of(rank), order.files, steps * micro * accumulation)
         batches = (batch[:, :-1] for batch in DataLoader(dataset, batch_size=micro))
         served.add_loader(batches, 0, steps, accumulation, ())
     return f"{folder}/run.json", served, steps if count is None else None

@@ -24,16 +24,19 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from binidx import HOMES
+import binidx
 
 ROOT = Path(__file__).parents[1]
+PUBLIC = (binidx, binidx.megatron, binidx.packed)
+HOMES = {name: module.HOMES[name] for module in PUBLIC for name in module.__all__}
 TESTS = ROOT / "tests"
 SECONDS = 40.0
 """Time for tests: with lint and `tests/structure.py` a minute on two cores."""
 MOST_TESTS = 12
 """Test modules of one changed file: those begin within `SECONDS`."""
 IMPORT = re.compile(
-    r"""^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.\w+)|"((?:binidx|helpers|servers)\.[\w.]+)""",
+    r"^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.(?:(?:megatron|packed)\.)?\w+)"
+    r'|"((?:binidx|helpers|servers)\.[\w.]+)',
     re.MULTILINE,
 )
 """Imports, public names of binidx, and modules that a string names, as those of processes and of registries."""
@@ -77,7 +80,7 @@ def references(path: Path) -> Iterator[str]:
     for module, names, *others in IMPORT.findall(text):
         base = module_name(path).rpartition(".")[0] + module if module.startswith(".") else module
         for name in (base, *(f"{base}.{each}" for each in re.findall(r"\w+", names)), *others):
-            yield HOMES.get(name.removeprefix("binidx."), name)
+            yield HOMES.get(re.sub(r"^binidx\.(megatron\.|packed\.)?", "", name), name)
     if '"-m", "binidx"' in text:
         yield "binidx.__main__"
     if "from binidx.tools import main" in text:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import Bucket
 from golden import make_state as golden
+from helpers.public_names import PUBLIC
 
 import binidx
 from binidx.errors import ConfigError
@@ -162,7 +163,7 @@ def test_a_bundle_of_idx_files_is_found(store: Any) -> None:
 @pytest.fixture
 def renamed() -> Iterator[None]:
     """All public classes whose names are recorded have another name, in another module."""
-    kinds = [getattr(binidx, name) for name in binidx.__all__ if name.endswith(("Dataset", "Tokenizer", "Stage"))]
+    kinds = [kind for name, kind in PUBLIC.items() if name.endswith(("Dataset", "Tokenizer", "Stage"))]
     names = [(kind.__name__, kind.__module__) for kind in kinds]
     try:
         for kind in kinds:

@@ -8,12 +8,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers.public_names import MODULES
 
 import binidx
+import binidx.megatron
 import binidx.order
+from binidx.lazy_names import lazy_names
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,23 +37,40 @@ def test_reading_a_dataset_brings_no_torch() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for name in binidx.__all__:
-        assert getattr(binidx, name).__name__ == name
-    assert set(binidx.__all__) <= set(dir(binidx))
+    for module in MODULES:
+        for name in module.__all__:
+            assert getattr(module, name).__name__ == name
+        assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = binidx.Nonsense
+
+
+def test_a_lazy_name_is_loaded_once_and_a_package_need_not_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, listed = lazy_names("binidx.order", {"View": "binidx.order.view", "view": "binidx.order"})
+    assert listed() == ["View", "view"]
+    assert load("view").View is load("View") is vars(binidx.order)["View"]
+    monkeypatch.delattr(binidx.order, "View")
+    assert run_python("import binidx; print(binidx.megatron.SFTDataset.__name__)") == "SFTDataset\n"
 
 
 def test_every_public_name_stands_in_the_page_of_names() -> None:
     page = (ROOT / "docs/reference/names.md").read_text()
     rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
-    assert sorted(re.findall(r"`(\w+)`", rows)) == binidx.__all__
+    listed = sorted(f"binidx.{name}" for name in re.findall(r"`([\w.]+)`", rows))
+    assert listed == sorted(f"{module.__name__}.{name}" for module in MODULES for name in module.__all__)
 
 
-def test_names_of_the_order_of_a_run_have_moved_with_a_warning() -> None:
-    for name in binidx.order.MOVED:
-        with pytest.warns(DeprecationWarning, match=f"binidx.order.{name} is binidx.{name} now"):
-            assert getattr(binidx.order, name) is getattr(binidx, name)
+def test_names_that_have_moved_are_at_the_old_place_with_a_warning() -> None:
+    moved = [(binidx.order, name, import_module(home)) for name, home in binidx.order.MOVED.items()]
+    moved += [(binidx, name, module) for module in MODULES[1:] for name in module.__all__]
+    for old, name, module in moved:
+        with pytest.warns(DeprecationWarning, match=f"^{old.__name__}.{name} is {module.__name__}.{name} now$"):
+            assert getattr(old, name) is getattr(module, name)
+
+
+def test_about_forty_names_are_at_the_top() -> None:
+    assert len(binidx.__all__) < 45
+    assert not {*binidx.__all__} & {*binidx.megatron.__all__, *binidx.packed.__all__}
 
 
 def test_no_link_of_a_page_outside_the_site_leads_nowhere() -> None:

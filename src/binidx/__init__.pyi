@@ -1,36 +1,12 @@
 """Public names by the module that defines them: for type checkers, and `__init__.py` loads them from there."""
 
-from binidx.dataset.assemble.bert_sentences import (
-    BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig,
-)
-from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
-from binidx.dataset.assemble.chat import SFTDatasetConfig as SFTDatasetConfig
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig as GPTFIMDatasetConfig
-from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
-from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
-from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
-from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
 from binidx import megatron as megatron
 from binidx import packed as packed
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
-from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
 from binidx.dataset.config import SpecialTokens as SpecialTokens
 from binidx.dataset.config import Split as Split
-from binidx.dataset.megatron.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
-from binidx.dataset.megatron.blended import BlendedDataset as BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset as GPTDataset
-from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset as BestFitGPTDataset
-from binidx.dataset.megatron.gpt_variants import GPTFIMDataset as GPTFIMDataset
-from binidx.dataset.megatron.gpt_variants import VarlenGPTDataset as VarlenGPTDataset
-from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset as MaskedWordPieceDataset
-from binidx.dataset.megatron.megatron_dataset import MegatronDataset as MegatronDataset
-from binidx.dataset.megatron.mock import MockGPTDataset as MockGPTDataset
-from binidx.dataset.megatron.mock import MockMultimodalDataset as MockMultimodalDataset
-from binidx.dataset.megatron.multimodal import MultimodalDataset as MultimodalDataset
-from binidx.dataset.megatron.sft import SFTDataset as SFTDataset
-from binidx.dataset.megatron.sft import VarlenDataset as VarlenDataset
-from binidx.dataset.megatron.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
 from binidx.dataset.staged import LengthStagedDataset as LengthStagedDataset
 from binidx.dataset.staged import Stage as Stage
 from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
@@ -45,22 +21,11 @@ from binidx.jobs.parts import Workers as Workers
 from binidx.loader.device_batches import DeviceBatches as DeviceBatches
 from binidx.loader.metrics_server import MetricsServer as MetricsServer
 from binidx.loader.metrics_server import serve_metrics as serve_metrics
-from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
-from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
-from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
-from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
-from binidx.loader.samplers import RandomSeedDataset as RandomSeedDataset
 from binidx.loader.torch_loader import build_pretraining_data_loader as build_pretraining_data_loader
 from binidx.order.order_options import OrderOption as OrderOption
 from binidx.order.order_options import register_order as register_order
 from binidx.order.staged.window_order import LengthStage as LengthStage
 from binidx.order.view import View as View
-from binidx.packed.packed_files import PackedDataset as PackedDataset
-from binidx.packed.packed_files import PackedDatasetBuilder as PackedDatasetBuilder
-from binidx.packed.packed_files import PackedFiles as PackedFiles
-from binidx.packed.packed_run import Nesting as Nesting
-from binidx.packed.packed_run import PackedRunOrder as PackedRunOrder
-from binidx.packed.packed_run import load_packed_run as load_packed_run
 from binidx.prepare.preprocess.job import Job as Job
 from binidx.prepare.preprocess.preprocess import preprocess as preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer

@@ -115,8 +115,10 @@ def test_fill_in_the_middle_is_ours_with_megatrons_defaults(tmp_path: Path) -> N
     [named, *_] = build(
         fim_dataset.GPTFIMDataset, [30, 0, 0], lambda: True, fim_dataset.GPTFIMDatasetConfig(**options)
     ).build()
-    config = binidx.GPTFIMDatasetConfig(**options, create_attention_mask=True)
-    [ours, *_] = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [30, 0, 0], lambda: True, config).build()
+    config = binidx.megatron.GPTFIMDatasetConfig(**options, create_attention_mask=True)
+    [ours, *_] = binidx.BlendedMegatronDatasetBuilder(
+        binidx.megatron.GPTFIMDataset, [30, 0, 0], lambda: True, config
+    ).build()
     assert isinstance(named, gpt_dataset.GPTDataset)
     for number in range(30):
         assert_same_sample(named[number], ours[number])
@@ -133,7 +135,7 @@ def test_chats_are_ours_with_nothing_said_but_the_mask(tmp_path: Path) -> None:
         sft_dataset.SFTDataset, [30, 0, 0], lambda: True, gpt_dataset.GPTDatasetConfig(**options)
     ).build()
     builder = binidx.BlendedMegatronDatasetBuilder(
-        binidx.SFTDataset, [30, 0, 0], lambda: True, binidx.GPTDatasetConfig(**options)
+        binidx.megatron.SFTDataset, [30, 0, 0], lambda: True, binidx.GPTDatasetConfig(**options)
     )
     [ours, *_] = builder.build()
     assert isinstance(named, torch.utils.data.Dataset)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.pages import DOCS, python_blocks, read_page
+from helpers.public_names import PUBLIC
 
 import binidx
 from binidx.tools import COMMANDS, main
@@ -120,8 +121,8 @@ def test_the_error_of_the_page_of_commands_is_printed(
 
 def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/python/*.md"))
-    documented = sorted(re.findall(r"^::: binidx\.(\w+)$", pages, re.M))
-    assert documented == sorted(binidx.__all__)
+    documented = sorted(re.findall(r"^::: binidx\.(?:megatron\.|packed\.)?(\w+)$", pages, re.M))
+    assert documented == sorted(PUBLIC)
 
 
 def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +162,7 @@ def test_no_code_of_a_command_page_is_punctuation() -> None:
 def test_the_table_of_options_has_each_option_of_each_config() -> None:
     words = re.findall(r"<!-- affects (\w+) -->", read_page("reference/python/datasets"))
     listed = {name for word in words for name in re.findall(r"`(\w+)`", import_module("site_hooks").affected_by(word))}
-    configs = [getattr(binidx, name) for name in binidx.__all__ if name.endswith("DatasetConfig")]
+    configs = [value for name, value in PUBLIC.items() if name.endswith("DatasetConfig")]
     assert listed == {option.name for config in configs for option in fields(config) if option.init}
 
 

@@ -235,7 +235,7 @@ assert len(binidx.IndexedDataset(plain)) == 40
 train = binidx.Run.load(run).build()[0]
 assert train.read_tokens([0, 1]).shape == (2, 17)
 assert binidx.find_topology() == (0, 1)
-assert next(iter(binidx.MegatronPretrainingSampler(64, 0, 2, 0, 1))) == [0, 1]
+assert next(iter(binidx.megatron.MegatronPretrainingSampler(64, 0, 2, 0, 1))) == [0, 1]
 try:
     sample = train[0]
     loader = binidx.build_pretraining_data_loader(train, 0, 2)
@@ -245,7 +245,7 @@ except binidx.errors.MissingDriverError as error:
     print(error)
 for needs_torch in (
     lambda: binidx.build_pretraining_data_loader,
-    lambda: binidx.RandomSeedDataset(train, 1),
+    lambda: binidx.megatron.RandomSeedDataset(train, 1),
     lambda: __import__("binidx.compat.megatron").compat.megatron.install(),
 ):
     try:

@@ -93,8 +93,8 @@ OPTIONS: dict[str, Any] = {
     "tokenizer": TOKENIZER,
 }  # fmt: skip
 
-BERT = (binidx.BERTMaskedWordPieceDataset, binidx.BERTMaskedWordPieceDatasetConfig)
-T5 = (binidx.T5MaskedWordPieceDataset, binidx.T5MaskedWordPieceDatasetConfig)
+BERT = (binidx.megatron.BERTMaskedWordPieceDataset, binidx.megatron.BERTMaskedWordPieceDatasetConfig)
+T5 = (binidx.megatron.T5MaskedWordPieceDataset, binidx.megatron.T5MaskedWordPieceDatasetConfig)
 OWN = {BERT: {"classification_head": True}, T5: {"sequence_length_decoder": 128}}
 
 

@@ -146,7 +146,7 @@ def test_read_ahead_is_the_default_for_pure_samples_of_remote_bytes(prefixes: li
     assert not looks_ahead(build([local]))
     assert not looks_ahead(build([local, local]))
     for place in ("memory://ahead-packed", str(tmp_path / "packed")):
-        builder = binidx.PackedDatasetBuilder(place, "en", 48, 0, np.uint16)
+        builder = binidx.packed.PackedDatasetBuilder(place, "en", 48, 0, np.uint16)
         builder.add_array(np.arange(96))
         builder.write_reminder()
         files = PackedFiles(builder.filenames, 4)

@@ -84,7 +84,7 @@ def test_a_loader_gives_what_the_samples_are(prefixes: list[str], tmp_path: Path
 
 def test_datasets_of_other_configs_keep_theirs_in_one_blend(prefixes: list[str]) -> None:
     plain, masking = (blend(prefixes[:1], eod_mask_loss=value).datasets[0] for value in (False, True))
-    both = binidx.BlendedDataset([plain, masking], [0.5, 0.5], 20, plain.config)
+    both = binidx.megatron.BlendedDataset([plain, masking], [0.5, 0.5], 20, plain.config)
     for sample, dataset_id, number in zip(
         both.__getitems__(range(20)), both.dataset_index, both.dataset_sample_index, strict=True
     ):

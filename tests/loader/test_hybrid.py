@@ -48,7 +48,9 @@ def test_a_loader_gives_the_samples_of_a_step_apart_and_goes_on_after_it(tmp_pat
         blend=([write_with_megatron(tmp_path / "en", rng.integers(1, 40, 50).astype(np.int32), rng)], None),
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, inter_document_masking=True,
     )  # fmt: skip
-    train = binidx.BlendedMegatronDatasetBuilder(binidx.VarlenGPTDataset, [40, 0, 0], lambda: True, config).build()[0]
+    train = binidx.BlendedMegatronDatasetBuilder(
+        binidx.megatron.VarlenGPTDataset, [40, 0, 0], lambda: True, config
+    ).build()[0]
     sampler = HybridCPMegatronPretrainingSampler(40, 0, 2, 8, 1, 2)
     loader = PretrainingLoader(train, batch_sampler=sampler, collate_fn=list, look_ahead=2)
     batches = iter(loader)

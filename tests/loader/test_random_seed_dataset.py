@@ -21,7 +21,7 @@ class Drawn(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def epochs(num_workers: int, persistent: bool = False, consumed: int = 0) -> list[Any]:
-    dataset = binidx.RandomSeedDataset(Drawn(), 5)
+    dataset = binidx.megatron.RandomSeedDataset(Drawn(), 5)
     loader = binidx.build_pretraining_data_loader(
         dataset, consumed, 4, dataloader_type="cyclic", num_workers=num_workers, persistent_workers=persistent
     )
@@ -44,7 +44,7 @@ def test_each_epoch_draws_anew_and_a_resumed_one_the_same() -> None:
 
 
 def test_the_seed_of_a_sample_is_seed_and_epoch_and_number_as_in_megatron() -> None:
-    dataset = binidx.RandomSeedDataset(Drawn(), 5)
+    dataset = binidx.megatron.RandomSeedDataset(Drawn(), 5)
     dataset.set_epoch(2)
     drawn = dataset[7][1]
     torch.manual_seed(5 + 2 + 7)

@@ -10,6 +10,7 @@ import pytest
 from helpers.chats import Speaker, random_rows, write_rows
 from helpers.letters import EXTRA, WithLetters
 from helpers.masked_datasets import BERT, OPTIONS, write_sentences
+from helpers.public_names import PUBLIC
 
 import binidx
 from binidx.dataset.megatron_releases import MAIN, NEWEST, RELEASES, Rule
@@ -33,8 +34,8 @@ def build(kind: str, **changes: Any) -> Any:
         "SFTDataset": chats,
         "VarlenDataset": chats,
     }[kind]
-    config = getattr(binidx, f"{kind}Config", binidx.GPTDatasetConfig)(**{**options, **changes})
-    return binidx.BlendedMegatronDatasetBuilder(getattr(binidx, kind), [40, 0, 0], lambda: True, config).build()[0]
+    config = PUBLIC.get(f"{kind}Config", binidx.GPTDatasetConfig)(**{**options, **changes})
+    return binidx.BlendedMegatronDatasetBuilder(PUBLIC[kind], [40, 0, 0], lambda: True, config).build()[0]
 
 
 def loader_of(kind: str, **changes: Any) -> Any:

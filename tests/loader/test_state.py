@@ -111,7 +111,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
 
 def packed(folder: Path, **_: Any) -> Any:
     """A loader of 60 blocks of packed files."""
-    builder = binidx.PackedDatasetBuilder(str(folder), "packed", 48, 0, np.uint16)
+    builder = binidx.packed.PackedDatasetBuilder(str(folder), "packed", 48, 0, np.uint16)
     builder.add_array(np.arange(5 * 48) % 900)
     builder.write_reminder()
     files = PackedFiles(builder.filenames[:5], 4)

@@ -241,7 +241,9 @@ def test_a_plan_finds_the_index_of_chosen_documents(option: str, prefixes: list[
 
 
 def test_a_class_that_opens_its_order_by_itself_is_refused_by_name(prefixes: list[str]) -> None:
-    source = binidx.MegatronDataset.request_source(prefixes[0], 9, binidx.Split.train, configure(prefixes), (0.0, 1.0))
+    source = binidx.megatron.MegatronDataset.request_source(
+        prefixes[0], 9, binidx.Split.train, configure(prefixes), (0.0, 1.0)
+    )
     with pytest.raises(ConfigError, match="order: found MegatronDataset, which opens its order by itself"):
         make_opener(configure(prefixes)).open(source)
 
@@ -260,7 +262,7 @@ def test_a_view_is_one_order_however_it_is_opened(prefixes: list[str], over: Any
         binidx.GPTDataset(part.dataset, part.dataset_path, part.indices, part.num_samples, part.index_split, config)
         for part in built.datasets
     ]
-    assert samples_of(binidx.BlendedDataset(parts, built.weights, built.size, config)) == needed
+    assert samples_of(binidx.megatron.BlendedDataset(parts, built.weights, built.size, config)) == needed
     blend = dict(zip(prefixes, weights, strict=True))
     options = {"random_seed": 5, "order": order, "mid_level_dataset_surplus": 1.0}
     assert samples_of(binidx.load_dataset(blend, S, num_samples=90, **options)) == needed

@@ -230,7 +230,7 @@ def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
     assert repr(one) == f"GPTDataset({folder}/en, train, {len(one):,} samples x 16)"
     shares = f"{folder}/en 75.0%, {folder}/code 25.0%"
     assert repr(two) == f"BlendedDataset({shares}, train, {len(two):,} samples x 16)"
-    many = binidx.BlendedDataset([one.wrapped] * 5, [1.0] * 5, 40, one.config)
+    many = binidx.megatron.BlendedDataset([one.wrapped] * 5, [1.0] * 5, 40, one.config)
     assert repr(many).startswith(f"BlendedDataset({', '.join([f'{folder}/en 20.0%'] * 3)}, 2 more, train, 40 samples x")
     place = f"{len(two) // 4:,} batches of 4, rank 0 of 1, 0 samples consumed"
     assert repr(two.loader(4)) == f"PretrainingLoader({two!r}, {place})"
@@ -256,7 +256,7 @@ def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: P
     built = binidx.load_dataset(prefixes, 16).wrapped
     binidx.save_run(built, file, micro_batch_size=4)
     assert binidx.Run.load(file).micro_batch_size == 4
-    other = binidx.BlendedDataset(built.datasets, [0.5, 0.5], 40, built.config)
+    other = binidx.megatron.BlendedDataset(built.datasets, [0.5, 0.5], 40, built.config)
     with pytest.raises(ConfigError, match="has other weights, samples or prefixes than its config"):
         binidx.save_run(other, file)
     with pytest.raises(ConfigError, match=r"found \[.*\], a run reads the train split"):

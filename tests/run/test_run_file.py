@@ -208,7 +208,7 @@ def test_a_staged_run_is_saved_read_and_traced(prefixes: list[str]) -> None:
     train, valid, _ = loaded.build()
     assert isinstance(train, binidx.StagedBlendedDataset)
     assert len(train) == 30
-    assert isinstance(valid, binidx.BlendedDataset)
+    assert isinstance(valid, binidx.megatron.BlendedDataset)
     assert [*loaded.samples_of_steps(range(2))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     order = RunOrder.of(loaded)
     readings, contents = order.trace(range(6, 7))

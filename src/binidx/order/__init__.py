@@ -1,6 +1,7 @@
 """Orders: the tokens of each sample, as values that read none.
 
-`RunOrder`, `account`, `bake` and the other names that this package had are in `binidx`; here they give a warning.
+`RunOrder`, `account`, `bake` and the other names that this package had are in `binidx` or `binidx.packed`; here they
+give a warning.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-MOVED = ("Nesting", "PackedRunOrder", "RunOrder", "account", "bake", "load_packed_run", "plan_bake")
+MOVED = dict.fromkeys(("RunOrder", "account", "bake", "plan_bake"), "binidx")
+MOVED |= dict.fromkeys(("Nesting", "PackedRunOrder", "load_packed_run"), "binidx.packed")
 
 
 def __getattr__(name: str) -> Any:
@@ -16,5 +18,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'binidx.order' has no attribute {name!r}")
     import warnings
 
-    warnings.warn(f"binidx.order.{name} is binidx.{name} now", DeprecationWarning, stacklevel=2)
-    return getattr(import_module("binidx"), name)
+    warnings.warn(f"binidx.order.{name} is {MOVED[name]}.{name} now", DeprecationWarning, stacklevel=2)
+    return getattr(import_module(MOVED[name]), name)

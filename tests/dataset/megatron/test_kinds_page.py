@@ -11,6 +11,7 @@ import numpy as np
 from helpers.chats import Speaker, random_rows, write_rows
 from helpers.gpt_data import Tokenizer
 from helpers.pages import python_blocks, read_page
+from helpers.public_names import PUBLIC
 
 import binidx
 
@@ -53,4 +54,4 @@ def test_the_examples_run(tmp_path: Path) -> None:
 def test_every_kind_it_names_is_public() -> None:
     named = set(re.findall(r"`((?:[A-Z]\w*Dataset|ChatTokenizer|MegatronFullValidationSampler)(?:Config)?)\b", PAGE))
     assert len(named) > 8
-    assert {*named} <= {*binidx.__all__}
+    assert {*named} <= {*PUBLIC}

@@ -12,6 +12,7 @@ from helpers.chats import Speaker, random_rows, write_rows
 from helpers.gpt_data import random_lengths, write_with_megatron
 from helpers.letters import EXTRA, WithLetters
 from helpers.masked_datasets import OPTIONS, random_options, write_sentences
+from helpers.public_names import PUBLIC
 from helpers.release_oracle import INSTALLED, TREE, Case, make_samples, name_release
 
 import binidx
@@ -46,8 +47,8 @@ def compare(version: str, kind: str, draw: Draw, folder: Path, count: int, **opt
 
 
 def compare_case(version: str, case: Case, needed: Any) -> int:
-    cls = getattr(binidx, case.kind)
-    config = getattr(binidx, f"{case.kind}Config", binidx.GPTDatasetConfig)
+    cls = PUBLIC[case.kind]
+    config = PUBLIC.get(f"{case.kind}Config", binidx.GPTDatasetConfig)
     configured = config(blend=case.blend, **case.options, megatron_samples=name_release(version))
     ours = binidx.BlendedMegatronDatasetBuilder(cls, list(case.sizes), lambda: True, configured).build()
     compared = 0

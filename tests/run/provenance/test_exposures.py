@@ -123,12 +123,14 @@ def test_samples_of_each_length_feed_all_but_their_last_token(tmp_path: Path) ->
 def test_documents_of_fill_in_the_middle_are_refused_by_name(tmp_path: Path) -> None:
     prefix = write_source(tmp_path / "en", random.Random(0), False)
     tokens = {name: f"<{name}>" for name in ("prefix", "middle", "suffix", "pad", "eod")}
-    config = binidx.GPTFIMDatasetConfig(
+    config = binidx.megatron.GPTFIMDatasetConfig(
         random_seed=1, sequence_length=8, blend=([prefix], None), split="1,0,0", tokenizer=Tokenizer(), fim_rate=0.5,
         fim_spm_rate=0.5, fim_extra_tokens=tokens, reset_position_ids=False, reset_attention_mask=False,
         eod_mask_loss=False,
     )  # fmt: skip
-    dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [10, 0, 0], lambda: True, config).build()[0]
+    dataset = binidx.BlendedMegatronDatasetBuilder(
+        binidx.megatron.GPTFIMDataset, [10, 0, 0], lambda: True, config
+    ).build()[0]
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     assert len(order.where(0, range(5), 10)[0].step)
     with pytest.raises(ConfigError, match="fim_rate: the order does not say which tokens are inputs"):

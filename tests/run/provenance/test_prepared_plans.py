@@ -79,7 +79,9 @@ def test_prepare_cache_plans_each_split(
         assert len(whole) == len(plan)
         for number in range(len(whole)):
             assert_same_sample(plan[number], whole[number])
-    assert isinstance(binidx.Run(replace(config, read_plan=True), run.sizes, 2).build()[0], binidx.BlendedDataset)
+    assert isinstance(
+        binidx.Run(replace(config, read_plan=True), run.sizes, 2).build()[0], binidx.megatron.BlendedDataset
+    )
 
 
 @pytest.mark.parametrize("change", [{"random_seed": 6}, {"num_samples": 91}, {"split": "7,2,1"}, {"order": "best_fit"}])

@@ -150,7 +150,7 @@ def test_samples_of_any_options_are_those_of_the_run(name: str, tmp_path: Path) 
 
 
 def test_samples_of_packed_documents_keep_their_labels(tmp_path: Path) -> None:
-    run = random_run(tmp_path, 4, binidx.BestFitGPTDataset)
+    run = random_run(tmp_path, 4, binidx.megatron.BestFitGPTDataset)
     assert_same_samples(planned(run, f"{tmp_path}/plan"), run)
 
 
@@ -485,7 +485,7 @@ def test_samples_that_are_more_than_their_tokens_are_refused(prefixes: list[str]
     run = load(prefixes[0], inter_document_masking=True)
     (one,) = run.parts
     sources = one.dataset, one.dataset_path, one.indices, 100, one.index_split
-    varlen = binidx.VarlenGPTDataset(*sources, run.config)
+    varlen = binidx.megatron.VarlenGPTDataset(*sources, run.config)
     with pytest.raises(ConfigError, match="order: found VarlenGPTDataset of 16 tokens, a read plan needs GPTDat"):
         plan_reads(order_of(varlen), range(4))
     windows = load(prefixes[0])
@@ -497,7 +497,7 @@ def test_samples_that_are_more_than_their_tokens_are_refused(prefixes: list[str]
         plan_reads(order_of(staged), range(4))
     tokens = dict.fromkeys(("prefix", "middle", "suffix", "pad", "eod"), "t")
     fields = {name: value for name, value in vars(windows.config).items() if name in _init_fields(windows.config)}
-    fim = binidx.GPTFIMDatasetConfig(**fields, fim_rate=0.5, fim_spm_rate=0.5, fim_extra_tokens=tokens)
+    fim = binidx.megatron.GPTFIMDatasetConfig(**fields, fim_rate=0.5, fim_spm_rate=0.5, fim_extra_tokens=tokens)
     planned(windows, f"{tmp_path}/plan")
     with pytest.raises(ConfigError, match="fim_rate: found fill in the middle"):
         binidx.PlannedDataset(f"{tmp_path}/plan", fim)
