@@ -1,4 +1,4 @@
-"""What the examples share: arguments, a dataset, a model small enough for a laptop, and a line a step."""
+"""Parts that the examples share: arguments, a dataset, a model small enough for a laptop, and a line a step."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def losses_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def tell(step: int, batch: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
-    """One line of JSON a step: what was read, and what was learned."""
+    """Print a step as a line of JSON: the hash of its batch, and its loss."""
     read = hashlib.blake2b(batch["tokens"].numpy().tobytes(), digest_size=8).hexdigest()
     print(json.dumps({"step": step, "read": read, "loss": round(loss.item(), 6)}), flush=True)

@@ -33,7 +33,7 @@ FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 
 
 class Tokenizer:
-    """What samples depend on: the ids of two tokens."""
+    """The part of a tokenizer that samples depend on: the ids of two tokens."""
 
     vocab_size = None
 
@@ -89,7 +89,7 @@ def build(classes: Any, data_path: list[str], cache: str, run: argparse.Namespac
 
 
 def first_difference(theirs: Any, ours: Any, numbers: Iterable[int]) -> str | None:
-    """What differs first in these samples; None if nothing does."""
+    """Describe the first value that differs between these samples; None if none does."""
     for number in numbers:
         old, new = theirs[number], ours[number]
         if {*old} != {*new}:

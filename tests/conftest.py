@@ -108,9 +108,10 @@ def _frozen_imports() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _helpers_for_children() -> Iterator[None]:
-    """Child processes import `helpers` and `servers` as the tests do."""
+    """Child processes import `helpers`, `servers` and `demo` as the tests do."""
+    tests = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{tests.parent / 'examples'}", prepend=os.pathsep)
         # Hundreds of children import the package: each would compile it again.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield

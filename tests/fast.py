@@ -6,6 +6,7 @@ Changed are the files that differ from BASE, committed or not. BASE is the commi
     src/binidx/prepare/text/read.py     tests/prepare/text/test_read*.py, and the tests that import the module,
                                         themselves or by helpers; if none does, those that import its users, and so on
     tools/convert.py                    the same, and tests/tools/test_commands.py
+    examples/demo/train.py              the tests that import it
     tests/**/test_*.py                  the file itself
     docs/**/*.md                        tests/docs/test_site.py, and tests in tests/docs that name the page
 
@@ -29,14 +30,14 @@ import binidx
 ROOT = Path(__file__).parents[1]
 PUBLIC = (binidx, binidx.megatron, binidx.packed)
 HOMES = {name: module.HOMES[name] for module in PUBLIC for name in module.__all__}
-TESTS = ROOT / "tests"
+TESTS, EXAMPLES = ROOT / "tests", ROOT / "examples"
 SECONDS = 40.0
 """Time for tests: with lint and `tests/structure.py` a minute on two cores."""
 MOST_TESTS = 12
 """Test modules of one changed file: those begin within `SECONDS`."""
 IMPORT = re.compile(
     r"^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.(?:(?:megatron|packed)\.)?\w+)"
-    r'|"((?:binidx|helpers|servers)\.[\w.]+)',
+    r'|"((?:binidx|demo|helpers|servers)\.[\w.]+)',
     re.MULTILINE,
 )
 """Imports, public names of binidx, and modules that a string names, as those of processes and of registries."""
@@ -70,7 +71,7 @@ def mentions(folder: Path, words: Sequence[str]) -> list[Path]:
 
 def module_name(path: Path) -> str:
     """Return the name by which tests import a file."""
-    inside = path.relative_to(TESTS if path.is_relative_to(TESTS) else ROOT).with_suffix("")
+    inside = path.relative_to(next(top for top in (TESTS, EXAMPLES, ROOT) if path.is_relative_to(top))).with_suffix("")
     return ("binidx." if inside.parts[0] == "tools" else "") + ".".join(inside.parts).removeprefix("src.")
 
 
@@ -91,7 +92,7 @@ def references(path: Path) -> Iterator[str]:
 def users() -> dict[str, set[Path]]:
     """Return the name of each module -> the files that refer to it."""
     found = defaultdict[str, set[Path]](set)
-    for path in (file for top in ("src", "tools", "tests") for file in (ROOT / top).rglob("*.py")):
+    for path in (file for top in ("src", "tools", "tests", "examples") for file in (ROOT / top).rglob("*.py")):
         for name in references(path) if path.name not in ("conftest.py", "__init__.py") else ():
             found[name].add(path)
     return found
@@ -127,6 +128,8 @@ def nearest_tests(path: Path) -> Iterator[Path]:
         yield from [*dict.fromkeys([*named, *others])][:MOST_TESTS] or [folder]
         if inside.parts[0] == "tools":
             yield TESTS / "tools/test_commands.py"
+    elif path.is_relative_to(EXAMPLES) and path.suffix == ".py":
+        yield from sorted(importing_tests(path), key=lambda test: test.stat().st_size)[:MOST_TESTS]
     elif inside.parts[0] == "native":
         yield TESTS / "native"
     elif path.suffix == ".md":

@@ -83,7 +83,8 @@ class Newcomer:
 
 def prepare(folder: Path) -> None:
     """Write what a newcomer brings: text, a tokenizer, and an empty bucket."""
-    from binidx.tools.demo.corpus import build_corpus, train_bpe
+    sys.path.append(str(ROOT / "examples"))
+    from demo.corpus import build_corpus, train_bpe
 
     texts = build_corpus()["en"][:2_000]
     rows = [json.dumps({"id": f"doc-{number}", "text": text}) for number, text in enumerate(texts)]
@@ -226,7 +227,7 @@ def mistakes(user: Newcomer) -> None:
     user.types("binidx verify nowhere --json 2> /dev/null", '"kind": "ObjectNotFoundError"', status=2)
     user.types("binidx trace run.json --json 2> /dev/null", '"exit_status": 2', "--step", status=2)
     user.types("binidx shuffle data/en_text_document --to data/mixed --seed 1 --memory 2", "--memory", status=2)
-    user.types("binidx demo --steps 8", "resume", "s3://")
+    user.types("binidx demo --steps 8", "examples/demo: not installed .*clone.*make demo", status=2)
 
 
 CHAPTERS = [look_around, tokenize, to_s3, read, provenance, mistakes]

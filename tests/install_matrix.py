@@ -2,9 +2,9 @@
 
     python tests/install_matrix.py WHEEL [EXTRA ...]
 
-Each environment runs every command (`helpers/installs.py`), and the demo where it is installed; one with s3 and torch
-also uses the package of how-to/publish-a-package from its wheel. Minutes, and 6 GB of disk at most: an environment is
-removed before the next one, and torch is installed once, with the extras that need it added to it one by one.
+Each environment runs every command (`helpers/installs.py`); one with s3 and torch also uses the package of
+how-to/publish-a-package from its wheel. Minutes, and 6 GB of disk at most: an environment is removed before the next
+one, and torch is installed once, with the extras that need it added to it one by one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, run_in, write_data  # noqa: E402
+from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, write_data  # noqa: E402
 from helpers.published import check_published  # noqa: E402
 
 from binidx.tools.seaweed import s3_server  # noqa: E402
 
-NOT_INSTALLED = {"test"}
+NOT_INSTALLED = {"test", "demo"}
+"""Extras for a clone."""
 ROW = "{:40} {:>8} {:>9} {:>8} {:>6}"
 Asked = dict[str, tuple[str, ...]]
 
@@ -55,8 +56,6 @@ def check(python: Path, wheel: Path, extras: list[str], data: dict[str, str], fo
     if {"s3", "torch"} <= expand(extras):
         with s3_server(folder / "s3") as server, server.in_environment():
             check_published(python, folder / "published", f"{server.make_bucket('published')}/{len(extras)}")
-    if "demo" in expand(extras):
-        run_in(python, folder, "-m", "binidx", "demo", "--steps", "8")
     site = python.parents[1]
     size = int(subprocess.run(["du", "-sm", site], capture_output=True, text=True, check=True).stdout.split()[0])
     count = len([*site.glob("lib/python*/site-packages/*.dist-info")])

@@ -256,7 +256,7 @@ def main() -> int:
         for number, line in enumerate(path.read_text().split("\n"), 1)
         if re.search(r"\bhasattr\(|\bgetattr\([^,()]+,[^,()]+,", line)
     ]
-    texts = [*source, *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    texts = [*source, *(ROOT / "examples").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     worst = [f"{path.relative_to(ROOT)}:{number} {text}" for path in texts for number, text in prose(path)]
     print(f"modules: {len(files)}, median {median(sizes):.0f} lines, largest {max(sizes)}")
     print(f"fullest folders: {folders.most_common(3)}")

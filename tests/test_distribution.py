@@ -104,3 +104,7 @@ def test_the_wheel_works_by_itself(built: Path, tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "binidx inspect" in result.stdout
+    command = [sys.executable, "-m", "binidx", "demo"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    needed = f"binidx demo: examples/demo: not installed with {tmp_path}/binidx, needs a clone of the repository; "
+    assert (result.returncode, result.stdout, result.stderr[: len(needed)]) == (2, "", needed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.installs import check_api, check_commands, link_environment, run_in, write_data
+from helpers.installs import CHILD, check_api, check_commands, link_environment, run_in, write_data
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +24,13 @@ def test_every_command_works_or_names_the_missing_extra(
     extras: tuple[str, ...], data: dict[str, str], tmp_path: Path
 ) -> None:
     check_commands(link_environment(tmp_path / "venv", extras), extras, data, tmp_path)
+
+
+def test_the_demo_of_a_clone_names_its_extra(tmp_path: Path) -> None:
+    python = link_environment(tmp_path / "venv", ())
+    [found] = json.loads(run_in(python, tmp_path, "-c", CHILD, stdin=json.dumps([["demo"]])))
+    said = "binidx demo: needs torch, s3fs, tokenizers; in the clone: pip install -e '.[demo]'\n"
+    assert found == [2, said]
 
 
 def test_what_needs_no_torch_works_without_it(data: dict[str, str], tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_an_editable_install_is_found_from_the_parent_of_a_clone_named_binidx(tm
     (site / "binidx").unlink()
     (tmp_path / "binidx").symlink_to(ROOT)
     (site / "binidx.pth").write_text(str(tmp_path / "binidx" / "src"))
-    code = "import binidx, binidx.tools.demo; print(binidx.__version__, binidx.__file__)"
+    code = "import binidx, binidx.tools.inspect_dataset; print(binidx.__version__, binidx.__file__)"
     assert str(tmp_path / "binidx" / "src") in run_in(python, tmp_path, "-c", code)
 
 

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-TESTS = str(Path(__file__).parent.parent)
-sys.path.insert(0, TESTS)  # for helpers and servers, here and in child processes
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
+TESTS = Path(__file__).parent.parent
+PATHS = [str(TESTS), str(TESTS.parent / "examples")]
+sys.path[:0] = PATHS  # for helpers, servers and the demo's corpus, here and in child processes
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*PATHS, os.environ.get("PYTHONPATH")]))
 
 BENCHES = (
     "item_time",

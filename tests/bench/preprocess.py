@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fsspec
+from demo.corpus import EOD, build_corpus, train_bpe
 from servers.latency_proxy import latency_proxy
 
 from binidx.jobs.engines import LocalExecutor
@@ -40,7 +41,6 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Slice, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.tools.demo.corpus import EOD, build_corpus, train_bpe
 from binidx.tools.seaweed import s3_server
 from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
@@ -205,5 +205,5 @@ def peak(source: str, target: str, tokenizer: str) -> int:
     """The most bytes that a process had that made all parts of a text."""
     command = [sys.executable, "-c", WORKER, source, target, tokenizer]
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/tests"}
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/tests:{root}/examples"}
     return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout.split()[-1])

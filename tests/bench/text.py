@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from demo.corpus import EOD, build_corpus, train_bpe
 from numpy.typing import NDArray
 
 import binidx
-from binidx.tools.demo.corpus import EOD, build_corpus, train_bpe
 
 VOCAB_SIZE = 50_257
 LEAST_CHARACTERS = 4000

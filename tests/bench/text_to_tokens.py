@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from demo.corpus import train_bpe
 
 from binidx.prepare.tokenizers.engine_choice import find_new_code_points
-from binidx.tools.demo.corpus import train_bpe
 from tests.bench.megatron_tools import find_checkout
 from tests.bench.table import Conditions, Row
 

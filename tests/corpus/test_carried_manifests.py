@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Bucket
+from demo.corpus import EOD
 from helpers.preprocess_jobs import job_of, run, texts, tokenizer_path, write_lines
 
 import binidx
@@ -24,7 +25,6 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.tools import main
-from binidx.tools.demo.corpus import EOD
 
 RABBIT = "a white rabbit with pink eyes"
 

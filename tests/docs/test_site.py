@@ -40,6 +40,14 @@ def test_the_examples_in_python_of_every_page_are_run_by_a_test() -> None:
     assert {name for name, text in texts.items() if len(shown[name]) != text.count("```python")} == set(), "indented"
 
 
+def test_every_example_is_on_a_page_whole() -> None:
+    block = re.compile(r'^( *)``` { \.\w+ title="(.*)" }\n\1--8<-- "(.*)"\n\1```$', re.M)
+    shown = [match for page in PAGES for match in block.finditer(page.read_text())]
+    assert [match[2] for match in shown] == [match[3] for match in shown]
+    files = {name_of(path) for path in ROOT.glob("examples/**/*.*") if path.suffix != ".pyc"}
+    assert files - {match[2] for match in shown} == set()
+
+
 @pytest.mark.parametrize("page", [read_page("index"), (ROOT / "README.md").read_text()], ids=["docs/index", "README"])
 def test_the_example_of_the_first_page_runs(page: str, tmp_path: Path) -> None:
     for name in ("en", "code", "en_text_document"):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Bucket
+from demo.corpus import manual_topics, train_bpe
 from helpers.pages import python_blocks, read_page
 
 from binidx.tools import main
-from binidx.tools.demo.corpus import manual_topics, train_bpe
 
 BUCKET = "s3://binidx-demo"
 NUMBERS = re.compile(r"\b\d[\d,.]*( [KM]iB| bytes)?|\"\w+\"")

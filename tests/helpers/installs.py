@@ -63,13 +63,12 @@ COMMANDS: list[tuple[str, str]] = [
     ("inspect abfs://bucket/en", "azure"),
     ("inspect oss://bucket/en", "oss"),
     ("inspect hf://datasets/org/corpus/en", "hub"),
-    ("demo --steps 1", "demo torch s3 tokenizers"),
 ]
 """A command, and the extras without which it names one of them."""
 
 NAMED = re.compile(r"'binidx\[(\w+)\]'")
 
-UNTRIED = {"s3", "gcs", "azure", "oss", "hub", "ray", "demo"}
+UNTRIED = {"s3", "gcs", "azure", "oss", "hub", "ray"}
 """Extras whose commands need a server or much time: that these name them is all that is tried."""
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from demo.corpus import EOD, train_bpe
 
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import Report, preprocess
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.open import open_object, read_whole
-from binidx.tools.demo.corpus import EOD, train_bpe
 
 WORDS = ["the", "sea", "wrote", "tokens", "été", "naïve", "雨", "🙂", "in", "1234", "def f(x):", "\n", "quietly", "  "]
 """Bytes of one to four, spaces, digits, newlines."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from demo.corpus import build_corpus
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from binidx.prepare.tokenizers.describe import QWEN2
 from binidx.prepare.tokenizers.engine import Encoded
-from binidx.tools.demo.corpus import build_corpus
 
 EOT = "<|endoftext|>"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -14,12 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import binidx
-import binidx.tools.demo
-from binidx.errors import BinidxError, ConfigError
-from binidx.tools.demo import main
-from binidx.tools.demo.corpus import (
+from demo.corpus import (
     EOD,
     MIN_CORPUS_BYTES,
     build_corpus,
@@ -29,8 +24,12 @@ from binidx.tools.demo.corpus import (
     train_bpe,
     write_dataset,
 )
-from binidx.tools.demo.stages import build_figures, check_step, describe_steps, show_access, show_figures
-from binidx.tools.demo.train import BATCH_SIZE, GPT, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
+from demo.stages import build_figures, check_step, describe_run, describe_steps, show_access, show_figures
+from demo.train import BATCH_SIZE, GPT, SEQUENCE_LENGTH, Step, batch_hash, batches
+
+import binidx
+from binidx.errors import BinidxError, ConfigError
+from binidx.tools.demo import main
 
 
 @pytest.fixture(scope="module")
@@ -202,10 +201,21 @@ def test_a_wrong_call_is_said_at_once(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_missing_extras_are_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(binidx.tools.demo, "NEEDED", ("numpy", "no_such_package"))
+def test_without_its_clone_the_demo_says_where_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("binidx.tools.demo.CLONE", tmp_path)
     assert main([]) == 2
-    assert capsys.readouterr().err == "binidx demo: needs no_such_package; pip install 'binidx[demo]'\n"
+    package = Path(binidx.__file__).parent
+    assert capsys.readouterr().err == (
+        f"binidx demo: examples/demo: not installed with {package}, needs a clone of the repository; in its folder "
+        "run make demo, or pip install -e '.[demo]' and then binidx demo\n"
+    )
+
+
+def test_missing_extras_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("demo.NEEDED", ("numpy", "no_such_package"))
+    assert main([]) == 2
+    said = "binidx demo: needs no_such_package; in the clone: pip install -e '.[demo]'\n"
+    assert capsys.readouterr().err == said
 
 
 def test_help_needs_no_torch():
@@ -245,7 +255,7 @@ def demo(corpus, tmp_path_factory):
     directory = tmp_path_factory.mktemp("demo") / "work"
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         few = {name: documents[::4] for name, documents in corpus.items()}
-        patch.setattr("binidx.tools.demo.stages.build_corpus", lambda: few)
+        patch.setattr("demo.stages.build_corpus", lambda: few)
         assert main(["--steps", "6", "--json", "--directory", str(directory)]) == 0
     return directory, json.loads(out.getvalue())
 

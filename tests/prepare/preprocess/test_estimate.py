@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 import zstandard
 from conftest import Bucket
+from demo.corpus import EOD
 from helpers.preprocess_jobs import job_of, run, tokenizer_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,6 @@ from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
-from binidx.tools.demo.corpus import EOD
 
 SPEC = describe_tokenizer(tokenizer_path(), eod=EOD)
 

@@ -1,12 +1,8 @@
-"""Run the whole pipeline on this machine: text, tokens, a bucket, a training run, and its exact continuation.
+"""From text to an exactly resumed training run over a real S3 server: the job of `binidx demo`, which has its options.
 
-    binidx demo                    about a minute on two cores
-    binidx demo --keep             keeps the bucket up afterwards
-    binidx demo --json             all figures as one object
-
-Starts a real S3 server on loopback, makes a corpus from the text of this Python's standard library, trains a tokenizer,
-writes .bin/.idx, converts them to s3://, and trains a small GPT on a blend of them. The training process is killed
-half-way; a new one resumes, and its batches must equal those of an uninterrupted run. Nothing is downloaded.
+corpus.py    text, tokenizer, datasets
+train.py     the training process, which runs by itself over any such run.json
+stages.py    the stages in their order: server, corpus, order, training, kill, resume
 """
 
 from __future__ import annotations
@@ -23,24 +19,15 @@ from pathlib import Path
 
 from binidx.errors import ConfigError, MissingDriverError
 
-from .._command import command
-
 MIN_STEPS = 4
 NEEDED = ("torch", "s3fs", "tokenizers")
-
-
-def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    options.add_argument("--steps", type=int, default=200, metavar="N", help="training steps of the whole run (200)")
-    options.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
-    options.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
 
 
 def check(options: argparse.Namespace) -> None:
     """Raise an error before the start if a package is missing or an option is wrong."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDriverError(f"needs {', '.join(missing)}; pip install 'binidx[demo]'")
+        raise MissingDriverError(f"needs {', '.join(missing)}; in the clone: pip install -e '.[demo]'")
     if options.steps < MIN_STEPS:
         raise ConfigError(f"--steps: found {options.steps}, needs at least {MIN_STEPS}")
     if options.directory and options.directory.exists() and any(options.directory.iterdir()):
@@ -69,6 +56,3 @@ def demonstrate(options: argparse.Namespace) -> None:
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()
-
-
-main = command("demo", __doc__, add_options, demonstrate)

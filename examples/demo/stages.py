@@ -16,15 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
+import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import BinidxError
+from binidx.tools.seaweed import S3Server, s3_server
 
-from .._display import human_bytes
-from ..seaweed import S3Server, s3_server
-from .corpus import build_corpus, count_bytes, train_bpe, write_dataset
-from .train import BATCH_SIZE, SEQUENCE_LENGTH, SPLIT, Step, batch_hash, batches, describe_run
+from .corpus import EOD, build_corpus, count_bytes, train_bpe, write_dataset
+from .train import BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Step, batch_hash, batches
 
 WEIGHTS = {"en": 0.7, "code": 0.3}
+SPLIT = "100,0,0"
 
 # One batch's loss is off by a tenth or two; so many together by little.
 NUM_LAST = 10
@@ -69,10 +70,11 @@ def write_corpus(directory: Path) -> dict[str, dict[str, int]]:
     say("corpus", "the text that lies beside this Python: manual, docstrings, modules")
     corpus, written = build_corpus(), {}
     for name, documents in corpus.items():
-        say("", f"{name:<4} {human_bytes(count_bytes(documents)):>9}   {len(documents):>9,} documents")
+        say("", f"{name:<4} {count_bytes(documents) / 2**20:>5.1f} MiB   {len(documents):>9,} documents")
     say("tokenizer", "byte-level BPE, trained on both")
     every = [document for documents in corpus.values() for document in documents]
-    tokenizer = train_bpe(progress(every, "learning", len(every)), directory / "tokenizer.json")
+    path = directory / "tokenizer.json"
+    tokenizer = train_bpe(progress(every, "learning", len(every)), path, vocab_size=VOCAB_SIZE)
     say("", f"{tokenizer.get_vocab_size():,} entries")
     say("write", ".bin/.idx on this disk")
     for name, documents in corpus.items():
@@ -82,8 +84,31 @@ def write_corpus(directory: Path) -> dict[str, dict[str, int]]:
     say("convert", f"to s3://{BUCKET}, each read back and compared   (binidx convert)")
     for name in corpus:
         done = convert_dataset(str(directory / name), f"s3://{BUCKET}/{name}")
-        say("", f"{name:<4} {human_bytes(done.bytes_sent):>9}   {done.target}.bin, .idx")
+        say("", f"{name:<4} {done.bytes_sent / 2**20:>5.1f} MiB   {done.target}.bin, .idx")
     return written
+
+
+def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps: int) -> binidx.Run:
+    """Return the description of a run.
+
+    Args:
+        blend: share of samples of each dataset, by its URI.
+        cache: URI for the index caches.
+        tokenizer: a tokenizer.json.
+        num_steps: training steps.
+    """
+    config = binidx.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=SEQUENCE_LENGTH,
+        split=SPLIT,
+        blend=([*blend], [*blend.values()]),
+        path_to_cache=cache,
+        tokenizer=binidx.describe_tokenizer(str(tokenizer), eod=EOD),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    return binidx.Run(config, [num_steps * BATCH_SIZE, 0, 0], BATCH_SIZE)
 
 
 def read_order(directory: Path, num_steps: int) -> list[str]:
@@ -168,7 +193,7 @@ def training_process(run: Path, resume: bool) -> Iterator[subprocess.Popen[str]]
         run: the saved run.
         resume: continue from its checkpoint.
     """
-    command = [sys.executable, "-m", "binidx.tools.demo.train", str(run), *(["--resume"] if resume else [])]
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), str(run), *(["--resume"] if resume else [])]
     # OpenMP's threads spin while they wait for each other by default. On a free machine that gains nothing; where
     # others work too it cost two thirds of the speed.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}

@@ -98,11 +98,10 @@ def count_bytes(documents: list[str]) -> int:
     return sum(len(document.encode()) for document in documents)
 
 
-VOCAB_SIZE = 4096
 EOD = "<eod>"
 
 
-def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_SIZE) -> Any:
+def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int) -> Any:
     """Learn merges from the documents, write a tokenizer.json to `path`, and return the `tokenizers.Tokenizer`.
 
     Bytes are the alphabet, so every text can be encoded and there is no unknown token.

@@ -1,6 +1,6 @@
 """The training process: a small GPT, a record for each step, a checkpoint in the middle, and a resume from it.
 
-python -m binidx.tools.demo.train RUN.json [--resume]        prints each record as a line of JSON
+python train.py RUN.json [--resume]        prints each record as a line of JSON
 
 tokens (B, S) ─► wte + wpe ─► [ x + attention(norm x) ─► x + mlp(norm x) ] × layers ─► norm ─► logits (B, S, V)
 """
@@ -22,10 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import binidx
 
-from .corpus import EOD, VOCAB_SIZE
-
-SPLIT = "100,0,0"
-BATCH_SIZE, SEQUENCE_LENGTH = 16, 128
+BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE = 16, 128, 4096
 LEARNING_RATE = 2e-3
 
 Batch = dict[str, Tensor]
@@ -94,29 +91,6 @@ class Step:
     loss: float
     wait_seconds: float
     seconds: float
-
-
-def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps: int) -> binidx.Run:
-    """Return the description of a run.
-
-    Args:
-        blend: share of samples of each dataset, by its URI.
-        cache: URI for the index caches.
-        tokenizer: a tokenizer.json.
-        num_steps: training steps.
-    """
-    config = binidx.GPTDatasetConfig(
-        random_seed=1234,
-        sequence_length=SEQUENCE_LENGTH,
-        split=SPLIT,
-        blend=([*blend], [*blend.values()]),
-        path_to_cache=cache,
-        tokenizer=binidx.describe_tokenizer(str(tokenizer), eod=EOD),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-    )
-    return binidx.Run(config, [num_steps * BATCH_SIZE, 0, 0], BATCH_SIZE)
 
 
 def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
