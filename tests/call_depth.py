@@ -21,10 +21,10 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from servers.seaweed import s3_server
 
 import binidx
 from binidx.storage.requests import scheduler
-from binidx.tools.seaweed import s3_server
 
 PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 54, "cold build": 67}

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from servers import seaweed
 from servers.azurite import AzureServer, azurite
 from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
+from servers.seaweed import S3Server, s3_server
 
 from binidx.storage.requests.node_rates import node_rates
 from binidx.storage.requests.retries import ANSWERED
 from binidx.storage.requests.scheduler import _schedulers
-from binidx.tools import seaweed
-from binidx.tools.seaweed import S3Server, s3_server
 
 # No test depends on the speed of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])

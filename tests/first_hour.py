@@ -244,7 +244,7 @@ def environment_of(place: str, home: Path, server: Mapping[str, str]) -> dict[st
 
 def main(wheel: str) -> int:
     """Run the hour; return 1 if a step was not as expected."""
-    from binidx.tools.seaweed import s3_server
+    from servers.seaweed import s3_server
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="binidx-hour-") as text, s3_server(Path(text) / "server") as server:

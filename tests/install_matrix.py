@@ -23,8 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.installs import COMMANDS, EXTRAS, check_api, check_commands, expand, write_data  # noqa: E402
 from helpers.published import check_published  # noqa: E402
-
-from binidx.tools.seaweed import s3_server  # noqa: E402
+from servers.seaweed import s3_server  # noqa: E402
 
 NOT_INSTALLED = {"test", "demo"}
 """Extras for a clone."""

@@ -42,7 +42,7 @@ def run_example(options: argparse.Namespace) -> None:
             f"examples/demo: not installed with {PACKAGE}, needs a clone of the repository; in its folder "
             "run make demo, or pip install -e '.[demo]' and then binidx demo"
         )
-    sys.path.insert(0, str(CLONE / "examples"))
+    sys.path[:0] = [str(CLONE / "examples"), str(CLONE / "tests")]  # its server is one of the tests
     import_module("demo").demonstrate(options)
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from servers.seaweed import S3Server, s3_server
 from tqdm import tqdm
 
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import BinidxError
-from binidx.tools.seaweed import S3Server, s3_server
 
 from .corpus import EOD, build_corpus, count_bytes, train_bpe, write_dataset
 from .train import BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, Step, batch_hash, batches

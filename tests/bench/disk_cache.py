@@ -18,13 +18,13 @@ from typing import Any
 import fsspec
 import numpy as np
 from servers.latency_proxy import latency_proxy
+from servers.seaweed import s3_server
 
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.maintenance import warm
 from binidx.storage.stores.local import LocalFile
-from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
 from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, interleaved_medians, seconds

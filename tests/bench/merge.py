@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 from servers.latency_proxy import latency_proxy
+from servers.seaweed import s3_server
 
 from binidx.corpus.convert import convert_dataset
 from binidx.corpus.merge import merge_datasets
 from binidx.format.idx import format_idx_header
-from binidx.tools.seaweed import s3_server
 from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 

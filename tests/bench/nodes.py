@@ -24,11 +24,11 @@ import numpy as np
 from helpers.ports import free_port
 from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Logged
+from servers.seaweed import s3_server
 
 import binidx
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
-from binidx.tools.seaweed import s3_server
 from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 

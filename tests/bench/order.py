@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Counts
+from servers.seaweed import s3_server
 
 from binidx.corpus.convert import convert_dataset
 from binidx.dataset.stored.baked import BakedDataset
@@ -32,7 +33,6 @@ from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
-from binidx.tools.seaweed import s3_server
 from tests.bench.corpus import open_ours, write_corpus
 from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, seconds

@@ -24,9 +24,9 @@ from typing import Any
 import fsspec
 import numpy as np
 from servers.latency_proxy import Proxy, latency_proxy
+from servers.seaweed import S3Server, s3_server
 
 from binidx.corpus.convert import convert_dataset
-from binidx.tools.seaweed import S3Server, s3_server
 from tests.bench.corpus import SEQUENCE_LENGTH, write_corpus
 from tests.bench.remote import check_reached
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from servers.seaweed import s3_client
 
 from binidx.corpus.convert import convert_dataset
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.format.idx import format_idx_header
 from binidx.run.run_file import Run, SavedTokenizer
-from binidx.tools.seaweed import s3_client
 from tests.bench.clients import fetch_bare
 from tests.bench.race import DELAY_MS, far_away, store
 from tests.bench.remote import check_reached

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from helpers.pages import read_page
 from helpers.preprocess_jobs import tokenizer_path
+from servers import seaweed
 
 import binidx
 from binidx.tools import main
-from tools import seaweed
 
 PAGE = "how-to/permissions"
 

@@ -153,7 +153,7 @@ def upload() -> None:
 
 
 def main() -> None:
-    from binidx.tools.seaweed import s3_server
+    from servers.seaweed import s3_server
 
     shutil.rmtree(PLANS, ignore_errors=True)
     root = Path(tempfile.mkdtemp())

@@ -498,7 +498,8 @@ def identities() -> dict[str, Any]:
 
 
 def main() -> None:
-    from binidx.tools.seaweed import s3_server
+    sys.path.append(str(Path(__file__).parents[1]))
+    from servers.seaweed import s3_server
 
     shutil.rmtree(STATE, ignore_errors=True)
     root = Path(tempfile.mkdtemp())

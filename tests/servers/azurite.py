@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from binidx.tools.seaweed import LAUNCH, free_ports
+from servers.seaweed import LAUNCH, free_ports
 
 ACCOUNT = "binidx"
 SECONDS_TO_START = 900.0

@@ -23,7 +23,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from binidx.tools.seaweed import LAUNCH, S3Server, answers, free_ports, s3_client
+from servers.seaweed import LAUNCH, S3Server, answers, free_ports, s3_client
 
 SECONDS_TO_START = 120.0
 

@@ -1,4 +1,4 @@
-"""A real S3 server for a demo or a test run: SeaweedFS's `weed`, embedded, on loopback only.
+"""A real S3 server for the demo and for tests: SeaweedFS's `weed`, embedded, on loopback only.
 
     with s3_server(directory) as server, server.in_environment():
         server.make_bucket("corpus")
@@ -137,7 +137,7 @@ def find_weed() -> str:
     """Return the path of the program `weed`: beside this Python, or on PATH."""
     program = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if not program:
-        raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
+        raise MissingDriverError("S3 server: needs the program weed; pip install -e '.[demo]'")
     return program
 
 
@@ -249,11 +249,9 @@ def s3_client(endpoint: str, key: str, secret: str) -> Any:
         endpoint: URL of the server.
         key, secret: its credentials.
     """
-    try:
-        import botocore.config
-        import botocore.session
-    except ImportError as error:
-        raise MissingDriverError("S3 server: needs botocore; pip install 'binidx[demo]'") from error
+    import botocore.config
+    import botocore.session
+
     limits = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 20}
     config = botocore.config.Config(**limits, proxies={}, s3={"addressing_style": "path"})
     credentials = {"aws_access_key_id": key, "aws_secret_access_key": secret}

