@@ -12,8 +12,8 @@ PROCESSES := $(shell $(PYTHON) -c "import os; print(min(4, (os.cpu_count() or 1)
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fast check lint depth docs test arm test-ceph test-oldest test-versions test-install first-hour wheels \
-	arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak clean
+.PHONY: help demo fast check lint depth docs test arm test-ceph test-oldest test-versions test-install mixed-versions \
+	first-hour wheels arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak clean
 
 help:                           ## what each target does; also what `make` alone prints
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ test-versions: test-oldest      ## the core of the suite with the oldest depende
 
 test-install: build/wheel/.done  ## the wheel with core dependencies alone, then each extra: a table of all commands; minutes, 6 GB
 	$(BIN)/python tests/install_matrix.py build/wheel/*.whl
+
+mixed-versions: $(VENV)/.test   ## earlier commits and this tree on one node and bucket, in every order: a table by kind of file
+	$(BIN)/python tests/mixed_versions.py
 
 first-hour: build/wheel/.done   ## a newcomer's first hour from the wheel alone, each step with its output; minutes, 2 GB
 	$(BIN)/python tests/first_hour.py build/wheel/*.whl
