@@ -283,9 +283,9 @@ class World:
     ) -> None:
         """Note an answer that is not the one of HEAD alone, apart from the known fields."""
         if step.endswith("_killed"):
-            found, needed = answer.get("killed", answer), -9
+            found, needed = answer.get("killed", "no kill"), -9
         else:
-            found = answer.get("result", answer)
+            found = answer.get("result", answer.get("error", "no answer"))
             needed = self.expected.setdefault((step, turn), found if "result" in answer else None)
             needed = {**needed, **known} if known else needed
         if found != needed:
