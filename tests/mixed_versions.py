@@ -42,8 +42,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from golden.make_state import write_dataset  # noqa: E402
 from helpers.version_steps import SOURCES  # noqa: E402
 from servers.latency_proxy import Proxy, latency_proxy  # noqa: E402
-
-from binidx.tools.seaweed import s3_server  # noqa: E402
+from servers.seaweed import s3_server  # noqa: E402
 
 FIRST, SECOND, HEAD = "c3b617c", "2e6bc1de", "HEAD"
 
