@@ -215,17 +215,22 @@ HISTORIES: dict[str, Sequence[str]] = {
     "a view, a copy of the data and other weights": ("plain", "view", "copy"),
     "a rebuild": ("plain", "rebuild", "plain"),
     "a plan, then a bake": ("plain", "plan", "bake"),
+    "packed files, a plan, then a bake": ("packed", "plan", "bake"),
 }
-"""Name of a kind of histories -> its runs: of another order or data each, or read from a plan or a bake."""
+"""Name of a kind of histories -> its runs: of another order or data each, or of packed files, a plan or a bake."""
 
 
 def build_history(corpus: Corpus, kinds: Sequence[str], rng: random.Random) -> tuple[str, Served, int | None]:
     """As `build_run`, of several runs, each of which resumes the one before it."""
     folder, served, length, listed = corpus.folder, Served(), rng.choice([5, 16, 64]), set[tuple[str, int]]()
-    first = consumed = 0
+    first = consumed = earlier = 0
     previous, prefixes = None, corpus.prefixes
     for number, kind in enumerate(kinds):
         order, same_data = None, {}
+        if kind == "packed":
+            previous, served, _ = build_packed_run(corpus, rng, "packed.json", first_half=True)
+            first, earlier = max(served.steps) + 1, len(served.steps)
+            continue
         if kind in ("view", "rebuild"):
             listed |= {place for place in corpus.documents if rng.random() < 0.04}
             (folder / f"list{number}.txt").write_text("".join(f"{name}\t{each}\n" for name, each in sorted(listed)))
@@ -250,6 +255,7 @@ def build_history(corpus: Corpus, kinds: Sequence[str], rng: random.Random) -> t
         binidx.Run(
             config, sizes, micro, ranks, global_batch_size=size, first_step=first, consumed_samples=consumed,
             previous=previous, iterations_to_skip=[step + 1 for step in untrained], same_data=same_data,
+            earlier_samples=earlier,
         ).save(file)  # fmt: skip
         if kind in ("plan", "bake"):
             answer("read-plan" if kind == "plan" else "bake", file, "--to", f"{folder}/{kind}")
@@ -274,8 +280,10 @@ def serve(dataset: Any, consumed: int, micro: int, rank: int, ranks: int, kind: 
         consumed += count * micro * ranks
 
 
-def build_packed_run(corpus: Corpus, rng: random.Random) -> tuple[str, Served, int | None]:
-    """As `build_run`, of a run over packed files."""
+def build_packed_run(
+    corpus: Corpus, rng: random.Random, file: str = "run.json", *, first_half: bool = False
+) -> tuple[str, Served, int | None]:
+    """As `build_run`, of a run over packed files; the loaders serve all its steps, or those before some step."""
     folder, served, sets = corpus.folder, Served(), []
     block, micro, accumulation, ranks = rng.choice([5, 17, 65]), rng.randrange(1, 4), rng.randrange(1, 3), 2
     for number, prefix in enumerate(corpus.prefixes):
@@ -290,15 +298,16 @@ def build_packed_run(corpus: Corpus, rng: random.Random) -> tuple[str, Served, i
         "sets": sets, "num_ranks": ranks, "num_workers": rng.randrange(2), "micro_batch_size": micro,
         "accumulation": accumulation,
     }  # fmt: skip
-    Path(f"{folder}/run.json").write_text(json.dumps(described))
-    order = binidx.packed.load_packed_run(f"{folder}/run.json")
+    Path(f"{folder}/{file}").write_text(json.dumps(described))
+    order = binidx.load_packed_run(f"{folder}/{file}")
     count = order.num_steps()
     steps = rng.randrange(5, 60) if count is None else count
+    steps = rng.randrange(steps // 2, steps) + 1 if first_half else steps
     for rank in range(ranks):
         dataset = binidx.packed.PackedDataset(order.run_of(rank), order.files, steps * micro * accumulation)
         batches = (batch[:, :-1] for batch in DataLoader(dataset, batch_size=micro))
         served.add_loader(batches, 0, steps, accumulation, ())
-    return f"{folder}/run.json", served, steps if count is None else None
+    return f"{folder}/{file}", served, steps if count is None else None
 
 
 def output(*arguments: str) -> str:
@@ -369,7 +378,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
         compare(f"{name} {seed}: document", row, expected)
     check_where(corpus, served, [run, "--documents", f"{folder}/all.txt", *before])
     if not kind.get("packed"):  # of which sets of files are accounted
-        check_account(corpus, served, [run, *before])
+        check_account(corpus, served, [run, *before], stop)
     return counts
 
 
@@ -393,16 +402,24 @@ def check_where(corpus: Corpus, served: Served, asked: Sequence[str]) -> None:
         compare(f"{asked}: --count", row, counted)
 
 
-def check_account(corpus: Corpus, served: Served, asked: Sequence[str]) -> None:
-    """Compare the account of each source with the samples and the tokens that were served of it."""
-    for row in answer("account", *asked):
+def check_account(corpus: Corpus, served: Served, asked: Sequence[str], stop: int) -> None:
+    """Compare the account of each source with the samples and the tokens that were served of it.
+
+    A block of packed files may have no token of a document, so it names no source: those are compared in all.
+    """
+    rows, blank = answer("account", *asked), set(np.flatnonzero(np.array(served.steps) < stop).tolist())
+    blank -= {read for token, reads in served.of_token.items() if token != PAD for read in reads}
+    for row in rows:
         reads = [
             read for (prefix, _), ids in corpus.documents.items() if prefix == row["source"]
             for token in ids for read in served.of_token.get(token, ())
         ]  # fmt: skip
         trained = [read for read in reads if served.trained[read]]
-        expected = {"samples_read": len({*reads}), "samples_trained": len({*trained})}
-        compare(f"{asked}: account", row, expected | {"tokens_read": len(reads), "tokens_trained": len(trained)})
+        row["blank"] = row["samples_read"] - len({*reads})
+        expected = {"tokens_read": len(reads), "tokens_trained": len(trained)}
+        expected |= {"blank": max(row["samples_trained"] - len({*trained}), 0)}
+        compare(f"{asked}: account", row, expected)
+    assert sum(row["blank"] for row in rows) == len(blank), f"{asked}: {len(blank)} samples have no token"
 
 
 def exposures(num_passages: int, seed: int) -> int:

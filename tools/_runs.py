@@ -21,9 +21,9 @@ from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
 from binidx.run.provenance.exposures import STEPS, Exposures
-from binidx.run.provenance.history import RunHistory, Runs
+from binidx.run.provenance.history import LoadPacked, RunHistory, Runs
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
+from binidx.run.run_file import Run, is_packed_run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -126,15 +126,15 @@ def open_run(arguments: argparse.Namespace) -> RunOrder:
 
 
 def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory | PackedRunOrder:
-    """Return the history of the run as `open_history`, or the order of a run over packed files.
+    """Return the history of the run as `open_history`, also after packed files, or the order of a run over those.
 
     Args:
         arguments, whole: as for `open_history`.
     """
     file = Location(arguments.run, arguments.storage_options)
     is_prefix = getattr(arguments, "sequence_length", None) is not None
-    if is_prefix or not is_packed_run(RUN_FILE.parse(read_run_file(file), arguments.run)):
-        return open_history(arguments, whole=whole)
+    if is_prefix or not is_packed_run(file):
+        return open_history(arguments, whole=whole, load_packed=load_packed_run)
     given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
     order = load_packed_run(arguments.run, arguments.storage_options)
     micro = given.get("micro_batch_size", order.packed.micro_batch_size)
@@ -145,7 +145,9 @@ def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHist
     return order.replace(micro_batch_size=micro, num_ranks=ranks, accumulation=size // (micro * ranks))
 
 
-def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHistory:
+def open_history(
+    arguments: argparse.Namespace, *, whole: bool = False, load_packed: LoadPacked | None = None
+) -> RunHistory:
     """Return the history of the run, of whose indices ranges are read as needed, or which are loaded whole.
 
     How a run continues the one before it is printed on stderr, where the two have another option `order`.
@@ -153,8 +155,9 @@ def open_history(arguments: argparse.Namespace, *, whole: bool = False) -> RunHi
     Args:
         arguments: with those of `add_run`, and of `add_topology` if the command has them.
         whole: whether to load indices.
+        load_packed: as for `RunHistory.of`.
     """
-    history = RunHistory.of(load_run(arguments), whole=whole)
+    history = RunHistory.of(load_run(arguments), whole=whole, load_packed=load_packed)
     for line in history.describe_continuations():
         print_note("binidx", line)
     return history
@@ -210,9 +213,11 @@ def step_at(history: RunHistory, consumed_samples: int) -> int:
 
     In a history of several runs the number is Megatron's, of the samples of all datasets.
     """
-    totals = [run.consumed_samples + run.earlier_samples for run in history.runs]
-    run = history.runs[max(bisect_right(totals, consumed_samples) - 1, 0)]
-    schedule, consumed_samples = run.schedule, consumed_samples - run.earlier_samples
+    schedules = [*([] if history.packed is None else [history.packed.reading.schedule])]
+    schedules += [run.schedule for run in history.runs]
+    totals = [schedule.consumed_samples + schedule.earlier_samples for schedule in schedules]
+    schedule = schedules[max(bisect_right(totals, consumed_samples) - 1, 0)]
+    consumed_samples -= schedule.earlier_samples
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
         near = f"{schedule.samples_before(step):,} and {schedule.samples_before(step + 1):,}"

@@ -74,7 +74,7 @@ def counters(history: RunHistory, stop_step: int) -> str:
         schedule, run = order.reading.schedule, order.run
         consumed = schedule.samples_before(steps.stop) + (run.earlier_samples if run else 0)
         skipped += schedule.skipped_before(steps.stop)
-    if len(history.runs) == 1 and not skipped:
+    if len(history.runs) == 1 and history.packed is None and not skipped:
         return ""
     return f"\nconsumed_train_samples {consumed:,}, skipped_train_samples {skipped:,}"
 

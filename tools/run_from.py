@@ -18,9 +18,10 @@ import argparse
 from typing import Any
 
 from binidx.errors import ConfigError
+from binidx.packed.packed_run import load_packed_run
 from binidx.run.megatron_command import parse_megatron_command
 from binidx.run.provenance.history import RunHistory
-from binidx.run.run_file import Run
+from binidx.run.run_file import Run, is_packed_run
 from binidx.storage.location import Location
 
 from ._command import add_json, chosen, command, print_result
@@ -64,11 +65,16 @@ def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
     step, consumed = arguments.first_step, arguments.consumed_samples
     if arguments.previous is None:
         return {"first_step": step, "consumed_samples": consumed or 0}
-    previous = Location.of(arguments.previous, arguments.storage_options).absolute
-    runs = [run for run in RunHistory.of(Run.load(previous, arguments.storage_options)).runs if run.first_step <= step]
-    if not runs:
-        raise ConfigError(f"first_step: found {step:,}, needs a step of {previous}")
-    position, earlier = runs[-1].schedule.samples_before(step), runs[-1].earlier_samples
+    options = arguments.storage_options
+    previous = Location.of(arguments.previous, options).absolute
+    if is_packed_run(Location(previous, options)):  # its data is another one, of which no sample was consumed
+        position, earlier = 0, load_packed_run(previous, options).reading.schedule.samples_before(step)
+    else:
+        history = RunHistory.of(Run.load(previous, options), load_packed=load_packed_run)
+        runs = [run for run in history.runs if run.first_step <= step]
+        if not runs:
+            raise ConfigError(f"first_step: found {step:,}, needs a step of {previous}")
+        position, earlier = runs[-1].schedule.samples_before(step), runs[-1].earlier_samples
     consumed = position if consumed is None else consumed
     names = ("previous", "first_step", "consumed_samples", "earlier_samples")
     return dict(zip(names, (previous, step, consumed, position + earlier - consumed), strict=True))

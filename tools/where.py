@@ -119,8 +119,9 @@ def reads_of_stored(
     """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
     if samples:
         for order, steps in history.orders(range(history.first_step, stop_step)):
-            reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
-            yield order, reads, order.contents(reads.sample)
+            if isinstance(order.order, StoredBlocks):
+                reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
+                yield order, reads, order.contents(reads.sample)
 
 
 def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from binidx.run.provenance.accounts import account
 from binidx.run.provenance.history import RunHistory, Runs
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
-from binidx.run.run_file import RUN_FILE, Run, is_packed_run, read_run_file
+from binidx.run.run_file import Run, is_packed_run
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 
@@ -91,7 +91,7 @@ class Explored:
             identity = json.dumps([dataset.opened["idx"], dataset.index.num_tokens], sort_keys=True)
             digest = hashlib.blake2b(identity.encode(), digest_size=DIGEST_LENGTH // 2).hexdigest()
             return cls(name, [source], digest, None, options, tokenizer)
-        if is_packed_run(RUN_FILE.parse(read_run_file(Location(name, options)), name)):
+        if is_packed_run(Location(name, options)):
             if losses or compare:
                 raise ConfigError("loss, compare: found a run over packed files, which has neither; leave them out")
             packed = load_packed_run(name, options)

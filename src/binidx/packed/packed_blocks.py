@@ -291,6 +291,9 @@ class PackedBlocks(MembersOrder):
             if group.problem and number in sets:
                 raise ConfigError(group.problem)
 
+    def list_unknown(self) -> Sequence[str]:
+        return [group.problem for _, group in self.groups if group.problem]
+
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         return self.files[0].storage_options if self.files else None

@@ -65,8 +65,8 @@ class Run:
         first_step: number of iterations before this run: its own steps are `first_step` and those after it.
         stop_step: number of iterations after which the run ends; None: where its samples end.
         earlier_samples: samples that were consumed from earlier datasets; `step_batch_size_schedule` counts them, too.
-        previous: path or URI of the file of the run before `first_step`: this one resumes it there, or forks from it,
-            with another topology, other data or another schedule. A relative path in a file begins in its folder.
+        previous: path or URI of the file of the run before `first_step`, also over packed files: this one resumes it
+            there, or forks from it, with other ranks, data or steps. A relative path in a file begins in its folder.
         stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
         directory: absolute path from which relative prefixes and a relative path_to_cache are opened, by default the
             current directory. None, as in files of earlier versions: the directory that is current at each opening. A
@@ -398,7 +398,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
             change the samples.
     """
     values = RUN_FILE.parse(text, "")
-    if is_packed_run(values):
+    if isinstance(values, dict) and "fork" in values:
         raise ConfigError(
             "a run over packed files; trace, where, account and order take it, and binidx.packed.load_packed_run"
         )
@@ -434,9 +434,10 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
     return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
-def is_packed_run(value: Any) -> bool:
-    """Return whether a JSON value describes a run over packed files."""
-    return isinstance(value, dict) and "fork" in value
+def is_packed_run(file: Location) -> bool:
+    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
+    values = RUN_FILE.parse(read_run_file(file), file.uri)
+    return isinstance(values, dict) and "fork" in values
 
 
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:

@@ -34,6 +34,7 @@ from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.provenance.history import STRETCH, Runs, count_reads, count_source, find_changes
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
+from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
@@ -48,7 +49,7 @@ class SourceAccount:
         tokens: number of tokens of these documents.
         samples_built: number of samples in the source's own index.
         samples_in_run: number of these samples in the run's dataset; in a history those that the earlier runs read, and
-            those of the last run's dataset from there to its end.
+            those of the last run's dataset from there to its end. Of packed files those that were read.
         samples_read, tokens_read: counts up to the step; pads are no tokens.
         epochs_read: tokens_read / tokens.
         samples_trained, tokens_trained: the same counts without those that iterations to skip only read.
@@ -124,8 +125,9 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
 
     Returns:
         One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
-        it. A prefix that a blend names twice is two sources; the rounds of a source of a run in stages are one. The
-        list can `plot`.
+        it. A prefix that a blend names twice is two sources; the rounds of a source of a run in stages are one, and so
+        are packed files of one dataset. A set of packed files whose dataset is not known is a source after those of its
+        run, whose documents are its blocks; `notes` names them. The list can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
@@ -137,19 +139,20 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
     accounts, times, notes = dict[Key, SourceAccount](), dict[Key, NDArray[Any]](), list[str]()
     for number, (each, steps) in enumerate(parts):
         joined.check_data(each.sources)
-        names, is_last = joined.names_of(each.sources), number + 1 == len(parts)
+        names, is_packed = joined.names_of(each.sources), isinstance(each.order, StoredBlocks)
         # A blend may name a prefix twice; a stage may not.
-        keys = [
-            (name, 0 if each.run is not None and each.run.stages is not None else names[:place].count(name))
-            for place, name in enumerate(names)
-        ]
+        is_one, is_last = is_packed or (each.run and each.run.stages is not None), number + 1 == len(parts)
+        keys = [(name, 0 if is_one else names[:place].count(name)) for place, name in enumerate(names)]
         first = each.reading.schedule.consumed_samples if number else 0
-        for key, found in _account(each, keys, first, steps.stop, is_last=is_last).items():
+        for key, found in _account(each, keys, first, steps.stop, is_last=is_last and not is_packed).items():
             before = accounts.get(key, NONE)
             accounts[key] = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
-            if (rounds := keys.count(key)) > 1:
+            if (rounds := keys.count(key)) > 1 and not is_packed:
                 notes.append(f"{redacted(key[0])}: {rounds} rounds, each in an order of its own, are one source here")
         stop = each.reading.schedule.samples_before(steps.stop)
+        if isinstance(each.order, StoredBlocks) and (problems := each.order.list_unknown()):
+            accounts |= _account_blocks(each, each.order, stop)
+            notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in problems]
         seen = _times_seen(each, first, stop) if repeats else []
         for key, source, counts in zip(keys, each.sources, seen, strict=False):
             times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
@@ -160,12 +163,13 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
 
 
 Key = tuple[str, int]
-"""Name of a source, and the number of other sources of its name before it in the blend."""
+"""Name of a source, and the number of other sources of its name before it in the blend; of blocks one below 0."""
 
 NONE = SourceAccount("", 0, 0, 0, 0, 0, 0, 0.0, 0, 0)
 SUMMED = ("samples_in_run", "samples_read", "tokens_read", "epochs_read", "samples_trained", "tokens_trained")
 
 IN_RUN = "samples in run: those that the earlier runs read, and the plan of the last run from there to its end"
+OF_BLOCKS = "its blocks are counted as the documents of a source named as their set, and in no other source"
 
 
 def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_last: bool) -> dict[Key, SourceAccount]:
@@ -177,6 +181,8 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
         first, end: first position and end step of the counted samples.
         is_last: whether the samples after `end` are samples in the run, too.
     """
+    if not keys:  # packed files of which no dataset is known
+        return {}
     schedule, numbers = order.reading.schedule, dict[Key, list[int]]()
     steps = [step for step in schedule.skipped_steps if step < end]
     skipped = [(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
@@ -200,6 +206,23 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     return dict(zip(numbers, rows, strict=True))
 
 
+def _account_blocks(order: RunOrder, blocks: StoredBlocks, stop: int) -> dict[Key, SourceAccount]:
+    """Return the use of each set of packed files whose dataset is not known, at the positions before `stop`."""
+    sets = blocks.describe(np.arange(len(order.order)))[0].source
+    own = np.where(order.list_sources < 0, sets + 1, 0)  # 0: counted with its dataset
+    sizes, read = np.bincount(own, minlength=len(blocks.names) + 1), np.zeros(len(blocks.names) + 1, np.int64)
+    for rows in row_blocks(0, stop, STRETCH):
+        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+        read += np.bincount(own[samples % len(own)], minlength=len(read))
+    length, found = blocks.sequence_length, dict[Key, SourceAccount]()
+    for number, name in enumerate(blocks.names, 1):
+        size, count = int(sizes[number]), int(read[number])
+        if size:
+            use = count, count * length, count / size, count, count * length
+            found[name, -number] = SourceAccount(name, size, size * length, size, count, *use)
+    return found
+
+
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     times = [np.zeros(len(index_of(source.dataset).document_indices) - 1, np.uint32) for source in order.sources]
@@ -213,7 +236,7 @@ def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, 
     for rows in row_blocks(first, stop, STRETCH):
         reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
         sources, is_input = reads.piece_source, reads.inputs > 0
-        for number in np.unique(reads.source).tolist():
+        for number in np.unique(reads.source[reads.source >= 0]).tolist():
             own = is_input & (sources == number)
             yield number, reads.document[own], reads.start[own]
 

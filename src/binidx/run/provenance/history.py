@@ -4,15 +4,18 @@
     run2.json   previous run1.json   | 1000 .. 1799    128 ranks, and iterations to skip
                                      | 1800 ....       phase 2: datasets of its own
 
+The first may be a run over packed files, which a function of the caller opens: `packed` is a layer above this one.
+
 Every question takes steps of the whole history, and is answered run by run, each by its own order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +30,17 @@ from binidx.order.source_order import distinct_sequences
 from binidx.order.view import KnownSources, describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
+from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import Run
+from binidx.run.run_file import Run, is_packed_run
 from binidx.run.schedule import check_steps
+from binidx.storage.location import Location
 
 STRETCH = 1 << 18
 """Number of samples or sequences processed together: samples with their documents take 50 MiB."""
+
+LoadPacked = Callable[[str, Mapping[str, Any] | None], RunOrder]
+"""Function that opens the order of a run over packed files, by the URI of its description and the options of stores."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class RunHistory:
         runs: runs, each without phases, up to its `stop_step`, with which the next one begins.
         whole: load indices whole, as `RunOrder.of`, instead of reading what a query needs, as `RunOrder.open`.
         files: path or URI of the file of each run; None for the last run, which was given.
+        packed: order of the run over packed files with which the history begins, up to the first of `runs`; None: it
+            begins with a run of `runs`.
 
     Example:
         history = RunHistory.of(binidx.Run.load("run2.json"))
@@ -55,24 +65,30 @@ class RunHistory:
     runs: Sequence[Run]
     whole: bool = False
     files: Sequence[str | None] = ()
+    packed: RunOrder | None = None
     _opened: dict[int, RunOrder] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of(cls, run: Run, *, whole: bool = False) -> RunHistory:
+    def of(cls, run: Run, *, whole: bool = False, load_packed: LoadPacked | None = None) -> RunHistory:
         """Return the history of a run: those that its `previous` names, up to its first step, and all phases.
 
         Args:
             run: the last run.
             whole: as for the class.
+            load_packed: `binidx.load_packed_run`, if the first run may be one over packed files.
 
         Returns:
-            The history; the runs before are loaded, and no data is opened.
+            The history; the runs before are loaded, and no data is opened, except the headers of packed files.
 
         Raises:
-            ConfigError: a run that follows itself, or begins later than the one after it.
+            ConfigError: a run that follows itself, or begins later than the one after it; or a run over packed files
+                without `load_packed`, or with fewer steps or another number of samples than the run after it needs.
         """
-        history, names = [run], list[str]()
+        history, names, packed = [run], list[str](), None
         while (uri := history[0].previous) is not None:
+            if is_packed_run(Location.of(uri, run.config.storage_options)):
+                packed = _open_packed(uri, history[0], load_packed)
+                break
             names.insert(0, uri)
             earlier, first_step = Run.load(uri, run.config.storage_options), history[0].first_step
             if earlier.first_step > first_step or earlier.previous in names:
@@ -83,22 +99,27 @@ class RunHistory:
         used = [each is run or each.stop_step != each.first_step for each in history]
         runs = [(phase, name) for each, name, is_used in zip(history, [*names, None], used, strict=True) if is_used
                 for phase in each.phases]  # fmt: skip
-        return cls([phase for phase, _ in runs], whole, [name for _, name in runs])
+        return cls([phase for phase, _ in runs], whole, [name for _, name in runs], packed)
+
+    @property
+    def parts(self) -> Sequence[Run | RunOrder]:
+        """The runs, and before them the order of the one over packed files, if there is one."""
+        return self.runs if self.packed is None else [self.packed, *self.runs]
 
     @property
     def first_step(self) -> int:
         """The first step that the history knows."""
-        return self.runs[0].first_step
+        return self.parts[0].first_step
 
     @property
     def consumed_samples(self) -> int:
         """Number of samples that were read before the first step, by runs that the history does not know."""
-        return self.runs[0].consumed_samples
+        return self.parts[0].consumed_samples
 
     @property
     def last(self) -> RunOrder:
         """The order of the last run."""
-        return self.order_of(len(self.runs) - 1)
+        return self.order_of(self.runs[-1])
 
     @cached_property
     def joined(self) -> JoinedSources:
@@ -107,8 +128,8 @@ class RunHistory:
         Raises:
             ConfigError: as `join_sources`, or `same_data` of a run names no dataset of the history.
         """
-        datasets = [self.order_of(number).sources for number in range(len(self.runs))]
-        same_data = [run.same_data for run in self.runs]
+        datasets = [self.order_of(run).sources for run in self.parts]
+        same_data = [run.same_data if isinstance(run, Run) else {} for run in self.parts]
         joined = join_sources(datasets, same_data)
         for name in (name for each in same_data for name in each.values() if name not in joined.names):
             raise ConfigError(f"same_data: found {name}, needs a source of an earlier run: {', '.join(joined.names)}")
@@ -124,13 +145,13 @@ class RunHistory:
         return self.joined.select(name)
 
     def samples_named(self, name: str) -> Numbers:
-        """Return no sample: those of documents have no names."""
-        return np.empty(0, np.int64)
+        """Return the samples that are a block of packed files, as `RunOrder`; those of documents have no names."""
+        return np.empty(0, np.int64) if self.packed is None else self.packed.samples_named(name)
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of everything on which the orders of the runs depend, and of their data, 32 hex digits."""
-        parts = [self.order_of(number).fingerprint for number in range(len(self.runs))]
+        parts = [self.order_of(run).fingerprint for run in self.parts]
         return parts[0] if len(parts) == 1 else digest("".join(parts))
 
     def num_steps(self) -> int | None:
@@ -154,11 +175,11 @@ class RunHistory:
             IndexError: the history has no such steps.
         """
         check_steps(range(steps.start, steps.start), None, first_step=self.first_step)
-        for number, run in enumerate(self.runs):
-            stops = [steps.stop, *(later.first_step for later in self.runs[number + 1 : number + 2])]
+        for number, run in enumerate(self.parts):
+            stops = [steps.stop, *(later.first_step for later in self.parts[number + 1 : number + 2])]
             part = range(max(run.first_step, steps.start), min(stops))
             if part or (number == 0 and not steps):
-                order = self.order_of(number)
+                order = self.order_of(run)
                 check_steps(part, order.num_steps(), first_step=run.first_step)
                 yield order, part
 
@@ -167,15 +188,16 @@ class RunHistory:
 
         Returns:
             The numbers of samples of its order that the runs before have read, that are read again or never, and that
-            the option leaves out; and of those that were read of sources with another index or none, which is not
-            compared. They are located whole, some milliseconds for each million samples.
+            the option leaves out; and of those that were read of sources with another index or none, or of packed
+            files, which is not compared. They are located whole, some milliseconds for each million samples.
         """
         for number, (before, run) in enumerate(pairwise(self.runs), 1):
             if run.config.order == before.config.order:
                 continue
-            opened, begin = [self.order_of(place) for place in range(number + 1)], run.consumed_samples
+            opened, begin = [self.order_of(each) for each in self.runs[: number + 1]], run.consumed_samples
             reads = [(each.order, each.reading.schedule.consumed_samples, each.reading.end or 0) for each in opened]
-            reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
+            if self.packed is None:
+                reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
             was_read, left_out, num_apart = find_read(reads[:-1], order := opened[-1].order)
             text = f"step {run.first_step:,}: order {name_order(run.config.order)}"
             if "cyclic" in {each.dataloader_type for each in self.runs[: number + 1]} or not was_read.any():
@@ -184,24 +206,62 @@ class RunHistory:
             text += f" begins at sample {begin:,}: {was_read.sum():,} were read before, {was_read[begin:].sum():,} are "
             text += f"read again, {(~was_read[:begin]).sum():,} are never read; it leaves out {left_out:,} others"
             text += f"; {num_apart:,} more were read, of sources whose index is another one" if num_apart else ""
+            blocks = self.packed and self.packed.reading.schedule.samples_before(self.runs[0].first_step)
+            text += f"; {blocks:,} reads of packed files are not compared" if blocks else ""
             place = f"; {describe_place(order, was_read, run.schedule.batch_size(begin))}"
             yield text if was_read[:begin].all() else text + place
 
-    def order_of(self, number: int) -> RunOrder:
+    def order_of(self, run: Run | RunOrder) -> RunOrder:
         """Return the order of a run, opened at the first call.
 
         Args:
-            number: number of the run in `runs`.
+            run: one of `parts`.
         """
+        if isinstance(run, RunOrder):
+            return run
+        number = next(number for number, each in enumerate(self.runs) if each is run)
         if number not in self._opened:
             # The history itself compares orders, over the samples that were read: `account`.
-            run, warns = self.runs[number], len(self.runs) == 1
+            warns = len(self.parts) == 1
             self._opened[number] = RunOrder.of(run, warns=warns) if self.whole else RunOrder.open(run, warns=warns)
         return self._opened[number]
 
 
+def _open_packed(uri: str, run: Run, load_packed: LoadPacked | None) -> RunOrder | None:
+    """Return the order of the run over packed files before a run; None if it has no step before it.
+
+    Args:
+        uri: the `previous` of the run.
+        run: the run.
+        load_packed: as for `RunHistory.of`.
+    """
+    if load_packed is None:
+        raise ConfigError(
+            f"previous: {uri} is a run over packed files, which is not opened here; trace, where, exposures, account, "
+            "order and grep --run open it, and RunHistory.of(run, load_packed=binidx.load_packed_run)"
+        )
+    packed = load_packed(uri, run.config.storage_options)
+    stop, schedule, num_steps = run.first_step, packed.reading.schedule, packed.num_steps()
+    if num_steps is not None and num_steps < stop:
+        raise ConfigError(
+            f"previous: {uri} ends too early (found {num_steps:,} steps, first_step after it needs {stop:,}); "
+            f"correct first_step, or the files, ranks or batch sizes in {uri}"
+        )
+    found, needed = run.consumed_samples + run.earlier_samples, schedule.samples_before(stop)
+    if found not in (0, needed):
+        raise ConfigError(
+            f"previous: {uri} reads another number of samples than the run after it counts (found {found:,} as "
+            f"consumed_samples + earlier_samples, needs {needed:,}: {stop:,} steps of {schedule.global_batch_size:,} "
+            f"on {schedule.data_parallel_size:,} ranks; or 0); correct these, or num_ranks, micro_batch_size or "
+            f"accumulation in {uri}"
+        )
+    return packed if stop else None
+
+
 Runs = RunHistory | RunOrder
 """The runs of a model, or one run, as a history of itself."""
+
+WAY_OUT = "restore the file beside them, as binidx pack writes it, or ask about a run after them without its previous"
 
 REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 
@@ -216,14 +276,17 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
         knows = one.reading.knows_earlier and other.reading.knows_earlier
         stop = min(after.consumed_samples, len(one.order), len(other.order))
         stop *= before.earlier_samples == after.earlier_samples and knows
-        known: KnownSources = {}
+        known, line = KnownSources(), f"step {other.first_step:,}: {REORDERED}"
+        if stop and isinstance(one.order, StoredBlocks):
+            yield line
+            continue
         for rows in row_blocks(0, stop, SAMPLES_COMPARED) if one.order.identity != other.order.identity else ():
             ours, theirs = (
                 key_samples(known, each.order, rows.start, rows.stop, joined.names_of(each.sources))
                 for each in (one, other)
             )
             if not np.array_equal(ours, theirs):
-                yield f"step {other.first_step:,}: {REORDERED}"
+                yield line
                 break
 
 
@@ -242,12 +305,17 @@ def find_sources(
         is not searched, and whether the run is the first one.
 
     Raises:
-        ConfigError: no run has a source of this name, or one was replaced between two runs.
+        ConfigError: no run has a source of this name, or one was replaced between two runs; or the history begins with
+            packed files whose documents are not known.
     """
     joined = history.joined
     if unknown := [name for name in names if name not in joined.names]:
         raise ConfigError(f"source: found {unknown[0]}, needs a source of the run: {', '.join(joined.sources)}")
     for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
+        asks_history = bool(names) and isinstance(history, RunHistory)
+        problems = order.order.list_unknown() if asks_history and isinstance(order.order, StoredBlocks) else ()
+        if problems:
+            raise ConfigError(f"{problems[0]}, and their blocks may hold any document; {WAY_OUT}")
         for source, own in enumerate(joined.names_of(order.sources)):
             for name in (name for name in names if joined.names[name] == own):
                 joined.check_data([order.sources[source]])
@@ -266,12 +334,15 @@ def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
     """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
 
     Args:
-        order: the order of a run.
+        order: the order of a run; blocks of packed files of which no source is known are not counted.
         spans: positions from the first to before the second of each pair.
     """
     counts = np.zeros((2, len(order.sources)), np.int64)
     for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
         samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+        if isinstance(order.order, StoredBlocks):
+            samples %= len(order.order)  # a block has the same tokens in every pass
+            samples = samples[order.list_sources[samples] >= 0]
         own, inputs = order.list_sources[samples], order.count_inputs(samples)
         counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
     return counts

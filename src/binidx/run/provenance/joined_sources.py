@@ -98,7 +98,7 @@ def join_sources(datasets: Sequence[Sequence[Source]], same_data: Sequence[Mappi
         elif same is None and not any({one, other} <= run.keys() for run in runs):
             apart.append((one, other))
     names, sources = dict[str, str](), dict[str, Source]()
-    for prefix, source in stored.items():
+    for prefix, source in (pair for run in runs for pair in run.items()):
         leader = stored[leaders[prefix]]
         texts = {names.setdefault(text, leader.name) for text in (source.name, prefix)}
         if (first := sources.setdefault(leader.name, leader)) is not leader or texts != {leader.name}:

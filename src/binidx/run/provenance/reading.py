@@ -92,5 +92,8 @@ class StoredBlocks(Protocol):
     def samples_named(self, name: str) -> Numbers:
         """Return the sample with a name; none if it is no such name."""
 
+    def list_unknown(self) -> Sequence[str]:
+        """Return a message about each group of files whose dataset, and so whose documents, are not known."""
+
     def select_sources(self, name: str | None) -> Mapping[str, Source]:
         """Return datasets by their prefix: that of a prefix, those of a set, or all; ConfigError if not known."""

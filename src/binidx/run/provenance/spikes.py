@@ -274,7 +274,7 @@ def read_run_losses(
         place = Location(folders[min(number, len(folders) - 1)] or beside, run.config.storage_options)
         try:
             if stop is None or stop > run.first_step:
-                found = RunLosses.of(history.order_of(number), *read_losses(place), stop, history.joined.names)
+                found = RunLosses.of(history.order_of(run), *read_losses(place), stop, history.joined.names)
                 runs.append((place.absolute, found))
         except ObjectNotFoundError as error:
             way = "the loader with losses_to= and record_losses writes them; --losses names their folder"
