@@ -166,8 +166,8 @@ def test_explore_takes_the_losses_of_each_run(tmp_path: Path) -> None:
     assert curve.losses.tolist() == pytest.approx(np.concatenate(recorded).reshape(-1, BATCH).mean(axis=1).tolist())
     runs_losses = read_run_losses(history, [place.uri for place in places], file, None)
     (spike,) = [each for each in find_spikes(runs_losses) if each.step == 20]
-    reads = history.order_of(1).readings(range(20, 21))
-    found = curve.of_samples(history.order_of(1), 20, reads)
+    reads = history.order_of(history.runs[1]).readings(range(20, 21))
+    found = curve.of_samples(history.order_of(history.runs[1]), 20, reads)
     assert found is not None
     by_position = dict(zip(reads.position.tolist(), found, strict=True))
     for position, loss, excess in zip(spike.reads.position.tolist(), spike.losses, spike.excess, strict=True):
