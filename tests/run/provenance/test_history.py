@@ -243,11 +243,11 @@ def check_spikes(directory: Path, history: RunHistory, needed: list[Served], sto
             if step < ends[0]:
                 loss_of[int(step), int(rank), int(slot)] = float(loss)
     ends = [*(run.first_step for run in history.runs[1:]), None]
-    runs = [RunLosses.of(history.order_of(n), *recorded[n], ends[n]) for n in range(len(files))]
+    runs = [RunLosses.of(history.order_of(history.runs[n]), *recorded[n], ends[n]) for n in range(len(files))]
     served = defaultdict[int, list[Served]](list)
     for each in needed:
         served[each.step].append(each)
-    hashes = [history.order_of(number).description_hash for number in range(len(files))]
+    hashes = [history.order_of(history.runs[number]).description_hash for number in range(len(files))]
     seams = [
         run.first_step for number, run in enumerate(history.runs) if number and hashes[number] != hashes[number - 1]
     ]

@@ -109,7 +109,9 @@ def test_a_run_that_resumes_from_a_copy_keeps_its_reads(
         rows = read_html(pages.page("source/0/document/7/reads")).rows[1:]
         assert {step for row in rows if (step := int(row[0])) < STOP} == {row["step"] for row in reads}
         assert NOT_COMPARED not in pages.page("")
-    both = compare_documents(history.order_of(0), range(10), history.order_of(1), range(10, STOP))
+    both = compare_documents(
+        history.order_of(history.runs[0]), range(10), history.order_of(history.runs[1]), range(10, STOP)
+    )
     assert [each.source for each in both] == corpora
 
 
