@@ -299,7 +299,7 @@ def build_packed_run(
         "accumulation": accumulation,
     }  # fmt: skip
     Path(f"{folder}/{file}").write_text(json.dumps(described))
-    order = binidx.load_packed_run(f"{folder}/{file}")
+    order = binidx.packed.load_packed_run(f"{folder}/{file}")
     count = order.num_steps()
     steps = rng.randrange(5, 60) if count is None else count
     steps = rng.randrange(steps // 2, steps) + 1 if first_half else steps

@@ -41,7 +41,7 @@ def write_history(folder: Path, **options: Any) -> tuple[str, list[str]]:
 
 
 def open_packed(file: str) -> RunHistory:
-    return RunHistory.of(binidx.Run.load(file), load_packed=binidx.load_packed_run)
+    return RunHistory.of(binidx.Run.load(file), load_packed=binidx.packed.load_packed_run)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -101,7 +101,7 @@ def test_a_copy_and_a_relative_prefix_are_the_data_that_was_packed(
 
 
 def open_packed_of(run: binidx.Run) -> RunHistory:
-    return RunHistory.of(run, load_packed=binidx.load_packed_run)
+    return RunHistory.of(run, load_packed=binidx.packed.load_packed_run)
 
 
 def test_blocks_of_unknown_documents_are_counted_as_blocks_and_refused_as_documents(
@@ -153,7 +153,7 @@ def test_a_run_that_does_not_follow_its_packed_run_is_refused_by_name(
         open_packed_of(replace(run, earlier_samples=25))
     described = json.loads((tmp_path / "packed.json").read_text())
     (tmp_path / "packed.json").write_text(json.dumps({**described, "fork": "lit-gpt"}))
-    end = binidx.load_packed_run(f"{tmp_path}/packed.json").num_steps()
+    end = binidx.packed.load_packed_run(f"{tmp_path}/packed.json").num_steps()
     assert end is not None
     late = replace(run, first_step=end + 1, earlier_samples=4 * (end + 1))
     with pytest.raises(ConfigError, match=rf"packed\.json ends too early \(found {end} steps, .* needs {end + 1}\)"):

@@ -75,7 +75,7 @@ class RunHistory:
         Args:
             run: the last run.
             whole: as for the class.
-            load_packed: `binidx.load_packed_run`, if the first run may be one over packed files.
+            load_packed: `binidx.packed.load_packed_run`, if the first run may be one over packed files.
 
         Returns:
             The history; the runs before are loaded, and no data is opened, except the headers of packed files.
@@ -238,7 +238,7 @@ def _open_packed(uri: str, run: Run, load_packed: LoadPacked | None) -> RunOrder
     if load_packed is None:
         raise ConfigError(
             f"previous: {uri} is a run over packed files, which is not opened here; trace, where, exposures, account, "
-            "order and grep --run open it, and RunHistory.of(run, load_packed=binidx.load_packed_run)"
+            "order and grep --run open it, and RunHistory.of(run, load_packed=binidx.packed.load_packed_run)"
         )
     packed = load_packed(uri, run.config.storage_options)
     stop, schedule, num_steps = run.first_step, packed.reading.schedule, packed.num_steps()
