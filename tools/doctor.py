@@ -23,7 +23,7 @@ from typing import Any
 import binidx
 from binidx.errors import BinidxError, ObjectNotFoundError
 from binidx.format.bin_file import as_prefix, did_you_mean
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import PARTS
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import head, list_page
 

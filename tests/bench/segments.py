@@ -31,7 +31,7 @@ from servers.latency_proxy import latency_proxy
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.maintenance import warm
-from binidx.storage.codecs.checksums import BLOCK_BYTES, CheckedObject
+from binidx.storage.codecs.checksums import SUMMED_BYTES, CheckedObject
 from binidx.storage.codecs.segments import SEGMENT_BYTES, SegmentedObject, SegmentWriter
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
@@ -108,7 +108,7 @@ def speeds(data: Data) -> list[Row]:
     reader = SegmentedObject(packed)
     frames = packed.read([reader.table.stored(each) for each in range(len(reader.table))])
     checked = CheckedObject(MemoryObject(bytes(view)), LocalFile(sums_of(data)))
-    blocks = [view[start:stop] for start, stop in cut((0, plain.size), BLOCK_BYTES)]
+    blocks = [view[start:stop] for start, stop in cut((0, plain.size), SUMMED_BYTES)]
     compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
     decompressor = zstandard.ZstdDecompressor()
     write, bare_write, read, bare_read, check, bare_check = interleaved_medians(

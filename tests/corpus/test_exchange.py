@@ -56,7 +56,7 @@ def contents(found: BucketRecords, order: np.ndarray) -> list[tuple[int, bytes]]
 def test_a_bucket_holds_its_records_in_their_order(
     seed: int, memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, size in (("HELD_BYTES", memory_bytes), ("BLOCK_BYTES", 64), ("ROUND_BYTES", 100)):
+    for name, size in (("HELD_BYTES", memory_bytes), ("PIECE_BYTES", 64), ("ROUND_BYTES", 100)):
         monkeypatch.setattr(module, name, size)
     monkeypatch.setattr(shuffle_buckets, "CHUNK_BYTES", 64)
     monkeypatch.setattr(shuffle_buckets, "EXTENT_BYTES", 48)

@@ -90,7 +90,7 @@ def test_workers_write_the_same_bytes(
     ]
     shuffle_datasets(sources, folder / "one", seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("BUCKET_BYTES", "HELD_BYTES", "BLOCK_BYTES"):
+        for name in ("BUCKET_BYTES", "HELD_BYTES", "PIECE_BYTES"):
             patch.setattr(shuffle, name, size)
         patch.setattr(exchange, "ROUND_BYTES", size)
         patch.setattr(exchange, "HELD_BYTES", 2 * size)

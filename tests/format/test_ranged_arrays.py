@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError
-from binidx.format.ranged_arrays import BLOCK_BYTES, RangedArray
+from binidx.format.ranged_arrays import READ_BYTES, RangedArray
 from binidx.storage.interfaces import Range
 
 
@@ -89,4 +89,4 @@ def test_a_search_takes_few_turns(slope: str, turns: int) -> None:
     wanted = rng.choice(array, 1000)
     assert (found.searchsorted(wanted, side="right") == array.searchsorted(wanted, side="right")).all()
     assert reader.turns <= turns
-    assert reader.asked * BLOCK_BYTES <= turns * 1000 * BLOCK_BYTES
+    assert reader.asked * READ_BYTES <= turns * 1000 * READ_BYTES

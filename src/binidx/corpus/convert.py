@@ -46,7 +46,7 @@ from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.jobs.parts import Workers
 from binidx.jobs.runner import ATTEMPTS
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
-from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
+from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
@@ -269,7 +269,7 @@ class _Convert:
         """
         if not self.in_place:
             return self._holds_source()
-        return not self.way.checksums or (finishing and not self.overwrite and object_exists(self.target.bin + SUFFIX))
+        return not self.way.checksums or (finishing and not self.overwrite and object_exists(self.target.bin + SUMS))
 
     def _finish(self, parted: PartedCopy, part_bytes: int) -> list[CopyCounts] | None:
         """Publish the dataset; return None if another call has finished it meanwhile."""
@@ -307,7 +307,7 @@ class _Convert:
 
     def _complete_existing(self) -> ConvertResult:
         """Write checksums beside the existing copy if they were chosen."""
-        if self.way.checksums and not (self.parted is not None and object_exists(self.target.bin + SUFFIX)):
+        if self.way.checksums and not (self.parted is not None and object_exists(self.target.bin + SUMS)):
             # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
             self._write_sums(self.source.open_plain() if self.in_place else open_stored(self.target.bin))
         return self._report(copied=False)
@@ -376,7 +376,7 @@ class _Convert:
         else:
             counts = [copy(target.bin_suffix, source.open_plain(), self._remove_existing, self.codec)]
         if self.codec == "raw" and source.sums is not None:
-            counts.append(copy(f"bin{SUFFIX}", open_stored(source.sums), check))
+            counts.append(copy(f"bin{SUMS}", open_stored(source.sums), check))
         elif self.way.checksums and self.parted is not None:
             self.parted.write_sums(check)
         elif self.way.checksums:
@@ -390,7 +390,7 @@ class _Convert:
     def _write_sums(self, reader: RangeReader) -> None:
         tokens, check = self.target.bin, self.source.check_unchanged
         self.watch.begin(f"checksums of {tokens}", reader.size, 0)
-        with create_object(tokens + SUFFIX, before_publish=check) as writer:
+        with create_object(tokens + SUMS, before_publish=check) as writer:
             writer.write(format_sums_header(reader.size))
             sums = BlockSums(lambda block: writer.write(block.astype("<u8").tobytes()))
             for block in stream(reader):

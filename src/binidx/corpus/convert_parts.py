@@ -33,7 +33,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
 from binidx.jobs.runner import check_stop
 from binidx.storage.adapters import InMemory
-from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
+from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, open_object, open_stored, stream, suffix_of
@@ -111,7 +111,7 @@ class CopyPart:
     @property
     def sums(self) -> Location:
         """Location of the checksums of its blocks."""
-        return self.job.folder / f"{self.name}{SUFFIX}"
+        return self.job.folder / f"{self.name}{SUMS}"
 
     def __str__(self) -> str:
         return f"bytes {self.start} to {self.stop} of {self.job.source.prefix}"
@@ -246,7 +246,7 @@ class PartedCopy:
 
     def write_sums(self, before_publish: Callable[[], object]) -> None:
         """Publish the `.bin.xxh3`; `before_publish` as in `join`."""
-        location = self.job.bin + SUFFIX
+        location = self.job.bin + SUMS
         readers: list[RangeReader] = [InMemory(location.uri, format_sums_header(self.job.size))]
         readers += OPENS.map(lambda part: open_stored(part.sums), self.parts)
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers if reader.size]

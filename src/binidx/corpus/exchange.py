@@ -47,7 +47,7 @@ from binidx.storage.requests.remote_object import object_identity, recorded_obje
 from binidx.storage.writing.publish import create_object
 
 HELD_BYTES = 1 << 30
-BLOCK_BYTES = 8 << 20
+PIECE_BYTES = 8 << 20
 """Bytes of a request, and wanted size of a block."""
 
 ROUND_BYTES = 64 << 20
@@ -170,7 +170,7 @@ def read_bucket(folder: Location, blocks: Sequence[Block], row: np.dtype[Any]) -
     ranges = [
         (reader, part)
         for reader, block in zip(readers, blocks, strict=True)
-        for part in cut((block.start, block.stop), BLOCK_BYTES)
+        for part in cut((block.start, block.stop), PIECE_BYTES)
     ]
     places = ends_of(np.array([stop - start for _, (start, stop) in ranges], np.int64))
     for first, last in batch_by_size(places, ROUND_BYTES):

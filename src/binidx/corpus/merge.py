@@ -32,8 +32,7 @@ from binidx.format.bin_file import find_bin
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
-from binidx.format.virtual import SUFFIX as PARTS
-from binidx.format.virtual import VirtualPart, format_parts, relative_part
+from binidx.format.virtual import PARTS, VirtualPart, format_parts, relative_part
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import (
-    BLOCK_BYTES,
     HELD_BYTES,
+    PIECE_BYTES,
     TASK_BYTES,
     ExchangeTask,
     ExchangeWriter,
@@ -219,7 +219,7 @@ def _distribute(
             start, stop = bounds[[low, high]].tolist()
             sequences = _sequence_records(block, low, high)
             if stop - start > buckets.plan.round_bytes:
-                pieces = (plain.read([part])[0] for part in cut((start, stop), BLOCK_BYTES))
+                pieces = (plain.read([part])[0] for part in cut((start, stop), PIECE_BYTES))
                 buckets.add_one(keys[low:high], [pieces, [sequences[0].data]])
             else:
                 data = np.frombuffer(plain.read([(start, stop)])[0], np.uint8)
@@ -284,7 +284,7 @@ class _ShuffleParts:
 
     def document_tasks(self) -> list[ExchangeTask]:
         """Return the tasks of the stage "documents"."""
-        return document_tasks("documents", self.counts, max(HELD_BYTES, BLOCK_BYTES * self.num_buckets))
+        return document_tasks("documents", self.counts, max(HELD_BYTES, PIECE_BYTES * self.num_buckets))
 
     def bucket_tasks(self, written: dict[str, Values]) -> list[ExchangeTask]:
         """Return the tasks of the stage "buckets"."""

@@ -28,9 +28,9 @@ from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, common_fields
 from binidx.format.source import PairSource, is_multimodal, open_source
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import PARTS
 from binidx.storage.cache.eviction import warn_once
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, suffix_of
@@ -236,7 +236,7 @@ def bin_suffixes() -> list[str]:
 
 def object_suffixes() -> list[str]:
     """Return the suffixes of a dataset's objects in the order in which they are written: tokens first, index last."""
-    return [*bin_suffixes(), f"bin{SUFFIX}", "idx"]
+    return [*bin_suffixes(), f"bin{SUMS}", "idx"]
 
 
 class DatasetTarget:

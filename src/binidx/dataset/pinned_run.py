@@ -45,7 +45,7 @@ from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields, parse_checked
 from binidx.json_models import JsonFile
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import open_if_exists, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader
@@ -84,7 +84,7 @@ class PinnedPair:
     @property
     def identities(self) -> dict[str, Fields]:
         """Identity of each object, by suffix."""
-        sums = {} if self.sums is None else {f".bin{SUFFIX}": self.sums}
+        sums = {} if self.sums is None else {f".bin{SUMS}": self.sums}
         return {".idx": self.idx, self.tokens: self.bin, **sums}
 
 
@@ -191,7 +191,7 @@ class Pins:
         def found(suffix: str, identity: Fields) -> Found:
             return Found(ObjectInfo(prefix + suffix, identity["size"], dict(identity), remedy=self.file.remedy))
 
-        sums = None if pair.sums is None else found(f".bin{SUFFIX}", pair.sums)
+        sums = None if pair.sums is None else found(f".bin{SUMS}", pair.sums)
         return ListedPair(found(".idx", pair.idx), found(pair.tokens, pair.bin), sums, remedy=self.file.remedy)
 
     def check_version(self) -> None:
@@ -303,7 +303,7 @@ def _pin_pair(dataset: IndexedDataset) -> PinnedPair | None:
     proven = proves_content(idx) and proves_content(tokens.identity) and suffix.startswith(".bin")
     if not proven or redacted(prefix.uri) != prefix.uri:  # a signature would stand in the file
         return None
-    sums = find_object(prefix + f".bin{SUFFIX}") if suffix == ".bin" else None
+    sums = find_object(prefix + f".bin{SUMS}") if suffix == ".bin" else None
     if sums is not None and not proves_content(sums.info.identity):
         return None
     return PinnedPair(suffix, dict(idx), dict(tokens.identity), dict(sums.info.identity) if sums else None)

@@ -29,9 +29,9 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, Storage
 from binidx.format.idx import RESTORE
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import PARTS
 from binidx.storage.cache.eviction import warn_once
-from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
+from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
@@ -171,8 +171,8 @@ def superseded_objects(location: Location) -> list[Location]:
     """
     prefix = strip_bin_suffix(location.uri)
     if prefix == location.uri:
-        return [location + SUFFIX]
-    forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUFFIX)]
+        return [location + SUMS]
+    forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUMS)]
     return [form for form in forms if form.uri != location.uri]
 
 
@@ -181,7 +181,7 @@ def strip_bin_suffix(uri: str) -> str:
     return uri.removesuffix(suffix_of(codec_of(uri))).removesuffix(".bin")
 
 
-FILE_ENDS = (".idx", f".bin{SUFFIX}", PARTS)
+FILE_ENDS = (".idx", f".bin{SUMS}", PARTS)
 """Ends of the names of a dataset's files after its prefix, but for those that hold tokens."""
 
 
@@ -243,7 +243,7 @@ class BinWriter:
             self._open.close()
             return
         self._sums.finish()
-        with create_object(self.location + SUFFIX, before_publish=self._open.close) as writer:
+        with create_object(self.location + SUMS, before_publish=self._open.close) as writer:
             writer.write(format_sums_header(self._sums.size))
             for block in self._column.blocks():
                 writer.write(block.tobytes())

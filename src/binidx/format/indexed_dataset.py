@@ -17,7 +17,7 @@ from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.tokens import SequencesInFiles, Tokens
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import PARTS
 from binidx.native.gpt_samples import Sequences
 from binidx.storage.cache.seals import Seal
 from binidx.storage.interfaces import RangeReader

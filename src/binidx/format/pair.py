@@ -34,7 +34,7 @@ from binidx.format.virtual import VirtualParts, concatenate_indices, pair_or_par
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.cache.disk_cache import check_content
 from binidx.storage.cache.seals import Seal, find_seal
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
@@ -308,7 +308,7 @@ def open_bin(
         suffix = listed.bin.info.uri.removeprefix(tokens.uri)
         stored = _StoredBin(open_stored(tokens + suffix, found=listed.bin), codec_of(listed.bin.info.uri))
         if listed.sums and verify is not False:
-            stored = replace(stored, sums=open_stored(tokens + SUFFIX, found=listed.sums))
+            stored = replace(stored, sums=open_stored(tokens + SUMS, found=listed.sums))
     elif prefix.local_path is None:
         stored = _find_remote(tokens, verify)
     else:
@@ -316,7 +316,7 @@ def open_bin(
     if verify and stored.codec == "raw" and stored.sums is None:
         thing = "object" if prefix.local_path is None else "file"
         needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-        raise ObjectNotFoundError(f"{tokens}{SUFFIX}: no such {thing}; {needed}")
+        raise ObjectNotFoundError(f"{tokens}{SUMS}: no such {thing}; {needed}")
     return layered(stored.reader, tokens, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 
@@ -333,8 +333,8 @@ class _StoredBin:
 def _find_local(prefix: Location, mmap: bool, verify: bool) -> _StoredBin:
     stored = find_bin(prefix) or prefix + ".bin"
     codec = codec_of(stored.uri)
-    has_sums = verify and codec == "raw" and object_exists(stored + SUFFIX)
-    sums = open_stored(stored + SUFFIX, mmap=mmap) if has_sums else None
+    has_sums = verify and codec == "raw" and object_exists(stored + SUMS)
+    sums = open_stored(stored + SUMS, mmap=mmap) if has_sums else None
     return _StoredBin(open_stored(stored, mmap=mmap), codec, sums)
 
 
@@ -350,7 +350,7 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
 
     def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
         # Checksums that may not be read are not taken for absent ones.
-        found = find_object(tokens + suffix, end_bytes=end_bytes, refused_is_absent=suffix != SUFFIX)
+        found = find_object(tokens + suffix, end_bytes=end_bytes, refused_is_absent=suffix != SUMS)
         if found is None:
             return None
         return _StoredBin(open_stored(tokens + suffix, found=found), codec, end=found.end)
@@ -362,7 +362,7 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
 
     known = CODECS.known
     encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
-    sums = REQUESTS.submit(lambda: find(SUFFIX) if verify is not False else None)
+    sums = REQUESTS.submit(lambda: find(SUMS) if verify is not False else None)
     try:
         plain = open_stored(tokens)
     except StorageError as error:

@@ -57,7 +57,7 @@ from binidx.format.idx import parse_index
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.adapters import JoinedReader
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import add_disk_cache, open_if_exists, read_whole
 from binidx.storage.requests.remote_object import PAGE_KEYS, Found, RemoteObject, list_objects
@@ -352,7 +352,7 @@ def _unchanged_pairs(
 ) -> dict[str, ListedPair]:
     pairs = {}
     for prefix in prefixes:
-        names = idx, tokens, sums = f"{prefix}.idx", f"{prefix}.bin", f"{prefix}.bin{SUFFIX}"
+        names = idx, tokens, sums = f"{prefix}.idx", f"{prefix}.bin", f"{prefix}.bin{SUMS}"
         same = all(_identity(before.get(name)) == _identity(after.get(name)) for name in names)
         if idx in after and tokens in after and same:
             found_sums = Found(after[sums]) if sums in after else None

@@ -27,7 +27,7 @@ from binidx.storage.requests.remote_object import Found
 from binidx.storage.settings import OURS
 
 Numbers = NDArray[np.int64]
-BLOCK_BYTES = 4096
+READ_BYTES = 4096
 """Bytes that a search reads at one position; a request for fewer takes as long."""
 
 MAX_GAP = 256 << 10
@@ -37,14 +37,14 @@ each request: 3 s of its CPU instead of 17. Gaps of 1 MiB would move 280 MB."""
 
 
 def open_cached_in_blocks(location: Location, found: Found | None = None) -> RangeReader:
-    """Open an index file to read small parts of it; a remote one is cached on disk in blocks of BLOCK_BYTES.
+    """Open an index file to read small parts of it; a remote one is cached on disk in blocks of READ_BYTES.
 
     Args:
         location: of the index file.
         found: version of the object to read, if it is known; that saves a HEAD.
     """
     options = dict(location.options or {})
-    options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, "max_gap": MAX_GAP, **(options.get(OURS) or {})}
+    options[OURS] = {"cache_chunk_bytes": READ_BYTES, "max_gap": MAX_GAP, **(options.get(OURS) or {})}
     return open_object(location.uri, storage_options=options, cache="disk", found=found)
 
 
@@ -125,7 +125,7 @@ class RangedArray:
     def searchsorted(self, values: Numbers, side: str) -> Numbers:
         """Return `numpy.searchsorted` of ascending elements for side "right": how many are at most each value.
 
-        All values are searched together. Each round reads one block of BLOCK_BYTES for each value, at the position that
+        All values are searched together. Each round reads one block of READ_BYTES for each value, at the position that
         linear interpolation gives, or in the middle in every third round. That takes two or three rounds if the array
         grows evenly, and at most 3 log2(n / 512) for any array.
 
@@ -136,7 +136,7 @@ class RangedArray:
         assert side == "right", "the only side that callers need"
         if not len(self):
             return np.zeros(len(values), np.int64)
-        count, size = len(values), BLOCK_BYTES // self.row_bytes
+        count, size = len(values), READ_BYTES // self.row_bytes
         # Elements before `low` are at most the value, those from `high` on are above it; `below` and `above` are the
         # known elements next to these two positions.
         low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)

@@ -35,7 +35,7 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, che
 from binidx.format.virtual import VirtualParts, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, layered, open_object, open_stored
@@ -119,7 +119,7 @@ class PairSource(_CheckedSource):
             thing = "object" if prefix.local_path is None else "file"
             raise ObjectNotFoundError(f"{prefix}.bin: no such {thing}{did_you_mean(prefix)}")
         self.bin, self.codec = tokens, codec_of(tokens.uri)
-        sums = tokens + SUFFIX
+        sums = tokens + SUMS
         has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums)
         self.sums = sums if has_sums and not distrust_sums else None
         self.opened = self.identity(listed)

@@ -46,7 +46,7 @@ from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
-SUFFIX = ".parts.json"
+PARTS = ".parts.json"
 Identity = Mapping[str, Any]
 Opened = TypeVar("Opened")
 
@@ -187,7 +187,7 @@ def read_parts(prefix: Location) -> VirtualParts | None:
         FormatError: the file is not valid, or of another version.
         StorageError: the store cannot be reached.
     """
-    location = prefix + SUFFIX
+    location = prefix + PARTS
     try:
         data = read_document(PARTS_FILE, location)
     except StorageError as error:

@@ -37,7 +37,7 @@ from binidx.storage.open import read_document
 from binidx.storage.writing.publish import create_object
 
 FILE_NAME = re.compile(r"(.*)_(\d{10})\.bin")
-SUFFIX = ".packed.json"
+ORIGIN = ".packed.json"
 TAGS = {"binidx": "packed", "version": 1}
 
 
@@ -57,7 +57,7 @@ class PackedOrigin:
 
     def write(self, directory: Location, name: str) -> None:
         """Write the origin beside the files `{name}_0000000000.bin`, ... of a directory."""
-        with create_object(directory / f"{name}{SUFFIX}") as out:
+        with create_object(directory / f"{name}{ORIGIN}") as out:
             out.write((json.dumps({**TAGS, **asdict(self)}, indent=1) + "\n").encode())
 
 
@@ -172,10 +172,10 @@ def _open_group(files: PackedFiles, name: str, numbers: Mapping[int, int]) -> Fi
     if -1 in numbers.values():
         return FileGroup(own, None, f"{name}: is not named as binidx pack names files, so its documents are not known")
     try:
-        origin = ORIGIN_FILE.decode(read_document(ORIGIN_FILE, Location(f"{name}{SUFFIX}", options)), name)
+        origin = ORIGIN_FILE.decode(read_document(ORIGIN_FILE, Location(f"{name}{ORIGIN}", options)), name)
         dataset = IndexedDataset(origin.dataset, storage_options=options)
     except ObjectNotFoundError:
-        return FileGroup(own, None, f"{name}{SUFFIX}: not found, so the documents of its files are not known")
+        return FileGroup(own, None, f"{name}{ORIGIN}: not found, so the documents of its files are not known")
     source = StoredSource(origin.dataset, dataset, range(len(dataset)))
     order = BlockOrder(source, origin, np.array([*numbers.values()]), files.block_size, files.num_blocks)
     return FileGroup(own, order)

@@ -49,7 +49,7 @@ def test_every_store_gives_the_same_documents(
     request: pytest.FixtureRequest, tmp_path: Path, store: str, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REQUEST_BYTES", 10_000)
-    monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 10_000)
     shelf = Shelf(STORES[store], request, tmp_path)
     uri = shelf.put(STORED[suffix], f"a.{suffix}")
     options = shelf.store.options
@@ -81,7 +81,7 @@ def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
     request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
-    monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 20_000)
     monkeypatch.setattr(reading, "LINE_BYTES", 1000)
     data = STORED[suffix]
     found: list[Any] = []
@@ -137,7 +137,7 @@ def test_a_store_that_fails_now_and_then_gives_the_same_documents(
     request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
-    monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 20_000)
     with distant_store("s3 fast", request, tmp_path, delay_ms=1) as far:
         uri, options = far.put(f"a.{suffix}", STORED[suffix]), far.options(hedge=False)
         plan = plan_slices(find_inputs(uri, storage_options=options), 50_000)

@@ -84,7 +84,7 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
-    sizes = {"POSITIONS": (7, 7), "CHUNK_BYTES": (72, 72), "BLOCK_BYTES": 8, "ROUND_BYTES": 40, "AT_ONCE": 3}
+    sizes = {"POSITIONS": (7, 7), "CHUNK_BYTES": (72, 72), "PIECE_BYTES": 8, "ROUND_BYTES": 40, "AT_ONCE": 3}
     for name, size in {**sizes, "GAP_BYTES": 4 * (seed % 2)}.items():
         monkeypatch.setattr(bake_module, name, size)
     monkeypatch.setattr(exchange_module, "HELD_BYTES", 200)

@@ -49,7 +49,7 @@ SHUFFLED_IN_FILE = 1 << 30
 
 SENT_FROM_MEMORY = 64 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-BLOCK_BYTES = 16 << 20
+HASHED_BYTES = 16 << 20
 
 
 class ArrayWriter:
@@ -193,8 +193,8 @@ def build_in_memory(build: Callable[[ArrayWriter], None]) -> Arrays:
 
 def _write_hashed(out: Writer, buffer: memoryview) -> str:
     digest = xxhash.xxh3_64()
-    for first in range(0, len(buffer), BLOCK_BYTES):
-        block = buffer[first : first + BLOCK_BYTES]
+    for first in range(0, len(buffer), HASHED_BYTES):
+        block = buffer[first : first + HASHED_BYTES]
         digest.update(block)
         out.write(block)
     return digest.hexdigest()

@@ -43,7 +43,7 @@ from binidx.order.source_order import StoredSource, join_ranges, samples_with_hi
 from binidx.order.stored.baked_order import Baked, StoredRequest
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.memory import ChunkCache
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
@@ -403,10 +403,10 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
     """
     verify, codec = location.settings.verify, codec_of(location.uri)
     if verify and codec == "raw" and file.sums is None:
-        raise ObjectNotFoundError(f"{location}{SUFFIX}: not there when the plan was written; BINIDX_VERIFY=1 needs it")
+        raise ObjectNotFoundError(f"{location}{SUMS}: not there when the plan was written; BINIDX_VERIFY=1 needs it")
     stored = _open_version(location, file.identity, mmap)
     checks = verify if location.local_path is not None else verify is not False
-    sums = _open_version(location + SUFFIX, file.sums, mmap) if file.sums and checks else None
+    sums = _open_version(location + SUMS, file.sums, mmap) if file.sums and checks else None
     return layered(stored, location, sums=sums, codec=codec)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual import PARTS
 from binidx.prepare.text.read import FORMATS
 from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader

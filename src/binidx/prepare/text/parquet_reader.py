@@ -38,7 +38,7 @@ from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.threads import READS
 
-BLOCK_BYTES = 4 << 20
+FETCH_BYTES = 4 << 20
 AHEAD_BYTES = 32 << 20
 PAGE_BYTES = 1 << 20
 """Bytes of a column that pyarrow reads at once; without a limit it would hold a whole column of a row group."""
@@ -55,12 +55,12 @@ class ReadAheadFile(ReadableFile):
 
     def __init__(self, reader: RangeReader, streams: Sequence[Sequence[Range]]) -> None:
         super().__init__(reader)
-        ahead = max(1, AHEAD_BYTES // BLOCK_BYTES // max(1, len(streams)))
+        ahead = max(1, AHEAD_BYTES // FETCH_BYTES // max(1, len(streams)))
         self._fetched = [dict[Range, Future[memoryview]]() for _ in streams]
         # Start of each block -> the requests of its stream, the block and the next ones.
         self._blocks = dict[int, tuple[dict[Range, Future[memoryview]], list[Range]]]()
         for fetched, ranges in zip(self._fetched, streams, strict=True):
-            blocks = [block for stretch in ranges for block in cut(stretch, BLOCK_BYTES)]
+            blocks = [block for stretch in ranges for block in cut(stretch, FETCH_BYTES)]
             self._blocks |= {block[0]: (fetched, blocks[n : n + ahead + 1]) for n, block in enumerate(blocks)}
         self._starts = sorted(self._blocks)
 

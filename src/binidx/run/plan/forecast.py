@@ -43,7 +43,7 @@ from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
 from binidx.storage.cache.filling import EXTENT_BYTES, PAYING_SHARE, paying_share
 from binidx.storage.cache.memory import STORE
-from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
+from binidx.storage.codecs.checksums import SUM_BYTES, SUMMED_BYTES
 from binidx.storage.open import SEGMENTS, open_stored, suffix_of
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
@@ -258,7 +258,7 @@ def forecast_fill(
     return CacheFill(share, paying, num_bytes, stored / link.bytes_per_second if link else 0.0)
 
 
-SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
+SUMS_COVER = CHUNK_BYTES // SUM_BYTES * SUMMED_BYTES
 """Bytes of a `.bin` whose checksums fill one cache chunk."""
 
 PROBES = 5

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import (
-    BLOCK_BYTES,
     HELD_BYTES,
+    PIECE_BYTES,
     ROUND_BYTES,
     TASK_BYTES,
     ExchangeTask,
@@ -75,7 +75,7 @@ POSITIONS = 1 << 16, 1 << 21
 """Least and most positions of a task: 250 MB of places with 5 pieces a sample."""
 
 CHUNK_BYTES = 64 << 20, HELD_BYTES
-"""Least and most bytes of a chunk, unless the parts are so many that blocks of `BLOCK_BYTES` need larger chunks."""
+"""Least and most bytes of a chunk, unless the parts are so many that blocks of `PIECE_BYTES` need larger chunks."""
 
 AT_ONCE = 1 << 14
 """Positions whose places are computed at once."""
@@ -161,7 +161,7 @@ class _Bake:
         """Bytes of a chunk of a source, but the last."""
         least, most = CHUNK_BYTES
         size = min(max(sum(self.token_bytes) // LEAST_TASKS, least), most)
-        return max(size, BLOCK_BYTES * len(self.parts)) // 8 * 8
+        return max(size, PIECE_BYTES * len(self.parts)) // 8 * 8
 
     @cached_property
     def first_chunks(self) -> Numbers:
@@ -270,7 +270,7 @@ class _Bake:
         sizes = stops[lasts] - starts[firsts]
         before = np.cumsum(sizes) - sizes
         stretches = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
-        views = dataset.bin_reader.read([part for stretch in stretches for part in cut(stretch, BLOCK_BYTES)])
+        views = dataset.bin_reader.read([part for stretch in stretches for part in cut(stretch, PIECE_BYTES)])
         tokens = np.frombuffer(b"".join(views), kind).astype(wide, copy=False)
         run = np.repeat(np.arange(len(firsts)), lasts + 1 - firsts)
         offsets = starts - starts[firsts][run] + before[run]

@@ -33,7 +33,7 @@ from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.adapters import JoinedReader
-from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, read_document
 from binidx.storage.ranges import stored_reader
@@ -132,7 +132,7 @@ def _describe_source(source: Source) -> PlannedSource:
     files = []
     for part, num_bytes in parts:
         stored = stored_reader(part)
-        sums = find_object(Location(stored.uri + SUFFIX, dataset.storage_options))
+        sums = find_object(Location(stored.uri + SUMS, dataset.storage_options))
         identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
         files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
     return PlannedSource(source.prefix, dataset.dtype.name, files)

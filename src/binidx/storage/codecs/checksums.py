@@ -40,8 +40,8 @@ from binidx.storage.threads import REQUESTS, run_both
 HEADER = struct.Struct("<8sIIQQ")
 MAGIC = b"BINXXH3\x00"
 VERSION = 1
-SUFFIX = ".xxh3"
-BLOCK_BYTES = 16 << 10
+SUMS = ".xxh3"
+SUMMED_BYTES = 16 << 10
 LEAST_BLOCK, MOST_BLOCK = 512, 1 << 30
 SUM_BYTES = 8
 
@@ -62,7 +62,7 @@ class Sums:
         return first * self.block_bytes, min(stop * self.block_bytes, self.size)
 
 
-def format_sums_header(size: int, block_bytes: int = BLOCK_BYTES) -> bytes:
+def format_sums_header(size: int, block_bytes: int = SUMMED_BYTES) -> bytes:
     """Return the header of the checksums of an object of `size` bytes."""
     head = struct.pack("<8sIIQ", MAGIC, VERSION, block_bytes, size)
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
@@ -104,7 +104,7 @@ class BlockSums:
         append: called with each new array of checksums, uint64.
     """
 
-    def __init__(self, append: Callable[[NDArray[np.uint64]], object], block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, append: Callable[[NDArray[np.uint64]], object], block_bytes: int = SUMMED_BYTES) -> None:
         self.size = 0
         self._append, self._block_bytes = append, block_bytes
         self._open = xxhash.xxh3_64()

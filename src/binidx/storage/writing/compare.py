@@ -19,7 +19,7 @@ from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.publish import Hook, create_object
 
-BLOCK_BYTES = 8 << 20
+COMPARED_BYTES = 8 << 20
 """Bytes that are compared at once."""
 
 
@@ -44,7 +44,7 @@ class ComparingWriter:
             ObjectExistsError: the object has other bytes.
         """
         self._held += data
-        if len(self._held) >= BLOCK_BYTES:
+        if len(self._held) >= COMPARED_BYTES:
             self._compare()
         return memoryview(data).nbytes
 

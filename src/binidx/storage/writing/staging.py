@@ -196,7 +196,7 @@ def written_view(buffer: mapping.mmap) -> memoryview:
     return memoryview(buffer)[: buffer.tell()]
 
 
-BLOCK_BYTES = 50 << 20
+UPLOAD_BYTES = 50 << 20
 """Bytes of a part of a stream, unless storage_options have a default_block_size: 10,000 parts are 500 GB."""
 
 
@@ -209,7 +209,7 @@ class PartStream:
 
     def __init__(self, location: Location, start: mapping.mmap) -> None:
         self.closed = False
-        chosen_bytes = int((location.options or {}).get("default_block_size", BLOCK_BYTES))
+        chosen_bytes = int((location.options or {}).get("default_block_size", UPLOAD_BYTES))
         self._part_bytes = max(location.store.min_part, chosen_bytes)
         self._parts, self._thread, self._sent = PartUpload(location), READS.executor(1), list[Future[str]]()
         # Two buffers in turns: the pages of a new one cost 0.5 ms of CPU a MB, twice as much as sending it.
