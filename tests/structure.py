@@ -42,6 +42,16 @@ DEPTHS |= dict.fromkeys(("corpus", "errors", "explore", "loader", "order", "pack
 """Most own classes in a chain of bases, by package; 1 in others. They only fall: lower one whose chain is shorter."""
 TYPE_CHECKS = 0
 """Most checks for dataset classes outside `dataset/`. It only falls: lower it with each check that goes."""
+RINGS = {
+    "corpus": ("prepare", "corpus"),
+    "runs": ("run", "search", "explore", "packed"),
+    "commands": ("tools", "__main__"),
+}
+"""Packages around the core, which is all others: what a training step needs, or what two rings share."""
+SEAM = 350
+"""Most names of the core that the rings import. It only falls."""
+CONSTANTS = 55
+"""Most names of constants that several modules give different values. It only falls."""
 
 
 def modules() -> Iterator[Path]:
@@ -231,6 +241,31 @@ def type_checks(trees: Trees) -> list[str]:
     return checks
 
 
+def ring_of(module: str) -> str:
+    """The ring of a module, such as `binidx.run.plan`; "core" of one of the core."""
+    part = module.removeprefix("binidx.").partition(".")[0]
+    return next((ring for ring, parts in RINGS.items() if part in parts), "core")
+
+
+def names_across_seam(trees: Trees) -> set[str]:
+    """Full names of the core that modules of the rings import; errors are for all."""
+    found = set[str]()
+    for module, tree in trees.items():
+        imported = {name for _, name in imported_names(tree)} if ring_of(module) != "core" else set()
+        found |= {name for name in imported if name.startswith("binidx.") and ring_of(name) == "core"}
+    return {name for name in found if not name.startswith("binidx.errors")}
+
+
+def constants(trees: Trees) -> dict[str, set[str]]:
+    """Names of constants that modules give different values, and these values as text."""
+    values = defaultdict[str, set[str]](set)
+    for tree in trees.values():
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+                values[node.targets[0].id].add(ast.unparse(node.value))
+    return {name: texts for name, texts in values.items() if len(texts) > 1}
+
+
 def rises(
     mutual: set[frozenset[str]], chains: dict[str, tuple[int, str]], checks: list[str]
 ) -> Iterator[list[str] | tuple[int, str]]:
@@ -260,7 +295,17 @@ def main() -> int:
     worst = [f"{path.relative_to(ROOT)}:{number} {text}" for path in texts for number, text in prose(path)]
     print(f"modules: {len(files)}, median {median(sizes):.0f} lines, largest {max(sizes)}")
     print(f"fullest folders: {folders.most_common(3)}")
-    print(f"code lines in src and tools: {sum(map(code_lines, source)):,}")
+    lines = {path: code_lines(path) for path in source}
+    print(f"code lines in src and tools: {sum(lines.values()):,}")
+    rings, packages = Counter[str](), Counter[str]()
+    for path, count in lines.items():
+        inside = path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT)
+        module = f"binidx.{inside.with_suffix('').as_posix().replace('/', '.')}"
+        rings[ring_of(module)] += count
+        packages[inside.parts[0]] += count
+    print(f"code lines by ring: {dict(rings)}")
+    if "--lines" in sys.argv:
+        print(*(f"{count:7,} {name}" for name, count in packages.most_common()), sep="\n")
     print(f"names at the top of several modules: {sorted(repeated) or 0}")
     print(f"module names that repeat: {sorted(name for name, count in leafs.items() if count > 1) or 0}")
     print(f"modules outside storage/stores that name a driver: {[str(p.relative_to(PACKAGE)) for p in named] or 0}")
@@ -275,7 +320,11 @@ def main() -> int:
     print(f"longest chains of own classes: { {part: chain for part, chain in chains.items() if chain[0] > 1} }")
     print(f"checks for dataset classes outside dataset/: {len(checks)}")
     more = [*rises(mutual, chains, checks)]
-    print(f"more circles, longer chains, more checks than are allowed: {more or 0}")
+    seam, several = names_across_seam(trees), constants(trees)
+    print(f"names of the core that the rings import: {len(seam)}")
+    print(f"names of constants with several values: {len(several)}")
+    more += [sorted(seam)] * (len(seam) > SEAM) + [sorted(several)] * (len(several) > CONSTANTS)
+    print(f"more circles, longer chains, more checks, names across the seam, constants than are allowed: {more or 0}")
     spans = [*calls_of_spans()]
     print(f"calls of Order.spans outside {', '.join(SPAN_PACKAGES)}: {spans or 0}")
     if "--list" in sys.argv:

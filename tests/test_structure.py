@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from structure import (
     TYPE_CHECKS,
     Trees,
     circles,
+    constants,
     dataset_classes,
     deepest_classes,
+    names_across_seam,
+    ring_of,
     rises,
     syntax_trees,
     type_checks,
@@ -27,6 +31,24 @@ def trees(tmp_path: Path, request: pytest.FixtureRequest) -> Trees:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return syntax_trees(tmp_path / "toy")
+
+
+def test_names_across_the_seam_are_those_of_the_core_that_a_ring_imports() -> None:
+    texts = {
+        "binidx.run.one": "from binidx.order.view import View, ViewOrder\nfrom binidx.run.two import Two",
+        "binidx.run.two": "def late():\n    from binidx.order.view import View\nfrom binidx.errors import ConfigError",
+        "binidx.loader.three": "from binidx.format.idx import DType",
+        "tools.four": "import binidx.native.arguments\nfrom binidx.packed.five import Five",
+    }
+    names = names_across_seam({module: ast.parse(text) for module, text in texts.items()})
+    assert names == {"binidx.order.view.View", "binidx.order.view.ViewOrder", "binidx.native.arguments"}
+    assert [*map(ring_of, (*texts, "binidx.explore.app"))] == ["runs", "runs", "core", "commands", "runs"]
+
+
+def test_constants_with_several_values() -> None:
+    texts = ["BLOCK = 1 << 20\nSAME = 7\nlower = 1", "BLOCK = 64\nSAME = 7\nlower = 2\nALONE = 5"]
+    found = constants({str(number): ast.parse(text) for number, text in enumerate(texts)})
+    assert found == {"BLOCK": {"1 << 20", "64"}}
 
 
 IN_FUNCTION = "def late():\n    from toy.one import One\n"
