@@ -5,7 +5,7 @@
 Each token of a corpus has an id and a text of its own, so an id in a batch says which token of which document it is. A
 run's batches are read by its loaders, rank by rank; a passage is sought with `bytes.find` in the texts of all
 documents; and each sample is searched for the ids of the passage. Nothing of `binidx.order` and `binidx.run` is
-imported: the answers are those that `binidx grep --queries --run` and `binidx exposures` print.
+imported: the answers are those that `binidx grep --queries --run` and `binidx where` print.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
             counts["whole" if whole else "part" if touched else "not read"] += 1
         for passage in passages[:2]:
             (folder / "passage.txt").write_bytes(passage)
-            rows = answer("exposures", run, "--text", f"{folder}/passage.txt", *tokenizer, *before)["matches"]
+            rows = answer("where", "--count", run, "--text", f"{folder}/passage.txt", *tokenizer, *before)["matches"]
             matches = sorted((place, sorted(ids)) for place, ids in corpus.matches(passage))
             rows = sorted(rows, key=lambda row: (row["source"], row["document"], row["first_token"]))
             for row, (place, ids) in zip(rows, matches, strict=True):
@@ -370,7 +370,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
                 expected |= {"stop_token": first + len(ids), **served.row(*served.reads({*ids}))}
                 compare(f"{name} {seed}: {passage!r}", row, expected)
     (folder / "all.txt").write_text("".join(f"{prefix}\t{number}\n" for prefix, number in corpus.documents))
-    for row in answer("exposures", run, "--documents", f"{folder}/all.txt", *before)["documents"]:
+    for row in answer("where", "--count", run, "--documents", f"{folder}/all.txt", *before)["documents"]:
         ids = corpus.documents[row["source"], row["document"]]
         reads = [served.of_token.get(token, ()) for token in ids]
         expected = served.row(*(served.reads({*ids}) if ids else (set(), set())))
@@ -395,10 +395,10 @@ def check_where(corpus: Corpus, served: Served, asked: Sequence[str]) -> None:
         for read in set[int]().union(*(served.of_token.get(token, ()) for token in ids)):
             expected[prefix, document, served.steps[read]] += 1
     assert found == expected, f"{asked}: {found - expected} are too many, {expected - found} are missing"
-    for row in answer("where", *asked, "--count"):
+    for row in answer("where", *asked, "--count")["documents"]:
         ids = corpus.documents[row["source"], row["document"]]
         reads = [served.of_token.get(token, ()) for token in ids]
-        counted = {"samples_read": len(set[int]().union(*reads)), "tokens_read": sum(map(len, reads))}
+        counted = {"samples": len(set[int]().union(*reads)), "tokens": sum(map(len, reads))}
         compare(f"{asked}: --count", row, counted)
 
 

@@ -24,7 +24,6 @@ COMMANDS = {
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
     "export": ("export_tokens", "a dataset as files of another library, read back"),
     "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
-    "exposures": ("exposures", "how often a run read documents, when first and last"),
     "grep": ("grep", "documents with an exact text, or items of an evaluation"),
     "import": ("import_tokens", "tokens of MDS, LitData, OLMo, Arrow, nanotron, llm.c, NeoX"),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),

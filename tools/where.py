@@ -1,17 +1,24 @@
 """Find every step, rank and slot that read a document, for takedowns and contamination.
 
-Searches all indices of the run, by one pass over each; no token is read. A row is a sample with a token of the
+Searches all indices of the run, by one pass over each; a million documents take seconds for each hundred million
+samples. A row is a sample with a token of the
 document. Where no token of it was an input, since the model had only to predict one, it says "only the last label".
 A document is named as `binidx trace` prints it: its number in its source, and the source where the run has several; and
 as there, the file and row it came from are shown where its source has lineage. Such a document may also be named by
 these, or by its id, and is searched in all sources if none is given. --documents takes the output of `binidx grep`.
 
-A run that names the one before it, or has phases, is searched over its whole history. --count prints how often the
-model saw each document, first and last: samples in which a token of it was an input, as `binidx exposures` counts them,
-and not those in which it was only the last label. Of a resumed run that names none, the samples before its
-consumed_samples are searched, too; their step, rank and slot (null in JSON) are in the run.json of the earlier part. A
-cyclic run that names none must be searched part by part, with --no-earlier. --json prints JSON Lines: an object for
-each sample; with --count it prints an array.
+--count prints how often the model saw each document, first and last: `samples` counts the samples with a token of it as
+an input, `trained` those that no iteration to skip has read, `started` reads of its first token, `tokens` its tokens
+that were inputs. Samples in which it was only the last label do not count.
+
+--text counts each match of the text of a file, byte for byte, or with --normalize in normal form (binidx grep --help).
+A match is all tokens that hold a byte of it: `whole` counts the samples of which all of them are inputs, `part` those
+of which only some are. "tokens A to B" ends before token B. The tokens are read, once.
+
+A sample that is read again counts again. A run that names the one before it, or has phases, is searched over its whole
+history. Of a resumed run that names none, the samples before its consumed_samples are searched, too; their step, rank
+and slot (null in JSON) are in the run.json of the earlier part. A cyclic run that names none must be searched part by
+part, with --no-earlier. --json prints JSON Lines: an object for each sample; with --count and --text it prints one.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -20,6 +27,7 @@ example:
   binidx where run.json --document crawl-07.jsonl.zst:4711 --document id=6ba7b810
   binidx where run.json --documents drop.txt
   binidx where run.json --document id=6ba7b810 --count --before-step 41200
+  binidx where run.json --text passage.txt --json
 """
 
 from __future__ import annotations
@@ -37,7 +45,7 @@ from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.exposures import Exposures, count_exposures
+from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.history import Runs, find_reads
 from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
@@ -45,9 +53,11 @@ from binidx.run.provenance.sample_rows import build_rows
 from binidx.storage.location import Location
 
 from ._command import command, print_result
-from ._display import counts, print_note, row_table
+from ._display import counts, print_note
+from ._exposures import document_table, find_passage, match_table
 from ._runs import (
     MANY_DOCUMENTS,
+    add_normalize,
     add_run,
     add_topology,
     exposure_rows,
@@ -65,11 +75,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
     which = options.add_mutually_exclusive_group(required=True)
     which.add_argument("--document", action="append", metavar="N", help="a number, FILE:ROW or id=ID; may be repeated")
     which.add_argument("--documents", metavar="LIST", help="a list, as binidx grep prints it; - reads stdin")
+    which.add_argument("--text", metavar="FILE", help="a passage: the text of this file, without newlines at its end")
     options.add_argument(
         "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
     )
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
     options.add_argument("--count", action="store_true", help="a row for each document: how often, first and last step")
+    options.add_argument("--tokenizer", metavar="URI", help="with --text; by default that of the manifests")
+    add_normalize(options)
     options.add_argument(
         "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
     )
@@ -78,6 +91,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
+    if arguments.normalize and arguments.text is None:
+        raise ConfigError("normalize: needs --text, whose text it compares")
     arguments.watch.begin("search", 0, 0, unit="")
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
@@ -86,16 +101,17 @@ def find(arguments: argparse.Namespace) -> None:
     stored = {name: found for name in arguments.document or () if len(found := history.samples_named(name))}
     if listed is not None:
         documents = listed_documents(history, listed)
+    elif arguments.text is not None:
+        documents = find_passage(history, arguments)
+        arguments.watch.begin("count", 0, 0, unit="")
     elif names := [name for name in arguments.document if name not in stored]:
         sources = history.select_sources(arguments.source)
         documents = find_documents(sources, names, arguments.storage_options)
     else:
         documents = {}
     try:
-        if arguments.count:
-            exposures = count_exposures(history, documents, stop, earlier=given)
-            rows = count_stored(history, stored, stop) + count_rows(exposures)
-            print_result(rows, row_table(rows), arguments)
+        if arguments.count or arguments.text is not None:
+            print_counts(history, documents, stop, arguments, count_stored(history, stored, stop))
             return
         num_rows, steps, past = 0, set[int](), 0
         read = find_reads(history, documents, stop, earlier=given)
@@ -131,18 +147,25 @@ def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -
         for order, reads, _ in reads_of_stored(history, [samples], stop_step):
             assert isinstance(order.order, StoredBlocks)
             source, steps = order.order.label(int(samples[0]))["source"], reads.step.tolist()
-            counts = {"samples_read": len(steps), "samples_trained": len(steps)}
-            counts["tokens_read"] = len(steps) * order.order.sequence_length
+            counts = dict.fromkeys(("samples", "samples_trained", "times_started"), len(steps))
+            counts["tokens"] = len(steps) * order.order.sequence_length
             ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
             rows.append({"source": source, "document": name, **counts, **ends})
     return rows
 
 
-def count_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
-    """Return a row for each document."""
-    names = ("source", "document", "samples", "samples_trained", "tokens", "first_step", "last_step")
-    new = {"samples": "samples_read", "tokens": "tokens_read"}
-    return [{new.get(name, name): row[name] for name in names} for row in exposure_rows(found)]
+def print_counts(
+    history: Runs,
+    documents: Mapping[str, Sequence[int] | Numbers],
+    stop_step: int,
+    arguments: argparse.Namespace,
+    stored: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Print how often documents, or with --text matches, were read; `stored` are rows of stored samples."""
+    exposures = count_exposures(history, documents, stop_step, earlier=not arguments.no_earlier)
+    rows, is_text = [*stored, *exposure_rows(exposures)], arguments.text is not None
+    name, text = ("matches", match_table) if is_text else ("documents", document_table)
+    print_result({"steps": stop_step, "normalized": arguments.normalize, name: rows}, text(rows, stop_step), arguments)
 
 
 def _earlier(history: Runs, arguments: argparse.Namespace, past: int) -> str:

@@ -305,7 +305,7 @@ def test_a_text_is_counted_by_the_samples_that_hold_it(tmp_path: Path, capsys: p
     build_research_run(tmp_path)
     run, named = f"{tmp_path}/run.json", ["--tokenizer", tokenizer_path()]
     (tmp_path / "passage.txt").write_text(RABBIT)
-    (found,) = printed(capsys, "exposures", run, "--text", f"{tmp_path}/passage.txt", *named, "--json")
+    (found,) = printed(capsys, "where", "--count", run, "--text", f"{tmp_path}/passage.txt", *named, "--json")
     with served(Explored.open(run, tokenizer=tokenizer_path())) as server:
         rows = read_html(server.page(f"search?text={RABBIT.replace(' ', '+')}")).rows
     assert [row[2:] for row in rows[1:]] == [read_cells(row) for row in found["matches"]]

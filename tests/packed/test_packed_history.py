@@ -129,9 +129,9 @@ def test_blocks_of_unknown_documents_are_counted_as_blocks_and_refused_as_docume
                 missing, reverse=True
             )
         assert len(printed(capsys, "trace", file, "--step", f"0:{STOP}")) == 4 * STOP
-        for command in ("where", "exposures"):
-            (tmp_path / "list.txt").write_text(f"{corpora[0]}\t3\n")
-            assert main([command, file, "--documents", f"{tmp_path}/list.txt"]) == 2
+        (tmp_path / "list.txt").write_text(f"{corpora[0]}\t3\n")
+        for more in ([], ["--count"]):
+            assert main(["where", file, "--documents", f"{tmp_path}/list.txt", *more]) == 2
             assert re.search(r"\w+\.packed\.json: not found.* restore the file", capsys.readouterr().err)
         one = reads[0]
         assert one["step"] in {row["step"] for row in printed(

@@ -53,12 +53,14 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     )
     (counted,) = rows(capsys, *asked, "--count")
     steps = [row["step"] for row in inputs]
-    assert [(row["samples_read"], row["first_step"], row["last_step"]) for row in counted] == [
+    assert [(row["samples"], row["first_step"], row["last_step"]) for row in counted["documents"]] == [
         (len(steps), min(steps, default=None), max(steps, default=None))
     ]
     listed = [(f"{directory}/{name}", number) for name in order.packed.names for number in sorted({0, document})]
     (directory / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
-    (exposed,) = rows(capsys, "exposures", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop))
+    (exposed,) = rows(
+        capsys, "where", "--count", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop)
+    )
     assert [(row["source"], row["document"]) for row in exposed["documents"]] == [*dict.fromkeys(listed)]
     for row in exposed["documents"]:
         inputs = [
@@ -88,9 +90,9 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     one = found[0]
     asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--before-step", str(stop)]
     assert one in rows(capsys, *asked)
-    (counted,) = rows(capsys, *asked, "--count")[0]
+    [counted] = rows(capsys, *asked, "--count")[0]["documents"]
     same = [row["step"] for row in found if (row["file"], row["block"]) == (one["file"], one["block"])]
-    assert [counted[name] for name in ("samples_read", "first_step", "last_step")] == [len(same), same[0], same[-1]]
+    assert [counted[name] for name in ("samples", "first_step", "last_step")] == [len(same), same[0], same[-1]]
     assert main([*asked[:3], f"{one['file']}:999", *asked[4:]]) == 2
     assert "block 999, it has" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""binidx grep and binidx exposures, as a person calls them."""
+"""binidx grep and binidx where, as a person calls them."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def test_typed_items_and_passages_are_found_in_normal_form(binidx_out: Any) -> N
     item = json.loads(binidx_out(*call, "--normalize"))["items"][0]
     assert (item["found"], item["ngrams"], item["documents"]) == (len(words) - 7, len(words) - 7, {CODE: [30]})
     Path("typed.txt").write_text(f"{'  '.join(words).upper()}?\n")
-    call = ["exposures", "run.json", "--text", "typed.txt", "--json"]
+    call = ["where", "--count", "run.json", "--text", "typed.txt", "--json"]
     assert json.loads(binidx_out(*call)) == {"steps": 50, "normalized": False, "matches": []}
     found = json.loads(binidx_out(*call, "--normalize"))
-    exact = json.loads(binidx_out("exposures", "run.json", "--text", "item.txt", "--json"))
+    exact = json.loads(binidx_out("where", "--count", "run.json", "--text", "item.txt", "--json"))
     assert found == {**exact, "normalized": True}
     assert len(found["matches"]) == 1
 
@@ -154,7 +154,7 @@ def decode_served(steps: range) -> list[tuple[int, str]]:
 
 def test_a_passage_is_counted_by_the_samples_that_hold_it(binidx_out: Any) -> None:
     Path("passage.txt").write_text(RABBIT)
-    call = ["exposures", "run.json", "--text", "passage.txt", "--before-step", "20"]
+    call = ["where", "--count", "run.json", "--text", "passage.txt", "--before-step", "20"]
     rows = json.loads(binidx_out(*call, "--json"))["matches"]
     served = decode_served(range(20))
     found = [(step, text.count(RABBIT)) for step, text in served if RABBIT in text]
@@ -171,7 +171,7 @@ def test_a_passage_is_counted_by_the_samples_that_hold_it(binidx_out: Any) -> No
 
 def test_seen_means_samples_also_of_a_document_whose_first_token_was_not_read(binidx_out: Any) -> None:
     Path("one.txt").write_text(f"{CODE}\t21\n")
-    call = ["exposures", "run.json", "--documents", "one.txt", "--before-step", "6"]
+    call = ["where", "--count", "run.json", "--documents", "one.txt", "--before-step", "6"]
     (row,) = json.loads(binidx_out(*call, "--json"))["documents"]
     assert [row[name] for name in ("samples", "times_started", "first_step", "last_step")] == [3, 0, 0, 5]
     head, cells, last = binidx_out(*call).splitlines()
@@ -180,7 +180,7 @@ def test_seen_means_samples_also_of_a_document_whose_first_token_was_not_read(bi
     assert last == "1 document, steps before 6; 1 seen, in up to 3 samples each"
 
 
-def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_goes_on_to_where_and_a_view(binidx_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = [EN, CODE]
     listed = binidx_out("grep", RABBIT, *prefixes, "--to", "drop.txt")
     assert Path("drop.txt").read_text() == listed
@@ -190,7 +190,7 @@ def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypat
         return str(binidx_out(*arguments))
 
     reads = [json.loads(line) for line in piped("where", "run.json", "--documents", "-", "--json").splitlines()]
-    counted = json.loads(piped("exposures", "run.json", "--documents", "-", "--json"))["documents"]
+    counted = json.loads(piped("where", "--count", "run.json", "--documents", "-", "--json"))["documents"]
     assert [(row["source"], row["document"]) for row in counted] == [
         (prefix, number) for prefix in prefixes for number in (7, 21)
     ]
@@ -219,9 +219,9 @@ def test_a_list_goes_on_to_where_exposures_and_a_view(binidx_out: Any, monkeypat
         (["grep", "sea", EN, "--tokenizer", "small/tokenizer.json"], "outside the tokenizer's vocabulary"),
         (["grep", "--tokens", "17", EN, "--normalize"], "--normalize, --tokens: found both, need one; token ids are"),
         (["grep", "...", EN, "--normalize"], "--normalize: nothing is left of the text '...'"),
-        (["exposures", "run.json", "--documents", "-", "--normalize"], "--normalize: needs --text"),
-        (["exposures", "run.json", "--documents", "none.txt"], "none.txt: line 1: found 'none'"),
-        (["exposures", "run.json", "--documents", "-"], "stdin: found a number alone, needs the prefix of one of 2"),
+        (["where", "--count", "run.json", "--documents", "-", "--normalize"], "--normalize: needs --text"),
+        (["where", "--count", "run.json", "--documents", "none.txt"], "none.txt: line 1: found 'none'"),
+        (["where", "run.json", "--documents", "-"], "stdin: found a number alone, needs the prefix of one of 2"),
     ],
 )
 def test_a_wrong_call_says_what_it_needs(
@@ -233,15 +233,9 @@ def test_a_wrong_call_says_what_it_needs(
     assert message in capsys.readouterr().err
 
 
-def test_a_count_of_where_has_the_steps_of_its_samples_alone(binidx_out: Any) -> None:
-    (row,) = json.loads(binidx_out("where", "run.json", "--document", "7", "--source", EN, "--count", "--json"))
-    names = ["samples_read", "samples_trained", "tokens_read", "first_step", "last_step"]
-    assert [*row] == ["source", "document", *names]
-
-
 def test_a_text_that_is_no_utf8_is_refused_by_name(binidx_out: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("latin.txt").write_bytes("Hase mit Möhre".encode("latin-1"))
-    assert main(["exposures", "run.json", "--text", "latin.txt"]) != 0
+    assert main(["where", "--count", "run.json", "--text", "latin.txt"]) != 0
     assert "latin.txt: not UTF-8" in capsys.readouterr().err
 
 

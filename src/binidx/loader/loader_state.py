@@ -105,7 +105,7 @@ def _describe_way(consumed: int, theirs: str, dataset: Any, sampler: Pretraining
     inner = without_view(dataset.order)
     if inner is None or fingerprint(dataset, sampler, inner.identity) != theirs:
         name = type(option).__name__
-        return f"No place in {name} continues this run; begin a stage anew of what binidx exposures shows as unread"
+        return f"No place in {name} continues this run; begin a stage anew of what binidx where --count shows as unread"
     was_read, *_ = find_read([(inner, 0, consumed)], dataset.order)
     text = f"{type(option).__name__} has {was_read.sum():,} of the {consumed:,} samples that were read: "
     return text + describe_place(dataset.order, was_read, sampler.samples_per_step)

@@ -105,7 +105,7 @@ def test_an_order_with_an_index_of_its_own_continues_nothing(blend: dict[str, fl
     before = load(blend)
     for order in (binidx.View(drop(tmp_path, blend, 1), how="rebuild"), "first_fit"):
         text = refused(before, load(blend, order=order), 8)
-        assert "continues this run; begin a stage anew of what binidx exposures shows as unread" in text
+        assert "continues this run; begin a stage anew of what binidx where --count shows as unread" in text
     text = refused(before, load(blend, order=binidx.View(drop(tmp_path, blend, 1))), 8, dataloader_type="cyclic")
     assert "continues this run; begin a stage anew" in text
     assert "To continue all the same, set consumed_samples=8" in refused(before, load(blend, random_seed=6), 8)

@@ -128,7 +128,8 @@ def test_copies_without_digests_stay_apart_and_each_answer_says_so(
         assert found[name].samples.tolist() == [count_served(own, number, document)[1] for document in range(30)]
     (tmp_path / "list").write_text(f"{corpus}\t7\n")
     commands = (
-        ["where", file, "--documents", f"{tmp_path}/list"], ["exposures", file, "--documents", f"{tmp_path}/list"],
+        ["where", file, "--documents", f"{tmp_path}/list"],
+        ["where", "--count", file, "--documents", f"{tmp_path}/list"],
         ["account", file], ["summary", file], ["trace", file, "--step", "9:11"],
     )  # fmt: skip
     for command in commands:

@@ -237,7 +237,7 @@ def _open_packed(uri: str, run: Run, load_packed: LoadPacked | None) -> RunOrder
     """
     if load_packed is None:
         raise ConfigError(
-            f"previous: {uri} is a run over packed files, which is not opened here; trace, where, exposures, account, "
+            f"previous: {uri} is a run over packed files, which is not opened here; trace, where, account, "
             "order and grep --run open it, and RunHistory.of(run, load_packed=binidx.packed.load_packed_run)"
         )
     packed = load_packed(uri, run.config.storage_options)
