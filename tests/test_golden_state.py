@@ -228,7 +228,8 @@ def test_a_bake_that_broke_off_goes_on(local: Path) -> None:
 def test_packed_files_are_written_as_the_same_bytes(local: Path) -> None:
     needed = contents("packed/en")
     shutil.rmtree("packed/en")
-    golden.command("pack", "corpus/en", "--to", "packed/en", "--sep", "0", "--chunk-size", "66", "--name", "en")
+    options = ["--eod", "0", "--chunk-size", "66", "--name", "en"]
+    golden.command("export", "litpkds", "corpus/en", "--to", "packed/en", *options)
     Path("packed/en/en.packed.json").unlink()  # of a later version
     assert contents("packed/en") == needed
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,20 +23,18 @@ COMMANDS = {
     "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
     "doctor": ("doctor", "packages, missing ones, and which URIs can be reached"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
-    "export": ("export_tokens", "a dataset as files of another library, read back"),
+    "export": ("export_tokens", "a dataset as files of another library"),
     "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
     "grep": ("grep", "documents with an exact text, or items of an evaluation"),
-    "import": ("import_tokens", "tokens of MDS, LitData, OLMo, Arrow, nanotron, llm.c, NeoX"),
+    "import": ("import_tokens", "tokens of MDS, LitData, lit-gpt, OLMo, Arrow, llm.c, ..."),
     "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
     "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
     "order": ("order", "the global order of a run as parquet files"),
-    "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
     "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
     "preprocess": ("preprocess", "text to tokens: jsonl, parquet, csv, WET; one machine or many"),
     "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
-    "run": ("run_from", "the file of a run, from a Megatron command line"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "spikes": ("spikes", "steps with too high a loss, and the documents in them"),
     "summary": ("summary", "a data card of a run, and a public summary to complete"),
@@ -54,10 +53,17 @@ OTHER_NAMES = {
     "sample": "cut sample",
     "split": "cut split",
     "tokenize": "preprocess",
-    "unpack": "pack --back",
+    "unpack": "import litpkds",
     "version": "--version",
 }
 """Name that a user may try -> the command."""
+
+RENAMED: dict[str, tuple[str, ...]] = {
+    "pack": ("export", "litpkds"),
+    "pack --back": ("import", "litpkds"),
+    "run": ("plan",),
+}
+"""Name in the previous release -> the command; it works for one more release."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,6 +99,12 @@ def _run(name: str, *arguments: str) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
+    if name == "pack":
+        name = "pack --back" if "--back" in arguments else name
+        arguments = tuple(re.sub("^--sep(?==|$)", "--eod", each) for each in arguments if each != "--back")
+    if name in RENAMED:
+        print(f"binidx {name} is binidx {' '.join(RENAMED[name])} now", file=sys.stderr)
+        name, arguments = RENAMED[name][0], RENAMED[name][1:] + arguments
     if name not in COMMANDS:
         names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
         near = "".join(f", did you mean {match!r}?" for match in names)

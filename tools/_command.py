@@ -159,7 +159,8 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     known = [flag for action in chosen._actions for flag in action.option_strings]
     rest = {flag for action in chosen._actions if action.nargs == argparse.REMAINDER for flag in action.option_strings}
     typed = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word not in {"--", *rest}, argv)]
-    command = "" if rest & {*argv} else "".join(f"; give the whole command after {flag}" for flag in rest)
+    flags = () if rest & {*argv} or not any(word.endswith(".py") for word in argv) else rest
+    command = "".join(f"; give the whole command after {flag}" for flag in flags)
     for flag in typed:
         if flag.startswith("--") and flag not in known:
             near = command or "".join(f"; did you mean {match}?" for match in find_flags(flag, known)[:1])
@@ -317,6 +318,17 @@ def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
+def refuse(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise ConfigError with the reason if any of these arguments was given.
+
+    Args:
+        names: of arguments whose default is None or False.
+        reason: rest of the message, after the names.
+    """
+    if given := [name for name in names if not (getattr(arguments, name) is None or getattr(arguments, name) is False)]:
+        raise ConfigError(f"{', '.join(given)}: {reason}")
+
+
 def add_writing(options: argparse.ArgumentParser) -> None:
     """Add the options of a command that makes datasets from other datasets."""
     options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
@@ -331,7 +343,7 @@ def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"lineage": not arguments.no_lineage, **chosen(arguments, *names)}
 
 
-def add_workers(options: argparse.ArgumentParser, what: str) -> None:
+def add_workers(options: argparse._ActionsContainer, what: str) -> None:
     """Add the options of a command whose work can leave the machine.
 
     Args:

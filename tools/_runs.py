@@ -35,13 +35,14 @@ TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
 
 
-def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
+def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data", nargs: str | None = None) -> None:
     """Add the argument RUN, and the storage options for `of`.
 
     Args:
         of: subject of the storage options, for the help.
+        nargs: of RUN, as in argparse: "?" if another option can take its place.
     """
-    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+    options.add_argument("run", metavar="RUN", nargs=nargs, help="path or URI of what binidx.Run.save wrote")
     add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
 

@@ -1,11 +1,13 @@
 """Tokens of another library as a dataset: documents, dtypes and order are kept, and all tokens are compared.
 
-mds, litdata and arrow take folders, neox a prefix, the others files in order, or folders of them. olmo and llmc have
-no bounds of documents: --eod names the id at them; a .csv.gz beside a file of olmo has them, and is taken instead. With
---eod the packed samples of the others are split, too.
+mds, litdata and arrow take folders, neox a prefix, the others files in order, or, but for litpkds, folders of them.
+olmo, llmc and litpkds have no bounds of documents: --eod names the id at them; a .csv.gz beside a file of olmo has
+them, and is taken instead. With --eod the packed samples of the others are split, too. In litpkds --eod also fills the
+last file; the import leaves this out, and does not read back the rest.
 
   mds        MosaicML Streaming 0.13, by its index.json; also zstd and gz
   litdata    LitData 0.2, written for its TokensLoader
+  litpkds    packed files of lit-gpt, TinyLlama and the Gemstones; needs --eod
   olmo       OLMo-core 3: .npy of tokens without a header; needs --stored-dtype
   arrow      Hugging Face datasets, save_to_disk; a column of lists of integers; needs pyarrow
   nanotron   datatrove's .ds and .ds.index
@@ -23,11 +25,16 @@ from __future__ import annotations
 
 import argparse
 
-from binidx.corpus.formats.peer_formats import FORMATS, ImportResult, import_dataset
+from binidx.corpus.formats import peer_formats
+from binidx.corpus.formats.peer_formats import ImportResult, import_dataset
+from binidx.errors import ConfigError
+from binidx.packed.packed_convert import packed_to_indexed
+from binidx.packed.packed_files import PackedFiles
 
-from ._command import add_json, chosen, command, print_result, target
+from ._command import add_json, chosen, command, print_result, refuse, target
 from ._display import counts
 
+FORMATS = (*peer_formats.FORMATS, "litpkds")
 DTYPES = ("uint8", "uint16", "int32", "int64")
 
 
@@ -47,9 +54,31 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def import_tokens(arguments: argparse.Namespace) -> None:
     """Import the files, and print a summary."""
+    if arguments.format == "litpkds":
+        import_packed(arguments)
+        return
     names = ("format", "sources", "target", "eod", "column", "stored_dtype", "dtype", "overwrite")
     done = import_dataset(**chosen(arguments, *names, "source_options", "target_options", "watch"))
     print_result(done.to_json(), f"{done.prefix}: {describe(done)} read back and equal", arguments)
+
+
+def import_packed(arguments: argparse.Namespace) -> None:
+    """Write a dataset from packed files, and print a summary."""
+    refuse(arguments, ("column", "stored_dtype", "dtype"), "litpkds does not take it")
+    eod, files = eod_of_packed(arguments), PackedFiles(arguments.sources, 1, storage_options=arguments.source_options)
+    arguments.watch.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")
+    options = {"storage_options": arguments.target_options, "watch": arguments.watch.advance}
+    count = packed_to_indexed(files, arguments.target, eod, overwrite=arguments.overwrite, **options)
+    values = {"prefix": arguments.target, "documents": count, "files": len(files.uris)}
+    text = f"{arguments.target}: {counts(documents=count)} of {counts(files=len(files.uris))}"
+    print_result(values, text, arguments)
+
+
+def eod_of_packed(arguments: argparse.Namespace) -> int:
+    """Return the id that ends documents in packed files; raise ConfigError if none is given."""
+    if arguments.eod is None:
+        raise ConfigError("eod: litpkds files have no bounds of documents; give the id at them")
+    return int(arguments.eod)
 
 
 def describe(done: ImportResult) -> str:

@@ -1,8 +1,8 @@
 """Plan a run before it starts: steps, epochs, indices, requests, bytes, cost.
 
-Nothing is built and nothing written. Of each dataset some dozens of bytes are read (its header, and where its splits
-begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large the data is. For
-remote data, 6 small requests and one read of 8 MiB measure the link.
+Nothing is built, and nothing written but the file of --to. Of each dataset some dozens of bytes are read (its header,
+and where its splits begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large
+the data is. For remote data, 6 small requests and one read of 8 MiB measure the link.
 
 Tokens, samples, epochs and sizes are exact. Requests and bytes are expected values for documents of the mean length,
 shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
@@ -11,11 +11,20 @@ A start is planned as one with cached indices: its requests, of all ranks, and t
 follows, a line each, with the figure that is its reason. A run with phase transitions has a plan for each phase.
 Without a file of the run, RUN is a prefix, with --sequence-length.
 
+--from-megatron takes the place of RUN: all that follows it is a Megatron command, with torchrun's options or without;
+--to may follow that. Options of the model are left out. Data parallel ranks are --gpus divided by tensor, pipeline and
+context parallel sizes. With --to the file of the run is written first, so that the other commands can trace and account
+it; if the data is out of reach, the file stands, and the plan is an error.
+
+A resume names the file of the run before it: with --previous and --first-step, the samples consumed are those of that
+run at that step. Other data, another topology or another schedule then begin there.
+
 exit status: 0 done, 1 the data is bad, the ranks would ask a store for more than it publishes as its limit (at
 --tokens-per-second) or, with --strict, there is a warning, 2 the call is wrong
 
 example:
   binidx plan run.json --tokens-per-second 2000000 --nodes 16 --world 128
+  binidx plan --gpus 512 --from-megatron pretrain_gpt.py $ARGUMENTS --to run.json
 """
 
 from __future__ import annotations
@@ -25,38 +34,120 @@ import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from binidx.errors import redacted
+from binidx.errors import BinidxError, ConfigError, redacted
+from binidx.packed.packed_run import load_packed_run
+from binidx.run.megatron_command import parse_megatron_command
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
+from binidx.run.provenance.history import RunHistory
+from binidx.run.run_file import Run, is_packed_run
 from binidx.storage.cache.filling import EXTENT_BYTES
+from binidx.storage.location import Location
 
-from ._command import command, print_result
-from ._display import MOST_ROWS, counts, human_bytes, human_seconds, table
+from ._command import chosen, command, print_result, refuse
+from ._display import MOST_ROWS, counts, human_bytes, human_seconds, print_note, table
 from ._runs import add_run, add_sizes, load_sized
 
 RANKS_OF_A_NODE = 8
 MOST_PLACES = 3
+OF_MEGATRON = ("to", "num_processes", "rampup", "previous", "first_step", "consumed_samples")
+"""Arguments that only a Megatron command takes."""
+OF_RUN = (
+    *("sequence_length", "data_parallel_size", "micro_batch_size", "global_batch_size"),
+    *("train_iters", "train_samples", "eval_interval", "eval_iters"),
+)
+"""Arguments that replace what RUN says."""
+BEFORE_IT = {
+    *("--gpus", "--rampup", "--previous", "--first-step", "--consumed-samples"),
+    *("--nodes", "--tokens-per-second", "--strict", "--storage-options"),
+}
+"""Options that Megatron lacks, and would seem to be given if they followed its command."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_run(options, "RUN and data")
+    add_run(options, "RUN and data", nargs="?")
     add_sizes(options)
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
+    group = options.add_argument_group("from a Megatron command")
+    group.add_argument("--to", metavar="RUN", help="path or URI of the run's file, to write")
+    group.add_argument("--gpus", dest="num_processes", type=int, metavar="N", help="processes of the job")
+    group.add_argument("--rampup", choices=["kept", "ignored"], help="what Megatron does with --rampup-batch-size")
+    group.add_argument("--previous", metavar="RUN", help="file of the run that this one resumes, or forks from")
+    group.add_argument("--first-step", type=int, metavar="N", help="iterations before this run (0)")
+    group.add_argument("--consumed-samples", type=int, metavar="C", help="samples before it, of this data")
+    group.add_argument("--from-megatron", nargs=argparse.REMAINDER, metavar="...", help="the command, to its end")
 
 
 def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
-    run = load_sized(arguments)
+    if (arguments.run is None) == (arguments.from_megatron is None):
+        raise ConfigError(f"run, from_megatron: found {'none' if arguments.run is None else 'both'}, need one")
+    if arguments.run is not None:
+        refuse(arguments, OF_MEGATRON, "only with --from-megatron")
+        return print_plan(load_sized(arguments), arguments)
+    run = run_of_megatron(arguments)
+    if arguments.to is None:
+        return print_plan(run, arguments)
+    run.save(arguments.to, arguments.storage_options)
+    ranks, size = counts(ranks=run.data_parallel_size), counts(samples=run.schedule.stages[0].batch_size)
+    steps = f"steps {run.first_step:,} to {run.stop_step:,} of {size} on {ranks}, {run.micro_batch_size} at a time"
+    print_note("binidx plan", f"{arguments.to}: written, {steps}")
+    try:
+        return print_plan(run, arguments)
+    except BinidxError as error:
+        error.args = (f"{arguments.to}: is written, but there is no plan of it yet: {error}", *error.args[1:])
+        raise
+
+
+def print_plan(run: Run, arguments: argparse.Namespace) -> int:
+    """Compute the plan of a run and print it; return the exit status."""
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
     plans = [plan_run(phase, nodes=nodes, tokens_per_second=arguments.tokens_per_second) for phase in run.phases]
     values = [planned.to_json() for planned in plans]
     text = "\n\n".join(f"{_phase(planned, len(plans))}{describe(planned)}" for planned in plans)
     print_result(values[0] if len(plans) == 1 else values, text, arguments)
     return int(any(planned.exceeds_a_limit or (arguments.strict and planned.cautions) for planned in plans))
+
+
+def run_of_megatron(arguments: argparse.Namespace) -> Run:
+    """Return the run of the command after --from-megatron, and take --to and --json out of the command."""
+    refuse(arguments, OF_RUN, "give it in the command after --from-megatron")
+    words = [*arguments.from_megatron]
+    if late := " ".join(word for word in words if word in BEFORE_IT):
+        raise ConfigError(f"from_megatron: found {late} in the command; give it before --from-megatron")
+    if "--to" in words:
+        place = words.index("--to")
+        if not (named := words[place + 1 : place + 2]):
+            raise ConfigError("to: found none, needs the path of the file")
+        arguments.to, words = named[0], [*words[:place], *words[place + 2 :]]
+    arguments.json |= "--json" in words
+    options = chosen(arguments, "num_processes", "rampup", "storage_options")
+    return parse_megatron_command(words, **options, **resumed(arguments))
+
+
+def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a run that continues another one; the samples consumed are those of that one by default."""
+    step, consumed = arguments.first_step or 0, arguments.consumed_samples
+    if arguments.previous is None:
+        return {"first_step": step, "consumed_samples": consumed or 0}
+    options = arguments.storage_options
+    previous = Location.of(arguments.previous, options).absolute
+    if is_packed_run(Location(previous, options)):  # its data is another one, of which no sample was consumed
+        position, earlier = 0, load_packed_run(previous, options).reading.schedule.samples_before(step)
+    else:
+        history = RunHistory.of(Run.load(previous, options), load_packed=load_packed_run)
+        runs = [run for run in history.runs if run.first_step <= step]
+        if not runs:
+            raise ConfigError(f"first_step: found {step:,}, needs a step of {previous}")
+        position, earlier = runs[-1].schedule.samples_before(step), runs[-1].earlier_samples
+    consumed = position if consumed is None else consumed
+    names = ("previous", "first_step", "consumed_samples", "earlier_samples")
+    return dict(zip(names, (previous, step, consumed, position + earlier - consumed), strict=True))
 
 
 def _phase(planned: RunPlan, num_phases: int) -> str:

@@ -39,7 +39,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("shuffle {known} --to {out}/shuffled --seed 1", "parquet"),
     ("shuffle {known} --to {out}/shuffled-no --seed 1 --no-lineage", ""),
     ("shuffle --lines {text} --to {out}/shuffled.jsonl.zst --seed 1", ""),
-    ("pack {plain} --to {out}/packed --sep 0 --chunk-size 4096", ""),
+    ("export litpkds {plain} --to {out}/packed --eod 0 --chunk-size 4096", ""),
     ("plan {run}", ""),
     ("prepare-cache {run}", ""),
     ("trace {run} --step 1", ""),

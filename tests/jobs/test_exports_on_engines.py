@@ -129,7 +129,7 @@ def commands(to: str) -> list[list[str]]:
     return [
         ["order", "run.json", "--to", f"{to}/order", "--tokens", "--steps-per-file", "9"],
         ["read-plan", "run.json", "--to", f"{to}/plan"],
-        ["pack", "web", "--to", f"{to}/packed", "--sep", "0", "--add-separator", "--chunk-size", "2000"],
+        ["export", "litpkds", "web", "--to", f"{to}/packed", "--eod", "0", "--add-separator", "--chunk-size", "2000"],
         ["bake", "run.json", "--to", f"{to}/baked"],
         ["shuffle", "web", "web", "--to", f"{to}/shuffled/new", "--seed", "1"],
         ["diff", "web", "web", "--records", f"{to}/records"],
@@ -161,7 +161,7 @@ def test_processes_of_this_machine_write_the_same_bytes_also_when_one_is_killed(
     for command in commands("local"):
         line = [str(BIN / "binidx"), *command, "--engine", "local", "--workers", "2"]
         with subprocess.Popen(line, stdout=subprocess.DEVNULL) as driver:
-            killed = kill_a_worker(driver) if command[0] == "pack" else True
+            killed = kill_a_worker(driver) if command[0] == "export" else True
         assert driver.returncode == 0
         assert killed
     assert_made(inputs / "local")

@@ -173,6 +173,6 @@ def test_the_file_of_a_run_after_packed_files_begins_with_its_data(tmp_path: Pat
     command += f" --data-path 0.7 {corpora[0]} 0.3 {corpora[1]} --split 1,0,0 --tokenizer-type NullTokenizer"
     command += " --vocab-size 3000000"
     asked = ["--previous", f"{tmp_path}/packed.json", "--first-step", str(STEP), "--gpus", "1"]
-    assert main(["run", *asked, "--to", f"{tmp_path}/next.json", "--from-megatron", *command.split()]) == 0
+    assert main(["plan", *asked, "--to", f"{tmp_path}/next.json", "--from-megatron", *command.split()]) == 0
     run = binidx.Run.load(f"{tmp_path}/next.json")
     assert (run.first_step, run.consumed_samples, run.earlier_samples) == (STEP, 0, 4 * STEP)

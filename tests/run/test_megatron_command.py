@@ -75,16 +75,39 @@ def test_a_resume_continues_the_run_before(
         write_with_megatron(tmp_path / name, np.full(40, 30, np.int32), rng)
     monkeypatch.chdir(tmp_path)
     data = ["--train-iters", "40", "--split", "1,0,0", "--data-path", "0.7", "en", "0.3", "code"]
-    first = ["run", "--from-megatron", *COMMAND.split(), *data, "--global-batch-size", "8", "--to", "run1.json"]
-    assert main(first) == 0
-    assert "run1.json: steps 0 to 40 of 8 samples on 4 ranks, 2 at a time" in capsys.readouterr().out
-    second = ["run", "--previous", "run1.json", "--first-step", "25", "--gpus", "32", "--from-megatron"]
+    first = ["plan", "--from-megatron", *COMMAND.split(), *data, "--global-batch-size", "8"]
+    assert main([*first, "--to", "run1.json"]) == 0
+    told = capsys.readouterr()
+    assert "run1.json: written, steps 0 to 40 of 8 samples on 4 ranks, 2 at a time" in told.err
+    parse_megatron_command(first[2:]).save("same.json")
+    assert Path("same.json").read_bytes() == Path("run1.json").read_bytes()
+    assert "samples are not read" not in told.out
+    for same in (first, ["plan", "run1.json"]):
+        assert main(same) == 0
+        assert capsys.readouterr().out == told.out
+    second = ["plan", "--previous", "run1.json", "--first-step", "25", "--gpus", "32", "--from-megatron"]
     assert main([*second, *COMMAND.split(), *data, "--global-batch-size", "16", "--to", "run2.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["first_step"] == 25
+    assert json.loads(capsys.readouterr().out)["steps"] == 15
     run = binidx.Run.load("run2.json")
     assert (run.data_parallel_size, run.consumed_samples, run.earlier_samples) == (8, 200, 0)
     assert main(["trace", "run2.json", "--step", "24:26", "--json", "--no-lineage"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(row["sample"] for row in rows) == list(range(192, 216))
-    assert main(["run", "--from-megatron", *COMMAND.split(), *data]) == 2
-    assert "--to: found none" in capsys.readouterr().err
+
+
+def test_a_file_is_written_without_its_data_and_the_error_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["plan", "--gpus", "4", "--from-megatron", *COMMAND.split(), "--train-iters", "40", "--data-path", "none"]
+    assert main([*given, "--to", "run.json", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)["error"]
+    reason = f"{tmp_path}/none.idx: no such file"
+    assert (told["kind"], told["message"]) == (
+        "ObjectNotFoundError",
+        f"run.json: is written, but there is no plan of it yet: {reason}",
+    )
+    assert binidx.Run.load("run.json").stop_step == 40
+    assert main(given) == 2
+    assert capsys.readouterr().err.endswith(f"binidx plan: {reason}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -18,7 +18,7 @@ from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx import errors
-from binidx.tools import COMMANDS, main, usage
+from binidx.tools import COMMANDS, RENAMED, main, usage
 from binidx.tools._command import add_json, add_output, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 
@@ -54,6 +54,25 @@ def test_help_lists_the_commands(capsys) -> None:
 def test_the_version_is_said(capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"binidx {binidx.__version__}\n"
+
+
+def test_a_name_of_the_previous_release_says_the_new_one(tmp_path: Path, capsys) -> None:
+    prefix, out = str(GOLDEN), str(tmp_path)
+    calls = {
+        "pack is binidx export litpkds now": ["pack", prefix, "--to", out, "--sep", "0", "--chunk-size", "50"],
+        "pack --back is binidx import litpkds now":
+            ["pack", "--back", f"{out}/train_0000000000.bin", "--to", f"{out}/back", "--sep=0"],
+    }  # fmt: skip
+    for told, call in calls.items():
+        assert main(call) == 0
+        assert capsys.readouterr().err == f"binidx {told}\n"
+    assert (
+        np.concatenate([*binidx.IndexedDataset(f"{out}/back")]).tolist()[:7]
+        == np.concatenate([*binidx.IndexedDataset(prefix)]).tolist()
+    )
+    assert main(["run", "--from-megatron", "--sft"]) == 2
+    assert capsys.readouterr().err.startswith("binidx run is binidx plan now\nbinidx plan: ")
+    assert not {*RENAMED} & {*COMMANDS}
 
 
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
@@ -166,12 +185,20 @@ def test_an_error_of_a_command_is_one_json_object_on_stdout_and_a_line_on_stderr
          "--to, --fractions: found 1 and 2, need as many of both"),
         (["verify", "PREFIX", "--vocab-size", "-5"], "--vocab-size: found -5, needs at least 1"),
         (["verify", "PREFIX", "--quick", "--vocab-size", "9"], "--vocab-size, --quick: found both, need one"),
-        (["pack", "PREFIX", "a", "--to", "b", "--sep", "0"], "PREFIX | FILE: found 2, needs one dataset; --to names"),
-        (
-            ["pack", "--back", "a", "--to", "PREFIX", "--sep", "0", "--workers", "2"],
-            "--engine, --workers, --shard: --back runs in this process",
-        ),
-        (["pack", "PREFIX", "--to", "a", "--sep", "0", "--chunk-size", "0"], "--chunk-size: found 0, needs at least 1"),
+        (["export", "litpkds", "PREFIX", "--to", "a"], "--eod: litpkds files have no bounds of documents; give the id"),
+        (["import", "litpkds", "a", "--to", "OUT"], "--eod: litpkds files have no bounds of documents; give the id"),
+        (["export", "litpkds", "PREFIX", "--to", "a", "--eod", "0", "--chunk-size", "0"],
+         "--chunk-size: found 0, needs at least 1"),
+        (["export", "mds", "PREFIX", "--to", "a", "--chunk-size", "0", "--shard", "0/2", "--overwrite"],
+         "--chunk-size, --shard, --overwrite: litpkds takes it, mds does not"),
+        (["import", "litpkds", "a", "--to", "OUT", "--eod", "0", "--column", "ids", "--dtype", "uint16"],
+         "--column, --dtype: litpkds does not take it"),
+        (["plan"], "RUN, --from-megatron: found none, need one"),
+        (["plan", "a", "--from-megatron", "b"], "RUN, --from-megatron: found both, need one"),
+        (["plan", "a", "--to", "b", "--first-step", "0"], "--to, --first-step: only with --from-megatron"),
+        (["plan", "--world", "2", "--from-megatron", "x.py"], "--world: give it in the command after --from-megatron"),
+        (["plan", "--from-megatron", "x.py", "--strict"], "--from-megatron: found --strict in the command"),
+        (["plan", "--from-megatron", "x.py", "--to"], "--to: found none, needs the path of the file"),
         (["preprocess", "TEXT", "--to", "OUT"], "--tokenizer: found none, need a tokenizer.json"),
         (["shuffle", "--lines", "TEXT", "--to", "TEXT", "--seed", "1"], "--to: found TEXT, which is an input, too"),
     ],
@@ -286,11 +313,12 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(["account", "run.json", flag, "5"])
         assert f"unrecognized arguments: {flag}{hint} binidx account" in capsys.readouterr().err
-    for typed in ("pretrain_gpt.py", "--data-path"):
+    for flag, way in (("--seq-length", "give the whole command after --from-megatron"), ("--strct", "mean --strict?")):
         with pytest.raises(SystemExit):
-            main(["run", typed, "x"])
-        way = "give the whole command after --from-megatron"
-        assert f"binidx run: unrecognized arguments: {typed}; {way}" in capsys.readouterr().err
+            main(["plan", "pretrain_gpt.py" if "seq" in flag else "run.json", flag, "8"])
+        told = capsys.readouterr().err
+        assert f"binidx plan: unrecognized arguments: {flag}; " in told
+        assert way in told
     with pytest.raises(SystemExit):
         main(["verify", "a", "--vocab-size", "1k"])
     assert "binidx verify: --vocab-size: found 1k, needs a number; " in capsys.readouterr().err

@@ -282,13 +282,14 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert "fork: found 'mine', needs one of lit-gpt" in capsys.readouterr().err
 
 
-def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path) -> None:
-    command = [Path(sys.executable).parent / "binidx", "pack"]
+def test_packed_files_are_exported_and_imported(run_file: Path, tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "binidx"
     prefix = str(run_file.parent / "en")
-    subprocess.run([*command, prefix, "--to", f"{tmp_path}/packed", "--chunk-size", "100", "--sep", "0"], check=True)
+    call = [command, "export", "litpkds", prefix, "--to", f"{tmp_path}/packed", "--chunk-size", "100", "--eod", "0"]
+    subprocess.run(call, check=True)
     files = sorted(map(str, (tmp_path / "packed").glob("*.bin")))
     assert len(files) == 19
-    subprocess.run([*command, "--back", *files, "--to", f"{tmp_path}/en2", "--sep", "0"], check=True)
+    subprocess.run([command, "import", "litpkds", *files, "--to", f"{tmp_path}/en2", "--eod", "0"], check=True)
     assert Path(f"{tmp_path}/en2.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
     assert Path(f"{tmp_path}/en2.idx").read_bytes() == Path(f"{prefix}.idx").read_bytes()
     assert len(IndexedDataset(f"{tmp_path}/en2")) == 60

@@ -1,9 +1,9 @@
-"""Order of all blocks of packed files, and the documents in those that `binidx pack` made of a dataset.
+"""Order of all blocks of packed files, and the documents in those that `binidx export litpkds` made of a dataset.
 
     sample  0 1 2 | 3 4 5 | 6 7 8 9       two files of 3 blocks in set 0, two of 2 blocks in set 1
     sample  10 .. 19                      the same blocks in the second pass
 
-    packed/train.packed.json    beside the files of `binidx pack`: {"dataset": "s3://corpus/en", ...}
+    packed/train.packed.json    beside the files of `binidx export litpkds`: {"dataset": "s3://corpus/en", ...}
     stream      d0 d0 d0 / d1 d1 / d2 d2 d2 d2 /      the dataset's documents, each with a separator if one was added
     files       |0         |1           |2            chunk_size tokens each, blocks from their first token on
 
@@ -43,7 +43,7 @@ TAGS = {"binidx": "packed", "version": 1}
 
 @dataclass(frozen=True)
 class PackedOrigin:
-    """The dataset of which `binidx pack` made files.
+    """The dataset of which `binidx export litpkds` made files.
 
     Attributes:
         dataset: prefix of the dataset.
@@ -170,7 +170,9 @@ def _open_group(files: PackedFiles, name: str, numbers: Mapping[int, int]) -> Fi
     """Return the files whose names begin with a text: number in the set -> number in the name; -1: it has none."""
     own, options = np.array([*numbers]), files.storage_options
     if -1 in numbers.values():
-        return FileGroup(own, None, f"{name}: is not named as binidx pack names files, so its documents are not known")
+        return FileGroup(
+            own, None, f"{name}: is not named as binidx export litpkds names files, so its documents are not known"
+        )
     try:
         origin = ORIGIN_FILE.decode(read_document(ORIGIN_FILE, Location(f"{name}{ORIGIN}", options)), name)
         dataset = IndexedDataset(origin.dataset, storage_options=options)
@@ -182,7 +184,7 @@ def _open_group(files: PackedFiles, name: str, numbers: Mapping[int, int]) -> Fi
 
 
 class PackedBlocks(MembersOrder):
-    """Blocks of the sets of packed files, as spans of the datasets of which `binidx pack` made them.
+    """Blocks of the sets of packed files, as spans of the datasets of which `binidx export litpkds` made them.
 
     It has the samples of one pass; greater numbers are those of later passes. A source is the dataset of the files of a
     set whose names begin with the same text.

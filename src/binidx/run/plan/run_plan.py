@@ -395,7 +395,7 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
                 f"step {steps:,} needs a batch of {blocked_by:,}, no multiple of {run.schedule.block:,}, a micro-batch "
                 f"of each rank: Megatron stops there, and {left:,} samples are not read"
             )
-        elif steps == run.stop_step:
+        elif steps == run.stop_step and left > 0:
             yield f"the run ends before step {steps:,} (stop_step); {left:,} samples are not read"
         elif steps and left > 0:
             those = "sample fills" if left == 1 else f"{left:,} samples fill"

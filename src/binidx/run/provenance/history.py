@@ -261,7 +261,7 @@ def _open_packed(uri: str, run: Run, load_packed: LoadPacked | None) -> RunOrder
 Runs = RunHistory | RunOrder
 """The runs of a model, or one run, as a history of itself."""
 
-WAY_OUT = "restore the file beside them, as binidx pack writes it, or ask about a run after them without its previous"
+WAY_OUT = "restore the file beside them, as export litpkds writes it, or ask about a later run without its previous"
 
 REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 
