@@ -40,7 +40,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
     add_json(options, "--source-options", "fsspec's options for the dataset")
     add_json(options, "--target-options", "the same for the files")
-    packed = options.add_argument_group("litpkds")
+    packed = options.add_argument_group("for litpkds")
     packed.add_argument("--chunk-size", type=int, metavar="N", help="tokens a file (4,196,352)")
     packed.add_argument("--name", help="first part of the file names (train)")
     packed.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
