@@ -59,6 +59,7 @@ OTHER_NAMES = {
 """Name that a user may try -> the command."""
 
 RENAMED: dict[str, tuple[str, ...]] = {
+    "exposures": ("where", "--count"),
     "pack": ("export", "litpkds"),
     "pack --back": ("import", "litpkds"),
     "run": ("plan",),
