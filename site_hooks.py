@@ -24,7 +24,7 @@ from mkdocs.utils import get_relative_url
 import binidx
 import binidx.errors
 from binidx.dataset.affects import described_fields
-from binidx.tools import COMMANDS
+from binidx.tools import COMMANDS, GROUPS
 from binidx.tools._command import parser
 
 FOLDER = "reference/commands"
@@ -38,7 +38,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section in config.nav or []:
         for pages in section.get("Reference", []):
             if "Commands" in pages:
-                pages["Commands"] += [f"{FOLDER}/{name}.md" for name in COMMANDS]
+                pages["Commands"] += [
+                    {group.capitalize(): [f"{FOLDER}/{name}.md" for name in commands]}
+                    for group, commands in GROUPS.items()
+                ]
     return config
 
 
@@ -85,8 +88,7 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rank the page in the search, fill in derived tables, give errors and settings identifiers for links."""
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
-    rows = [f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in COMMANDS.items()]
-    markdown = markdown.replace("<!-- commands -->", "\n".join(["| command | purpose |", "|---|---|", *rows]))
+    markdown = markdown.replace("<!-- commands -->", "\n".join(tables_of_commands()))
     markdown = re.sub(r"<!-- affects (\w+) -->", lambda found: affected_by(found[1]), markdown)
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
@@ -94,6 +96,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "reference/settings.md":
         markdown = re.sub(r"^\| `(BINIDX_[A-Z_]+)`", r"| `\1`{ #\1 }", markdown, flags=re.M)
     return markdown
+
+
+def tables_of_commands() -> Iterator[str]:
+    """Yield the lines of a table of commands for each group."""
+    for group, commands in GROUPS.items():
+        yield from (f"## {group.capitalize()}", "", "| command | purpose |", "|---|---|")
+        yield from (f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in commands.items())
+        yield ""
 
 
 def affected_by(word: str) -> str:
@@ -255,7 +265,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
         name = re.sub(r"^(binidx\.)?((megatron|packed)\.)?", "", text.removesuffix("()"))
         if re.fullmatch(r"BINIDX_[A-Z_]+(=\S*)?", text):
             return anchor(found[0], "reference/settings.html", text.partition("=")[0])
-        if (command := text.partition(" ")[2]) in COMMANDS and text.startswith("binidx "):
+        if (command := "".join(re.findall(r"^binidx ([\w-]+)", text))) in COMMANDS:
             return anchor(found[0], f"{FOLDER}/{command}.html", "")
         if name in HOMES and (name not in AMBIGUOUS or "." in text or names_page):
             return f'<autoref identifier="{HOMES[name]}">{found[0]}</autoref>'

@@ -26,10 +26,10 @@ run=s3://corpus/run.json
 save=$HOME/checkpoints
 
 # Stores, disks and caches, on each node: a node that fails ends the job before it takes GPUs for nothing.
-srun binidx check-node "$run" --nodes 2
+srun binidx doctor "$run" --nodes 2
 
 # Builds the missing indices, on one node, before 16 processes start.
-srun --nodes=1 --ntasks=1 binidx prepare-cache "$run"
+srun --nodes=1 --ntasks=1 binidx prepare index "$run"
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 

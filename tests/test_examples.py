@@ -202,5 +202,5 @@ def test_the_kubernetes_job_names_what_it_defines() -> None:
     for container in (*pod["initContainers"], *pod["containers"]):
         assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     check, prepare = pod["initContainers"]
-    assert check["command"] == ["binidx", "check-node", options[0], "--nodes", str(job["spec"]["completions"])]
-    assert prepare["command"] == ["binidx", "prepare-cache", options[0]]
+    assert check["command"] == ["binidx", "doctor", options[0], "--nodes", str(job["spec"]["completions"])]
+    assert prepare["command"] == ["binidx", "prepare", "index", options[0]]

@@ -12,37 +12,48 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
-COMMANDS = {
-    "account": ("account", "tokens and epochs of each source of a run"),
-    "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
-    "cache": ("cache", "fill, list and prune the disk cache of remote data"),
-    "check-node": ("check_node", "stores, disks, clock and caches of this node, before a run"),
-    "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
-    "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
-    "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
-    "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
-    "doctor": ("doctor", "packages, missing ones, and which URIs can be reached"),
-    "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
-    "export": ("export_tokens", "a dataset as files of another library"),
-    "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
-    "grep": ("grep", "documents with an exact text, or items of an evaluation"),
-    "import": ("import_tokens", "tokens of MDS, LitData, lit-gpt, OLMo, Arrow, llm.c, ..."),
-    "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
-    "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
-    "order": ("order", "the global order of a run as parquet files"),
-    "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
-    "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
-    "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a number of ranks"),
-    "preprocess": ("preprocess", "text to tokens: jsonl, parquet, csv, WET; one machine or many"),
-    "read-plan": ("read_plan", "places of a run's tokens in its order: start without an index"),
-    "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
-    "spikes": ("spikes", "steps with too high a loss, and the documents in them"),
-    "summary": ("summary", "a data card of a run, and a public summary to complete"),
-    "trace": ("trace_step", "samples, documents and text of a step"),
-    "verify": ("verify", "check a dataset: structure, checksums, token ids"),
-    "where": ("where", "every step, rank and slot that read a document"),
+GROUPS = {
+    "bring data in": {
+        "preprocess": ("preprocess", "text to tokens: jsonl, parquet, csv, WET; one machine or many"),
+        "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
+        "import": ("import_tokens", "tokens of MDS, LitData, lit-gpt, OLMo, Arrow, llm.c, ..."),
+        "export": ("export_tokens", "a dataset as files of another library"),
+        "merge": ("merge", "several datasets into one; the store moves tokens where it can"),
+        "cut": ("cut", "the head of a dataset, a sample of it, or a split into several"),
+        "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
+    },
+    "check": {
+        "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
+        "verify": ("verify", "check a dataset: structure, checksums, token ids"),
+        "diff": ("diff", "two datasets by their documents: added, removed, reordered"),
+        "doctor": ("doctor", "packages and URIs that can be reached; this node, for a run"),
+    },
+    "prepare a run": {
+        "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
+        "prepare": ("prepare", "the indices, a read plan or the tokens of a run, ahead of it"),
+    },
+    "train": {
+        "demo": ("demo", "text, tokens, a bucket, training, exact resume; on this machine"),
+        "order": ("order", "the global order of a run as parquet files"),
+    },
+    "ask a run": {
+        "trace": ("trace_step", "samples, documents and text of a step"),
+        "where": ("where", "every step, rank and slot that read a document"),
+        "account": ("account", "tokens and epochs of each source of a run"),
+        "spikes": ("spikes", "steps with too high a loss, and the documents in them"),
+        "grep": ("grep", "documents with an exact text, or items of an evaluation"),
+        "summary": ("summary", "a data card of a run, and a public summary to complete"),
+        "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
+        "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
+    },
+    "move": {
+        "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
+        "cache": ("cache", "fill, list and prune the disk cache of remote data"),
+    },
 }
-"""Command -> its module here, and its purpose."""
+"""Group of commands, by the activity of a person -> commands: each with its module here, and its purpose."""
+
+COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 OTHER_NAMES = {
     "compress": "convert --compress",
@@ -59,9 +70,13 @@ OTHER_NAMES = {
 """Name that a user may try -> the command."""
 
 RENAMED: dict[str, tuple[str, ...]] = {
+    "bake": ("prepare", "bake"),
+    "check-node": ("doctor", "--nodes", "1"),
     "exposures": ("where", "--count"),
     "pack": ("export", "litpkds"),
     "pack --back": ("import", "litpkds"),
+    "prepare-cache": ("prepare", "index"),
+    "read-plan": ("prepare", "read-plan"),
     "run": ("plan",),
 }
 """Name in the previous release -> the command; it works for one more release."""
@@ -103,6 +118,12 @@ def _run(name: str, *arguments: str) -> int:
     if name == "pack":
         name = "pack --back" if "--back" in arguments else name
         arguments = tuple(re.sub("^--sep(?==|$)", "--eod", each) for each in arguments if each != "--back")
+    if name == "prepare-cache" and "--read-plan" in arguments:
+        indices = [word for word in arguments if word != "--read-plan"]
+        plans = ["--workers" if word == "--threads" else word for word in indices]
+        plans = [word for word in plans if word not in ("--for-megatron", "--no-pin")]
+        print(f"binidx {name} --read-plan is binidx prepare index, then binidx prepare read-plan now", file=sys.stderr)
+        return _run("prepare", "index", *indices) or _run("prepare", "read-plan", *plans)
     if name in RENAMED:
         print(f"binidx {name} is binidx {' '.join(RENAMED[name])} now", file=sys.stderr)
         name, arguments = RENAMED[name][0], RENAMED[name][1:] + arguments
@@ -123,8 +144,8 @@ def _run(name: str, *arguments: str) -> int:
 
 
 def usage() -> str:
-    """Return the list of commands."""
-    rows = [f"  {name:<13}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
-    more = ["binidx COMMAND --help", "binidx --version"]
-    return "\n".join([*head, *rows, "", *more])
+    """Return the list of commands, by what a person does."""
+    lines = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
+    for group, commands in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<10}  {purpose}" for name, (_, purpose) in commands.items()), ""]
+    return "\n".join([*lines, "binidx COMMAND --help", "binidx --version"])

@@ -114,13 +114,13 @@ def load_run(arguments: argparse.Namespace) -> Run:
     return dataset.as_run(**{"micro_batch_size": 1, **batch})
 
 
-def open_run(arguments: argparse.Namespace) -> RunOrder:
+def open_run(arguments: argparse.Namespace, run: Run) -> RunOrder:
     """Return the order of the run, without those before it, with its indices loaded.
 
     Args:
         arguments: with those of `add_run`.
+        run: the run that they name.
     """
-    run = Run.load(arguments.run, arguments.storage_options)
     if run.build()[0] is None:
         raise ConfigError(f"{arguments.run}: has no train split")
     return RunOrder.of(run)

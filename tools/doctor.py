@@ -1,12 +1,20 @@
-"""Installed packages, the missing ones and what needs them, and whether URIs can be reached with these credentials.
+"""Installed packages, the missing ones, and whether URIs can be reached with these credentials; this node, for a run.
 
-Each row is a package: its version, or the line that installs it. Each URI is a dataset, an object or a folder: it is
-looked up, as binidx would do it, and nothing is written. binidx check-node checks a node for a run.
+Each row is a package: its version and what needs it, or the line that installs it. Each URI is a dataset, an object or
+a folder: it is looked up, as binidx would do it, and nothing is written.
 
-exit status: 0 each URI was reached, 1 one was not, 2 the call is wrong
+An argument that ends in .json is the file of a run, and with --nodes or --strict one of any name. Then this node is
+checked for the run. Each bucket is measured: latency, bandwidth, and whether it refuses some of 64 requests sent at
+once. The directories for index files and cached tokens must be writable and have room for what the plan of the run
+needs. An object is written where indices are kept, read and removed; the clock is compared there. Run it on each node
+of a job before the training.
+
+exit status: 0 all is well, 1 a URI was not reached, a check failed or, with --strict, there is a warning, 2 the call is
+wrong
 
 example:
   binidx doctor s3://corpus/en_text_document s3://corpus/cache/
+  binidx doctor run.json --nodes 16 --strict
 """
 
 from __future__ import annotations
@@ -15,21 +23,27 @@ import argparse
 import contextlib
 import os
 import platform
+import shutil
+import textwrap
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 import binidx
-from binidx.errors import BinidxError, ObjectNotFoundError
+from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError
 from binidx.format.bin_file import as_prefix, did_you_mean
 from binidx.format.virtual import PARTS
+from binidx.run.plan.node_check import FAILED, OK, WARNING, check_node, worst_state
+from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import head, list_page
 
 from ._command import add_json, command, print_result
+from ._display import counts
 
-OK, MISSING, FAILED = "ok", "missing", "failed"
+MISSING = "missing"
 
 PACKAGES = {
     "torch": ("torch", "samples as tensors, the loader"),
@@ -55,11 +69,43 @@ PACKAGES = {
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("uris", nargs="*", metavar="URI", help="prefix of a dataset, object or folder to reach")
-    add_json(options, "--storage-options", "fsspec's own, for these URIs")
+    told = "prefix of a dataset, object or folder to reach; or a run, a file *.json"
+    options.add_argument("uris", nargs="*", metavar="URI", help=told)
+    add_json(options, "--storage-options", "fsspec's own, for these URIs, and the data of a run")
+    options.add_argument("--nodes", type=int, metavar="N", help="nodes that share the ranks of the run (1)")
+    options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning about the run")
 
 
 def examine(arguments: argparse.Namespace) -> int:
+    """Check this node for a run, if the arguments name one; else the packages and each URI."""
+    uris = arguments.uris
+    runs = [uri for uri in uris if uri.endswith(".json")]
+    if not runs and arguments.nodes is None and not arguments.strict:
+        return examine_uris(arguments)
+    if len(uris) != 1:
+        found = f"found {counts(URIs=len(uris))}, needed one: the file of a run, by a call of its own"
+        raise ConfigError(f"{runs[0] if runs else '--nodes, --strict'}: {found}")
+    return examine_node(uris[0], arguments)
+
+
+def examine_node(uri: str, arguments: argparse.Namespace) -> int:
+    """Print a line for each check of this node for a run; return 1 if it is not fit for the run."""
+    try:
+        run = Run.load(uri, arguments.storage_options)
+    except ConfigError as error:
+        other = "; to reach an object named .json that is no run, give its folder" if uri.endswith(".json") else ""
+        raise ConfigError(f"{error}{other}") from error
+    checks = check_node(run, nodes=1 if arguments.nodes is None else arguments.nodes)
+    worst, width = worst_state(checks), max(shutil.get_terminal_size().columns, 40)
+    lines = []
+    for done in checks:
+        lines.append(f"{done.state:<8} {done.what}")
+        lines.append(textwrap.fill(done.detail, width, initial_indent=" " * 9, subsequent_indent=" " * 9))
+    print_result({"state": worst, "checks": [*map(asdict, checks)]}, "\n".join(lines), arguments)
+    return int(worst == FAILED or (arguments.strict and worst == WARNING))
+
+
+def examine_uris(arguments: argparse.Namespace) -> int:
     """Print a line for each package and each URI; return 1 if a URI was not reached."""
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     rows = [(OK, f"binidx {binidx.__version__}", machine), *map(find_package, PACKAGES)]

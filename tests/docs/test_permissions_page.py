@@ -107,7 +107,7 @@ def test_each_policy_allows_its_tasks_and_no_others(
 
     options = become("train")
     assert call("plan", "s3://corpus/run.json") == 0
-    assert call("prepare-cache", "s3://corpus/run.json") == 0
+    assert call("prepare", "index", "s3://corpus/run.json") == 0
     written = {key for key in keys(server) if key not in data}
     assert {key.partition("/")[0] for key in written} == {"cache"}
     assert any(key.endswith("-binidx.json") for key in written)

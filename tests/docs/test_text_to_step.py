@@ -43,7 +43,7 @@ def test_every_command_runs_and_prints_what_the_page_shows(
     (tmp_path / "train.py").write_text(train)
     shown = dict(re.findall(r"```bash\n(binidx .*)\n```\n\n```text\n(.*\n)", page))
     commands = [shlex.split(command)[1] for command in shown]
-    assert commands == ["preprocess", "verify", "plan", "prepare-cache", "trace", "where"]
+    assert commands == ["preprocess", "verify", "plan", "prepare", "trace", "where"]
 
     exec(upload, {})
     for command, first in shown.items():

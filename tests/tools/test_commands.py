@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -18,7 +19,7 @@ from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx import errors
-from binidx.tools import COMMANDS, RENAMED, main, usage
+from binidx.tools import COMMANDS, GROUPS, RENAMED, main, usage
 from binidx.tools._command import add_json, add_output, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 
@@ -39,7 +40,7 @@ def test_every_row_is_a_module_with_a_main_and_an_example(name: str, capsys) -> 
     assert callable(import_module(f"binidx.tools.{module}").main)
     assert purpose[0].islower()
     with pytest.raises(SystemExit) as end:
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     assert end.value.code == 0
     assert f"binidx {name}" in capsys.readouterr().out
 
@@ -48,7 +49,18 @@ def test_help_lists_the_commands(capsys) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"  {name:<13}  {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
+        assert all(f"  {name:<10}  {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
+        assert [line[:-1] for line in out.splitlines() if re.match(r"[a-z ]+:$", line)] == [*GROUPS]
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_an_old_name_names_the_new_one_and_works(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*name.split(), "--help"])
+    told = capsys.readouterr()
+    new = " ".join(RENAMED[name])
+    assert (end.value.code, told.err) == (0, f"binidx {name} is binidx {new} now\n")
+    assert told.out.startswith(f"usage: binidx {new.partition(' --')[0]} ")
 
 
 def test_the_version_is_said(capsys) -> None:

@@ -117,7 +117,7 @@ def test_it_reads_neither_an_idx_nor_an_array(
     cache = f"{remote}/cache"
     path = save(tmp_path, ([f"{remote}/en", f"{remote}/code"], [0.7, 0.3]), path_to_cache=cache)
     assert set(states(told(capsys, path))) == {"missing", "not kept"}
-    assert main(["prepare-cache", str(path)]) == 0
+    assert main(["prepare", "index", str(path)]) == 0
     capsys.readouterr()
     proxy.reset()
     found = told(capsys, path)
@@ -296,7 +296,7 @@ def test_a_call_that_cannot_be_is_an_error(
 FILES = ("", ".idx", ".bin.zst")
 COMMANDS = {
     "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
-    "bake": ["--to", "out"], "read-plan": ["--to", "out"], "prepare-cache": [],
+    "prepare bake": ["--to", "out"], "prepare read-plan": ["--to", "out"], "prepare index": [],
 }  # fmt: skip
 
 
@@ -308,9 +308,11 @@ def test_a_dataset_instead_of_a_run_is_told_how_a_run_is_written(
         load_dataset_with_a_cache(prefix)
     for name, rest in COMMANDS.items():
         for uri in (f"{local}/tiny", *(f"{remote}/code{end}" for end in FILES)):
-            assert main([name, uri, *rest]) == 2
+            assert main([*name.split(), uri, *rest]) == 2
             message = capsys.readouterr().err
-            assert message.startswith(f"binidx {name}: {uri}: not the file of a run (found a dataset, needs JSON")
+            assert message.startswith(
+                f"binidx {name.split()[0]}: {uri}: not the file of a run (found a dataset, needs JSON"
+            )
             assert "binidx.Run(d.config, d.sizes, micro_batch_size).save('run.json')" in message
 
 

@@ -1,4 +1,4 @@
-"""Read plans beside the index caches: written by prepare-cache or the first start, and found by later starts."""
+"""Read plans beside the index caches: written by prepare read-plan or the first start, and found by later starts."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.run.provenance.read_planning import prepare_read_plan
-from binidx.tools.prepare_cache import main
+from binidx.tools import main
 
 
 def join_writers() -> None:
@@ -60,14 +60,21 @@ def test_the_second_start_reads_the_plan_of_the_first(s3: Bucket, prefixes: list
     assert second.loader(2).state_dict() == first.loader(2).state_dict()
 
 
-def test_prepare_cache_plans_each_split(
+def test_prepare_read_plan_plans_each_split(
     prefixes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load(prefixes, f"{tmp_path}/cache").config
     run = binidx.Run(config, [90, 10, 12], 2)
     run.save(f"{tmp_path}/run.json")
-    assert main([f"{tmp_path}/run.json", "--read-plan", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["plans"]) == 3
+    assert main(["prepare", "read-plan", f"{tmp_path}/run.json", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert len(plans) == 3
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cache/*-read-plan/*")}
+    assert main(["prepare-cache", f"{tmp_path}/run.json", "--read-plan", "--no-pin", "--threads", "1"]) == 0
+    told = capsys.readouterr()
+    assert told.out.endswith("".join(f"plan: {uri}\n" for uri in plans))
+    assert "is binidx prepare index, then binidx prepare read-plan now" in told.err
+    assert {path: path.stat().st_mtime_ns for path in written} == written
     built, planned = (
         binidx.BlendedMegatronDatasetBuilder(
             binidx.GPTDataset, run.sizes, lambda: True, replace(config, read_plan=read_plan)
@@ -175,7 +182,7 @@ def test_a_plan_with_its_early_name_is_found(
     needed = build(replace(config, read_plan=False))
     assert not caplog.text
     build(config)
-    assert caplog.text.count("no read plan, so each .idx is read; prepare-cache writes it") == 2
+    assert caplog.text.count("no read plan, so each .idx is read; binidx prepare read-plan writes it") == 2
     assert f"{NAMES['train'][0]}-train-read-plan" in caplog.text
     for split, dataset, size in zip(NAMES, needed, (90, 12), strict=True):
         folder = Path(str(prepare_read_plan(dataset, size)))

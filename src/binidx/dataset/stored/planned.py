@@ -73,7 +73,7 @@ def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples:
 
 
 class PlannedDataset(StoredRunDataset):
-    """Dataset of a run whose read plan `binidx read-plan` has written.
+    """Dataset of a run whose read plan `binidx prepare read-plan` has written.
 
     Sample i is the one that the run's loaders served at position i (after i consumed samples), with any sampler. Read
     it with the "single" sampler, from any `consumed_samples`, on any number of ranks. `len()` is one past the last
@@ -116,7 +116,7 @@ class PlannedDataset(StoredRunDataset):
         try:
             return super()._read(parts)
         except (ObjectChangedError, ObjectNotFoundError) as error:
-            again = "is of the data as it was; bring that back, or write the plan again with binidx read-plan"
+            again = "is of the data as it was; bring that back, or write the plan again with binidx prepare read-plan"
             raise type(error)(f"{error}; the read plan {self.directory} {again}") from error
 
 
@@ -127,5 +127,7 @@ def open_plan(kind: str, config: GPTDatasetConfig, split: Split, num_samples: in
         with contextlib.suppress(ObjectNotFoundError):
             return PlannedDataset(folder.uri, config)
     if places and num_samples != 0 and is_first_rank():
-        logger.warning("%s: no read plan, so each .idx is read; prepare-cache writes it", redacted(places[0].uri))
+        logger.warning(
+            "%s: no read plan, so each .idx is read; binidx prepare read-plan writes it", redacted(places[0].uri)
+        )
     return None

@@ -1,4 +1,4 @@
-"""binidx prepare-cache: what it builds is what training opens, ours and Megatron Core's."""
+"""binidx prepare: what it builds is what training opens, ours and Megatron Core's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(prefixes: list[str], directory: Path, cache: Any, **changes: Any) -> Pa
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> Any:
-    assert main(["prepare-cache", *map(str, arguments)]) == status
+    assert main(["prepare", "index", *map(str, arguments)]) == status
     return capsys.readouterr().out
 
 
@@ -134,7 +134,7 @@ def test_several_at_once_build_each_index_once(s3: Bucket, prefixes: list[str], 
         convert_dataset(prefix, f"{base}/{Path(prefix).name}", verify="size")
     remote = [f"{base}/{Path(prefix).name}" for prefix in prefixes]
     path = save(remote, tmp_path, f"{base}/cache")
-    command = [Path(sys.executable).parent / "binidx", "prepare-cache", path, "--json"]
+    command = [Path(sys.executable).parent / "binidx", "prepare", "index", path, "--json"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     found = [json.loads(each.communicate()[0]) for each in started]
     assert all(each.returncode == 0 for each in started)
@@ -181,8 +181,32 @@ def test_a_call_that_cannot_be_is_an_error(
     arguments: list[str], message: str, prefixes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save(prefixes, tmp_path, tmp_path / "cache")
-    assert main(["prepare-cache", str(path), *arguments]) == 2
+    assert main(["prepare", "index", str(path), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cache", "arguments", "message"),
+    [
+        (None, [], "run.json: needs path_to_cache, and neither stages nor phases; or give --to DIR"),
+        ("cache", ["--steps", "0:8"], "--steps, --engine, --shard: need --to DIR; in path_to_cache lie whole splits"),
+    ],
+)
+def test_a_plan_of_splits_needs_a_cache_and_whole_splits(
+    cache: str | None, arguments: list[str], message: str, prefixes: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    path = save(prefixes, tmp_path, cache)
+    assert main(["prepare", "read-plan", str(path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_read_plan_has_the_length_of_the_options(
+    prefixes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(prefixes, tmp_path, tmp_path / "cache")
+    given = ["--train-iters", "100", "--eval-iters", "1", "--to", f"{tmp_path}/plan", "--json"]
+    assert main(["prepare", "read-plan", str(path), *given]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 100 * 16
 
 
 @pytest.mark.parametrize("order", ["best_fit", "first_fit", "view", "rebuild"])

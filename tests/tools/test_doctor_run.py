@@ -1,4 +1,4 @@
-"""binidx check-node: what it finds on a node before a run, on real disks and a real store."""
+"""binidx doctor RUN.json: what it finds on a node before a run, on real disks and a real store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(directory: Path, prefix: str, **options: Any) -> str:
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, tuple[str, str]]:
     """Run the command; return what was checked -> state and detail."""
-    assert main(["check-node", *arguments, "--json"]) == status
+    assert main(["doctor", *arguments, "--json"]) == status
     result = json.loads(capsys.readouterr().out)
     return {row["what"]: (row["state"], row["detail"]) for row in result["checks"]}
 
@@ -117,6 +117,38 @@ def test_a_clock_that_differs_from_that_of_the_file_system_is_a_warning(
 
 
 def test_the_text_names_the_state_first(local: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-node", save(tmp_path, local, path_to_cache=f"{tmp_path}/caches")]) == 0
+    assert main(["doctor", save(tmp_path, local, path_to_cache=f"{tmp_path}/caches")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"ok       {tmp_path}/caches", "         an object was written, read and removed"]
+
+
+def test_a_run_of_any_name_is_one_by_its_options_or_its_old_command(
+    local: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(save(tmp_path, local, path_to_cache=f"{tmp_path}/caches"))
+    needed = check(capsys, str(file))
+    run = str(file.rename(tmp_path / "run"))
+    assert check(capsys, run, "--strict") == check(capsys, run, "--nodes", "1") == needed
+    assert main(["check-node", run, "--json"]) == 0
+    assert [row["what"] for row in json.loads(capsys.readouterr().out)["checks"]] == [*needed]
+    assert f"{run}" in check(capsys, run)  # without them it is an object to reach, among the packages
+    assert "binidx" in next(iter(check(capsys, run)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run.json", "x"], "run.json: found 2 URIs, needed one: the file of a run, by a call of its own"),
+        (["--strict"], "--nodes, --strict: found 0 URIs, needed one: the file of a run"),
+        (["run.json"], "no such file"),
+        (["tokenizer.json"], "to reach an object named .json that is no run, give its folder"),
+    ],
+)
+def test_arguments_that_are_no_run_are_an_error(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("tokenizer.json").write_text('{"model": {}}')
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,275 @@
+"""Do work of a run ahead of its start, on machines without GPUs: its indices, a read plan, its tokens in order.
+
+RUN is what binidx.Run.save wrote.
+
+  index      build every index; then training only opens them. Several may run at once: each index is built by one of
+             them. Also pins the versions of all remote objects, for the prefixes of RUN
+  read-plan  write the places of the tokens, in training order: a node then starts without any index, from kilobytes
+  bake       write the tokens again, in training order: each micro-batch is then one contiguous range
+
+index, and read-plan without --to, depend on how many samples are asked of each split: those of RUN, or with
+--train-iters or --train-samples what Megatron's trainer asks for:
+
+  train   train_iters * global batch size, or train_samples
+  valid   (train_iters // eval_interval + 1) * eval_iters * global batch size
+  test    eval_iters * global batch size
+
+index: what is less than 2^15 documents and samples is built sooner than fetched, and not kept; --for-megatron keeps
+those too, since Megatron Core finds nothing but files. The index of a blend is kept where RUN has a path_to_cache.
+There lie the pinned versions, too: starts list and look up nothing, and data that moved since is an error. Give the
+command again to train on data that you replaced.
+
+read-plan: for runs whose many nodes start from one bucket. It copies no token: 56 bytes for a sample of 5 documents.
+With --to DIR it plans the steps of RUN: train by binidx.PlannedDataset(DIR, config) in place of the run's dataset. The
+samples are the same, from any consumed_samples, on any number of ranks. Without --to it plans each split, beside the
+index caches in path_to_cache, where starts with read_plan=True find it. It builds the indices that are missing, and
+pins nothing: call index before. Data that changes afterwards is an error.
+
+bake: for runs whose thousands of nodes read one bucket. It costs a copy of the tokens that are read, once. Train by
+binidx.BakedDataset(DIR, config), as by a read plan. It has three stages, each read and written from start to end: the
+places of all tokens, the tokens of each chunk of the sources, the parts of the bake. What lies between them is in
+DIR/exchange, as large as the bake, and removed at the end. A worker needs 1.5 GiB of memory, 3 GiB for a trillion
+tokens; beyond 128 GiB of tokens also 8 MiB of --scratch for each GiB of them.
+
+All resume when they are interrupted. --engine makes the parts on processes, Ray or Dask. --shard I/N splits them
+between machines, as N jobs of a Slurm array; of bake it splits each stage: give the same commands again, three times in
+all, each time when all shards have ended.
+
+exit status: 0 done, or this shard's share is; 1 the data is bad or an index could not be kept, 2 the call is wrong
+
+example:
+  binidx prepare index run.json --train-iters 500000 --world 512 --micro-batch-size 1 --global-batch-size 2048
+  binidx prepare read-plan run.json --to s3://corpus/plan --workers 8
+  binidx prepare bake run.json --to s3://corpus/baked --engine local --workers 8
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
+from binidx.dataset.served import is_blend, list_parts
+from binidx.errors import ConfigError, StorageError
+from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
+from binidx.index.cache.index_files import MANIFEST, NpyLayout
+from binidx.jobs.parts import Workers
+from binidx.order.requests import find_blend
+from binidx.order.source_order import distinct_sequences
+from binidx.run.provenance.baking import BakeProgress, bake, plan_bake
+from binidx.run.provenance.read_planning import plan_reads, prepare_read_plan, write_read_plan
+from binidx.run.run_file import Run
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.threads import available_cores
+
+from ._command import RESUMES, add_workers, chosen, command, print_result, workers
+from ._display import MOST_ROWS, Bar, counts, human_bytes, human_seconds, shortened, table
+from ._runs import add_run, add_sizes, load_run, load_sized, open_run, parse_steps
+
+UNWRITTEN = "not written"
+
+
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the three subcommands and their options."""
+    commands = options.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
+        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        add_run(options)
+        options.set_defaults(body=body)
+        return options
+
+    indices = add("index", build_indices, "build every index, so that training only opens them")
+    plan = add("read-plan", write_plan, "write the places of the tokens: nodes start without an index")
+    baked = add("bake", bake_run, "write the tokens again in training order: a range a micro-batch")
+    indices.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
+    indices.add_argument("--no-pin", dest="pin", action="store_false", help="pin no versions; delete the pinned file")
+    indices.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
+    plan.add_argument("--to", metavar="DIR", help="where to, path or URI (each split, in path_to_cache)")
+    baked.add_argument("--to", required=True, metavar="DIR", help="where to, path or URI")
+    for ordered, parts in ((plan, "parts"), (baked, "tasks")):
+        ordered.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
+        add_workers(ordered, parts)
+    baked.add_argument("--scratch", metavar="FOLDER", help="scratch disk of a worker; by default $TMPDIR")
+    for sized in (indices, plan):
+        add_sizes(sized)
+
+
+# index
+
+
+def build_indices(arguments: argparse.Namespace) -> int:
+    """Build the indices of a run, and print them."""
+    given = load_sized(arguments)
+    if arguments.for_megatron and given.config.path_to_cache is None and "://" in given.paths[0]:
+        raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
+    threads = arguments.threads or available_cores()
+    small = given.config.cache_small_indices or arguments.for_megatron
+    wanted = replace(
+        given, config=replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
+    )
+    rows, pinned = build(wanted, arguments.watch, pin=arguments.pin)
+    text = "\n".join([describe_indices(rows), *([f"pinned: {pinned}"] if pinned else [])])
+    values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned}
+    print_result(values, text, arguments)
+    return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
+
+
+def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
+    """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
+    outcomes: dict[str, Outcome] = {}
+    bar.begin("indices", num_indices(wanted), 0, "indices")
+
+    def record(outcome: Outcome) -> None:
+        outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
+        bar.advance(1)
+
+    built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
+    # Phases have one validation set, and one index where they have as many samples.
+    named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
+    names, datasets = [*named], [*named.values()]
+    rows = [
+        describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
+        for dataset, name in zip(datasets, names, strict=True)
+    ]
+    return rows, pin_run(wanted.config, datasets if pin else [])
+
+
+def is_there(outcome: Outcome) -> bool:
+    """Return False if an index was built but not written, for which the build only logs a warning; else True."""
+    try:
+        return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
+    except StorageError:
+        return False
+
+
+def num_indices(wanted: Run) -> int:
+    """Return the number of indices to build; 0 for a staged blend, where the build itself determines it."""
+    if wanted.stages is not None:
+        return 0
+    requests = [request for phase in wanted.phases for split in phase.requests().values() for request in split]
+    blends = sum(find_blend(request) is not None for request in requests) if wanted.config.path_to_cache else 0
+    return sum(len(request.sources) for request in requests) + blends
+
+
+def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
+    """Return the JSON values of one index; documents and epochs of a blend are None.
+
+    Args:
+        dataset: dataset with the index.
+        split: name of its split.
+        outcome: how the index was made; None if it is not kept.
+    """
+    arrays = dataset.index_arrays
+    how = outcome.how if outcome else NOT_KEPT
+    blended = is_blend(dataset)
+    files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
+    return {
+        "split": split,
+        "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
+        "directory": files.directory.uri if files else "",
+        "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
+        "documents": None if blended else len(distinct_sequences(dataset.index_order.sources[0])),
+        "samples": len(dataset.index_order),
+        "epochs": None if blended else dataset.num_epochs,
+        "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
+        "seconds": outcome.seconds if outcome else 0.0,
+        "how": how,
+    }
+
+
+def describe_indices(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the indices as text: a table of counts, then the locations of the files, then sums."""
+    head = ["index", "documents", "samples", "epochs", "size", "time", ""]
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
+    lines = [table(head, [_cells(row) for row in shown])]
+    for directory in dict.fromkeys(row["directory"] for row in shown[:MOST_ROWS] if row["directory"]):
+        lines.append(f"\n{directory}")
+        for row in shown[:MOST_ROWS]:
+            if row["directory"] == directory:
+                stem = row["files"][0].partition("-")[0]
+                lines.append(f"  {stem}-*  {row['split']} {shortened(row['source'], 60)}")
+    return "\n".join([*lines, "", _sum(rows)])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    numbers = ["" if row[name] is None else f"{row[name]:,}" for name in ("documents", "samples", "epochs")]
+    seconds = human_seconds(row["seconds"]) if row["seconds"] else ""
+    return [f"{row['split']:<5}  {row['source']}", *numbers, human_bytes(row["num_bytes"]), seconds, row["how"]]
+
+
+def _sum(rows: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(row["how"] for row in rows)
+    kept = sum(row["num_bytes"] for row in rows if row["directory"])
+    text = ", ".join(f"{count} {how}" for how, count in counts.items())
+    small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
+    return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"
+
+
+# read-plan
+
+
+def write_plan(arguments: argparse.Namespace) -> None:
+    """Write the read plan of a run, or those of its splits beside its index caches, and print a summary."""
+    run = load_sized(arguments)
+    if arguments.to is None:
+        plans = plan_splits(run, arguments)
+        print_result({"plans": plans}, "\n".join(f"plan: {uri}" for uri in plans), arguments)
+        return
+    order, place = open_run(arguments, run), workers(arguments)
+    plan = plan_reads(order, parse_steps(order, arguments.steps))
+    share = place.select(plan.parts())
+    total = sum(map(len, share))
+    arguments.watch.begin("read-plan", total, 0, "samples")
+    options = {"workers": place, **chosen(arguments, "storage_options")}
+    written, missing = write_read_plan(order, arguments.to, plan, **options, watch=arguments.watch.advance)
+    text = f"{counts(samples=total)} in {counts(parts=len(share))}, {written} written now, {missing} missing"
+    values = {"to": arguments.to, "samples": total, "parts": len(share), "written": written, "missing": missing}
+    print_result(values, f"{arguments.to}: {text}", arguments)
+
+
+def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
+    """Write the read plan of each split of a run into its `path_to_cache`; return the URIs."""
+    if arguments.steps or arguments.engine or arguments.shard:
+        raise ConfigError("--steps, --engine, --shard: need --to DIR; in path_to_cache lie whole splits")
+    if run.config.path_to_cache is None or run.stages is not None or len(run.phases) > 1:
+        raise ConfigError(f"{arguments.run}: needs path_to_cache, and neither stages nor phases; or give --to DIR")
+    datasets: list[Any] = [(each, size) for each, size in zip(run.build(), run.sizes, strict=True) if list_parts(each)]
+    arguments.watch.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
+    place, advance = Workers(count=arguments.workers), arguments.watch.advance
+    plans = [prepare_read_plan(dataset, size, place, advance) for dataset, size in datasets]
+    return [uri for uri in plans if uri is not None]
+
+
+# bake
+
+
+def bake_run(arguments: argparse.Namespace) -> None:
+    """Write the tokens of a run in training order, and print a summary."""
+    order = open_run(arguments, load_run(arguments))
+    baked = plan_bake(order, parse_steps(order, arguments.steps))
+    options = chosen(arguments, "scratch", "storage_options", "watch")
+    done = bake(order, arguments.to, baked, workers=workers(arguments), **options)
+    count = baked.stop - baked.first
+    size = count * baked.stored_length * order.token_dtype.itemsize
+    parts = {"parts": len(baked.parts()), "written": done.written, "missing": done.missing}
+    values = {"to": arguments.to, "samples": count, **parts, "num_bytes": size}
+    more = {"stage": done.stage, "waits_for": done.waits_for}
+    held = f"{counts(samples=count)} in {counts(parts=parts['parts'])}, {human_bytes(size)}"
+    print_result({**values, **more}, f"{arguments.to}: {held}; {describe_bake(done)}", arguments)
+
+
+def describe_bake(done: BakeProgress) -> str:
+    """Return a text about the work of this call and the tasks of other shards."""
+    if not done.missing:
+        return f"{done.written} written now, complete"
+    again = "give the same command again when the other shards have ended"
+    if done.waits_for:
+        return f"stage {done.stage}: {counts(tasks=done.waits_for)} of other shards missing; {again}"
+    return f"{done.written} written now, {done.missing} missing; {again}"
+
+
+main = command("prepare", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES, progress=True)
