@@ -258,7 +258,7 @@ def build_history(corpus: Corpus, kinds: Sequence[str], rng: random.Random) -> t
             earlier_samples=earlier,
         ).save(file)  # fmt: skip
         if kind in ("plan", "bake"):
-            answer("read-plan" if kind == "plan" else "bake", file, "--to", f"{folder}/{kind}")
+            answer("prepare", "read-plan" if kind == "plan" else "bake", file, "--to", f"{folder}/{kind}")
             dataset = {"plan": binidx.PlannedDataset, "bake": binidx.BakedDataset}[kind](f"{folder}/{kind}", config)
         for rank in range(ranks):
             batches = serve(dataset, consumed, micro, rank, ranks, "single")

@@ -50,7 +50,7 @@ def test_a_read_plan_that_broke_off_goes_on(store: Any) -> None:
     written = {path.name: path.read_bytes() for path in make_state.files_below(make_plans.PLANS / "s3/plan")}
     for name in written.keys() - {"draft.json"}:
         store.rm(f"{STORE}/plan/{name}")
-    make_state.command("read-plan", f"{STORE}/blend.json", "--to", f"{STORE}/plan")
+    make_state.command("prepare", "read-plan", f"{STORE}/blend.json", "--to", f"{STORE}/plan")
     assert {name: store.cat_file(f"{STORE}/plan/{name}") for name in written} == written
     dataset = binidx.PlannedDataset(f"{STORE}/plan", make_plans.config(**make_plans.BLEND))
     whole = binidx.Run.load(f"{STORE}/blend.json").build()[0]
@@ -66,7 +66,7 @@ def test_a_saved_run_is_loaded_and_saved_as_the_same_bytes(name: str, store: Any
 
 def test_a_pinned_file_is_found_kept_and_binds(store: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (make_plans.PLANS / "s3/cache").glob("*-binidx-pinned.json")
-    assert main(["prepare-cache", f"{STORE}/blend.json", "--json"]) == 0
+    assert main(["prepare", "index", f"{STORE}/blend.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pinned"] == f"{STORE}/cache/{path.name}"
     again, written = json.loads(store.cat_file(f"{STORE}/cache/{path.name}")), json.loads(path.read_bytes())
     assert again["pairs"] == written["pairs"]

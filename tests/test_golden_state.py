@@ -146,7 +146,7 @@ def test_the_counts_of_a_long_stage_are_found(local: Path) -> None:
 
 
 def test_indices_in_a_store_are_found(store: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare-cache", f"{STORE}/run.json", "--json"]) == 0
+    assert main(["prepare", "index", f"{STORE}/run.json", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["indices"]
     assert [row["how"] for row in rows] == ["found"] * (len(golden.SMALL) + 1)
 
@@ -211,7 +211,7 @@ def test_an_export_of_an_order_that_broke_off_goes_on(name: str, local: Path) ->
 
 def test_a_baked_run_is_kept_as_it_is(local: Path) -> None:
     before = files("baked")
-    golden.command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
+    golden.command("prepare", "bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
     Path("baked/complete.json").unlink()  # of a later version
     assert files("baked") == before
 
@@ -221,7 +221,7 @@ def test_a_bake_that_broke_off_goes_on(local: Path) -> None:
     for path in golden.files_below(Path("baked")):
         if path.name != "baked.json":
             path.unlink()
-    golden.command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
+    golden.command("prepare", "bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
     assert contents("baked") == {**needed, "baked/complete.json": needed["baked/baked.json"]}
 
 

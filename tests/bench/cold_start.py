@@ -145,7 +145,7 @@ def report(times: Mapping[str, list[dict[str, float]]], node: list[dict[str, flo
 
 
 def pin(prefixes: list[str], weights: list[float], cache: str) -> None:
-    """Write the pinned file, as `binidx prepare-cache` does."""
+    """Write the pinned file, as `binidx prepare index` does."""
     config = binidx.GPTDatasetConfig(
         random_seed=1234, sequence_length=SEQUENCE_LENGTH, path_to_cache=cache, blend=(prefixes, weights),
         split="90,7,3", tokenizer=binidx.SpecialTokens(eod=0), mid_level_dataset_surplus=0.5,

@@ -1,4 +1,4 @@
-"""Starts of a run whose objects `binidx prepare-cache` pinned: no lists, few HEADs, and an error where data moved."""
+"""Starts of a run whose objects `binidx prepare index` pinned: no lists, few HEADs, and an error where data moved."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PinnedStarts:
         return file.location
 
     def prepare(self, *arguments: str) -> None:
-        assert main(["prepare-cache", self.path, *arguments]) == 0
+        assert main(["prepare", "index", self.path, *arguments]) == 0
 
     def start(self, rank: int = 0, node: int | None = None) -> list[Any]:
         """The tokens of all samples of train, read by a rank on a node; a new one, unless it is given."""
@@ -180,7 +180,7 @@ def test_data_that_moved_is_an_error_of_the_first_rank_that_names_the_way_out(st
         name,
         str(starts.file),
         "1 objects of the run moved" if how != "deleted" else "2 objects",
-        "prepare-cache",
+        "prepare index",
     ):
         assert part in str(raised.value)
 
@@ -199,12 +199,12 @@ def test_data_that_moved_is_an_error_of_other_ranks_when_they_read_it(
         delete_object(Location.of(starts.file.uri.replace("pinned.json", "idx.bundle")))
     with pytest.raises((ObjectChangedError, ObjectNotFoundError)) as raised:
         starts.start(rank=1)
-    for part in (name.rpartition(".")[0], str(starts.file), "prepare-cache"):
+    for part in (name.rpartition(".")[0], str(starts.file), "prepare index"):
         assert part in str(raised.value)
 
 
 @pytest.mark.parametrize("how", ["bin", "idx"])
-def test_prepare_cache_takes_the_new_data_and_no_pin_takes_whatever_is_there(starts: PinnedStarts, how: str) -> None:
+def test_prepare_index_takes_the_new_data_and_no_pin_takes_whatever_is_there(starts: PinnedStarts, how: str) -> None:
     starts.prepare()
     before = starts.start()
     for end in ("bin", "idx"):
@@ -231,7 +231,7 @@ def test_a_damaged_copy_of_a_node_is_fetched_again_and_a_damaged_file_is_an_erro
     whole = read_small(starts.file) or b""
     for damaged in (whole.replace(b'"size"', b'"sise"', 1), whole[:-9], b""):
         starts.replace_file(damaged)
-        with pytest.raises(FormatError, match="binidx prepare-cache writes it again"):
+        with pytest.raises(FormatError, match="binidx prepare index writes it again"):
             starts.start(rank=1)
     starts.prepare()
     assert starts.start() == before
@@ -264,7 +264,7 @@ def test_a_file_of_another_version_is_an_error(starts: PinnedStarts, other: dict
     rewrite(starts, lambda values: values.update(other))
     with pytest.raises(FormatError, match=message) as raised:
         starts.start(rank=1)
-    assert "prepare-cache" in str(raised.value)
+    assert "prepare index" in str(raised.value)
 
 
 def test_an_index_with_other_arrays_is_an_error(starts: PinnedStarts) -> None:
@@ -275,7 +275,7 @@ def test_an_index_with_other_arrays_is_an_error(starts: PinnedStarts) -> None:
         values["indices"][name]["dataset_index"] = "0" * 16
 
     rewrite(starts, change)
-    with pytest.raises(ObjectChangedError, match=rf"index {name}: changed \(found .*dataset_index.*prepare-cache"):
+    with pytest.raises(ObjectChangedError, match=rf"index {name}: changed \(found .*dataset_index.*prepare index"):
         starts.start(rank=1)
 
 
@@ -293,7 +293,7 @@ def test_local_data_is_not_pinned(tmp_path: Path) -> None:
         tokenizer=TOKENIZER, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
     )  # fmt: skip
     binidx.Run(config, [30, 0, 0], 4).save(str(tmp_path / "run.json"))
-    assert main(["prepare-cache", str(tmp_path / "run.json")]) == 0
+    assert main(["prepare", "index", str(tmp_path / "run.json")]) == 0
     assert PinnedFile.of(config) is None
     assert not [*tmp_path.rglob("*pinned*")]
 

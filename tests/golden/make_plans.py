@@ -90,8 +90,8 @@ def write_plans(local: Path) -> dict[str, Any]:
         for dataset, size in zip(run.build(), run.sizes, strict=True):
             if dataset is not None:
                 prepare_read_plan(dataset, size)
-    golden.command("read-plan", f"{STORE}/blend.json", "--to", f"{STORE}/plan")
-    golden.command("prepare-cache", f"{STORE}/blend.json")  # the pinned file
+    golden.command("prepare", "read-plan", f"{STORE}/blend.json", "--to", f"{STORE}/plan")
+    golden.command("prepare", "index", f"{STORE}/blend.json")  # the pinned file
     return {
         name: {split: describe(each) for split, each in planned(options).items()} for name, options in OPTIONS.items()
     }

@@ -396,7 +396,7 @@ def write_runs() -> None:
     Path("runs/packed.json").write_text(json.dumps(packed))
     for name in ORDERS:
         command("order", f"runs/{name}.json", "--to", f"orders/{name}", "--steps", "0:6", "--steps-per-file", "2")
-    command("bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
+    command("prepare", "bake", "runs/run.json", "--to", "baked", "--steps", "0:8")
 
 
 ORDERS = ("run", "cyclic", "staged", "packed")

@@ -128,9 +128,9 @@ def commands(to: str) -> list[list[str]]:
     """The commands, with relative paths, and more files than workers."""
     return [
         ["order", "run.json", "--to", f"{to}/order", "--tokens", "--steps-per-file", "9"],
-        ["read-plan", "run.json", "--to", f"{to}/plan"],
+        ["prepare", "read-plan", "run.json", "--to", f"{to}/plan"],
         ["export", "litpkds", "web", "--to", f"{to}/packed", "--eod", "0", "--add-separator", "--chunk-size", "2000"],
-        ["bake", "run.json", "--to", f"{to}/baked"],
+        ["prepare", "bake", "run.json", "--to", f"{to}/baked"],
         ["shuffle", "web", "web", "--to", f"{to}/shuffled/new", "--seed", "1"],
         ["diff", "web", "web", "--records", f"{to}/records"],
     ]

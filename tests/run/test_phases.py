@@ -1,4 +1,4 @@
-"""Runs with phase transitions in the commands: plan, prepare-cache and prune count the indices of every phase."""
+"""Runs with phase transitions in the commands: plan, prepare index and prune count the indices of every phase."""
 
 import json
 from pathlib import Path
@@ -47,13 +47,13 @@ def test_indices_of_all_phases_are_planned_built_and_kept(saved: str, capsys: py
     assert [plan["steps"] for plan in json.loads(capsys.readouterr().out)] == [20, 30, 10]
     assert main(["plan", saved]) == 0
     assert "phase from step 20 to before step 50" in capsys.readouterr().out
-    assert main(["prepare-cache", saved, "--json"]) == 0
+    assert main(["prepare", "index", saved, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["indices"]
     names = {file.rpartition("-")[0] for row in rows for file in row["files"]}
     needed = NeededIndices.of([binidx.Run.load(saved)]).names
     assert names <= needed
     assert len([name for name in names if name.endswith("BlendedDataset-train")]) == 3
-    assert main(["prepare-cache", saved, "--json"]) == 0
+    assert main(["prepare", "index", saved, "--json"]) == 0
     assert {row["how"] for row in json.loads(capsys.readouterr().out)["indices"]} == {"found"}
 
 

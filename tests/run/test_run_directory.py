@@ -91,7 +91,7 @@ def test_a_run_with_relative_paths_is_the_same_run_from_any_directory(
     assert described(loaded) == needed
     assert format_run(loaded) == format_run(replace(loaded, consumed_samples=0)) == path.read_bytes()
     for command in (["trace", str(path), "--step", "1", "--json"], ["where", str(path), "--document", "3"],
-                    ["plan", str(path)], ["account", str(path)], ["prepare-cache", str(path)]):  # fmt: skip
+                    ["plan", str(path)], ["account", str(path)], ["prepare", "index", str(path)]):  # fmt: skip
         sources = ["--source", "en"] if command[0] == "where" else []
         assert main([*command, *sources]) == 0
         out = capsys.readouterr().out
@@ -103,10 +103,10 @@ def test_a_run_with_relative_paths_is_the_same_run_from_any_directory(
 def test_a_baked_run_is_read_from_any_directory(data: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data)
     make().save("run.json")
-    assert main(["bake", "run.json", "--to", f"{elsewhere}/baked", "--steps", "0:8"]) == 0
+    assert main(["prepare", "bake", "run.json", "--to", f"{elsewhere}/baked", "--steps", "0:8"]) == 0
     monkeypatch.chdir(elsewhere)
     # The same bake: its fingerprint has the text of the prefixes, not the place from which they were opened.
-    assert main(["bake", f"{data}/run.json", "--to", "baked", "--steps", "0:8"]) == 0
+    assert main(["prepare", "bake", f"{data}/run.json", "--to", "baked", "--steps", "0:8"]) == 0
     run = binidx.Run.load(f"{data}/run.json")
     baked, train = binidx.BakedDataset("baked", run.config), run.build()[0]
     assert baked[0]["tokens"].tolist() == train[0]["tokens"].tolist()  # type: ignore[index]
@@ -158,10 +158,10 @@ def test_a_run_of_the_config_of_a_loaded_one_keeps_its_directory(
 
 def test_a_planned_run_is_read_from_any_directory(data: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data)
-    assert main(["read-plan", "run.json", "--to", f"{elsewhere}/plan", "--steps", "0:8"]) == 0
+    assert main(["prepare", "read-plan", "run.json", "--to", f"{elsewhere}/plan", "--steps", "0:8"]) == 0
     monkeypatch.chdir(elsewhere)
     # The same plan: its fingerprint has the text of the prefixes, not the place from which they were opened.
-    assert main(["read-plan", f"{data}/run.json", "--to", "plan", "--steps", "0:8"]) == 0
+    assert main(["prepare", "read-plan", f"{data}/run.json", "--to", "plan", "--steps", "0:8"]) == 0
     run = binidx.Run.load(f"{data}/run.json")
     planned, train = binidx.PlannedDataset("plan", run.config), run.build()[0]
     assert planned[0]["tokens"].tolist() == train[0]["tokens"].tolist()  # type: ignore[index]

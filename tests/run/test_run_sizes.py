@@ -26,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 COMMANDS = {
     "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
-    "bake": ["--to", "out"], "read-plan": ["--to", "out"], "prepare-cache": [],
+    "prepare bake": ["--to", "out"], "prepare read-plan": ["--to", "out"], "prepare index": [],
 }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_sizes_beyond_every_machine_name_option_value_and_need(
     path = tmp_path / "run.json"
     path.write_text(json.dumps(described))
     for name, rest in COMMANDS.items():
-        assert main([name, str(path), *rest]) == 2
+        assert main([*name.split(), str(path), *rest]) == 2
         assert re.search(needed, capsys.readouterr().err)
     with pytest.raises(ConfigError, match=needed):
         binidx.Run.load(str(path))

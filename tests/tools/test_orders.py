@@ -194,12 +194,15 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
 
 def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for shard in ("1/2", "0/2"):
-        assert main(["bake", str(run_file), "--to", f"{tmp_path}/baked", "--shard", shard]) == 0
+        assert main(["prepare", "bake", str(run_file), "--to", f"{tmp_path}/baked", "--shard", shard]) == 0
     again = "give the same command again when the other shards have ended"
     assert f"stage places: 1 task of other shards missing; {again}" in capsys.readouterr().out
-    assert main(["bake", str(run_file), "--to", f"{tmp_path}/baked", "--engine", "local", "--workers", "1"]) == 0
+    assert (
+        main(["prepare", "bake", str(run_file), "--to", f"{tmp_path}/baked", "--engine", "local", "--workers", "1"])
+        == 0
+    )
     assert "120 samples in 1 part, 5.9 KiB; 1 written now, complete\n" in capsys.readouterr().out
-    assert main(["bake", str(run_file), "--to", f"{tmp_path}/baked", "--json"]) == 0
+    assert main(["prepare", "bake", str(run_file), "--to", f"{tmp_path}/baked", "--json"]) == 0
     sizes = {"samples": 120, "parts": 1, "written": 0, "missing": 0, "num_bytes": 6000}
     ended = {"stage": "parts", "waits_for": 0}
     assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/baked", **sizes, **ended}
@@ -210,11 +213,11 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--shard", "1/2"]) == 0
+    assert main(["prepare", "read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--shard", "1/2"]) == 0
     assert "0 samples in 0 parts, 0 written now, 1 missing" in capsys.readouterr().out
-    assert main(["read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--shard", "0/2"]) == 0
+    assert main(["prepare", "read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--shard", "0/2"]) == 0
     assert "120 samples in 1 part, 1 written now, 0 missing\n" in capsys.readouterr().out
-    assert main(["read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--json"]) == 0
+    assert main(["prepare", "read-plan", str(run_file), "--to", f"{tmp_path}/plan", "--json"]) == 0
     sizes = {"samples": 120, "parts": 1, "written": 0, "missing": 0}
     assert json.loads(capsys.readouterr().out) == {"to": f"{tmp_path}/plan", **sizes}
     train = binidx.Run.load(str(run_file)).build()[0]
@@ -231,10 +234,13 @@ def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "document 60, it has 60"),
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
-        (["bake", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
-        (["bake", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
-        (["read-plan", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
-        (["read-plan", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to plan"),
+        (["prepare", "bake", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
+        (["prepare", "bake", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
+        (
+            ["prepare", "read-plan", "{run}", "--to", "x", "--steps", "3:99"],
+            "--steps: found 3 to 99, the run has 15 steps",
+        ),
+        (["prepare", "read-plan", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to plan"),
         (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
         (["order", "{run}", "--to", "x", "--steps", "9:2"], "--steps: found 9 to 2, the run has 15 steps"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
@@ -275,7 +281,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
-    assert main(["bake", f"{tmp_path}/run.json", "--to", f"{tmp_path}/baked"]) == 2
+    assert main(["prepare", "bake", f"{tmp_path}/run.json", "--to", f"{tmp_path}/baked"]) == 2
     assert "a run over packed files; trace, where, account and order take it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2

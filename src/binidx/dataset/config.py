@@ -156,7 +156,7 @@ class BlendedMegatronDatasetConfig:
             `binidx.dataset.megatron_releases`, a full version such as "0.19.2", or "main", of August 2026. BERT,
             chats, variable lengths and fill in the middle differ; the other kinds do not. A loader state that binidx
             saved before it had this option needs "0.16.1".
-        read_plan: serve samples by the read plan of `binidx prepare-cache --read-plan` in `path_to_cache`, if there is
+        read_plan: serve samples by the read plan of `binidx prepare read-plan` in `path_to_cache`, if there is
             one for these options, without any index (not in Megatron Core). Then a split is a `PlannedDataset`.
         written_paths: relative paths as the file of a run has them, on which the names of caches depend; set by
             `binidx.Run` (not in Megatron Core).

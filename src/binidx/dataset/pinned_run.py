@@ -8,7 +8,7 @@
      "indices": {"{hash}-GPTDataset-train": {"document_index": "{xxh3_64}", ...}},
      "xxh3_64": ...}                                                of all of this, so that a flipped bit is found
 
-`binidx prepare-cache` writes it after the build of the indices, of the very objects that it opened. From then on a
+`binidx prepare index` writes it after the build of the indices, of the very objects that it opened. From then on a
 start with these prefixes and this path_to_cache opens these versions, or raises an error that names the moved objects:
 
     every process     one HEAD of this file; its bytes are in the index_dir of the node, fetched once. No LIST, and no
@@ -127,7 +127,7 @@ class PinnedFile:
     def remedy(self) -> str:
         """Way out if an object has moved."""
         return (
-            f"{self.location} pins this run to the recorded version: bring that back, or run binidx prepare-cache "
+            f"{self.location} pins this run to the recorded version: bring that back, or run binidx prepare index "
             "again, which pins the present objects (with --no-pin it pins none)"
         )
 
@@ -145,7 +145,7 @@ class PinnedFile:
             return None
         try:
             return self._parse(read_whole(reader))
-        except ObjectChangedError:  # prepare-cache has just replaced it
+        except ObjectChangedError:  # prepare index has just replaced it
             if tries <= 1:
                 raise
             return self.read(tries - 1)
@@ -161,7 +161,7 @@ class PinnedFile:
             values = parse_checked(PINNED_FILE, data, uri)
             return PINNED_FILE.convert(values, uri), {name: values[name] for name in values.keys() - KNOWN}
         except FormatError as error:
-            raise FormatError(f"{error}; binidx prepare-cache writes it again, with --no-pin deletes it") from error
+            raise FormatError(f"{error}; binidx prepare index writes it again, with --no-pin deletes it") from error
 
     def write(self, run: PinnedRun, unknown: Fields) -> None:
         """Write the file, with the fields of a later version that were in it."""

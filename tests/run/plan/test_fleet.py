@@ -114,7 +114,7 @@ def test_a_rank_of_a_pinned_run_sends_the_requests_of_the_plan(
     for number in range(count):
         convert_dataset(stored, f"{base}/p{number}", way=way, verify="size")
     run = save(path, [f"{base}/p{number}" for number in range(count)], f"{base}/cache")
-    assert main(["prepare-cache", str(path)]) == 0
+    assert main(["prepare", "index", str(path)]) == 0
     second_rank = {"RANK": "1", "WORLD_SIZE": "16"}  # the first one compares the pairs with the store
     first, node_bytes = start(proxy, path, f"{tmp_path}/node", **second_rank)
     second, _ = start(proxy, path, f"{tmp_path}/node", **second_rank)
@@ -180,7 +180,7 @@ def test_advice_has_the_figure_that_is_its_reason(s3: Bucket, stored: str, tmp_p
         convert_dataset(stored, prefix, verify="size")
     run = save(tmp_path / "run.json", prefixes, f"{base}/cache")
     assert advice(run) == ""
-    assert "binidx prepare-cache: 5 indices are not built, and 16 ranks would wait 0.0 s" in advice(run, nodes=2)
+    assert "binidx prepare index: 5 indices are not built, and 16 ranks would wait 0.0 s" in advice(run, nodes=2)
     run.build()
     assert advice(run, nodes=2) == ""
     plan: RunPlan = plan_run(replace(run, data_parallel_size=8_000), nodes=1_000)
@@ -189,6 +189,9 @@ def test_advice_has_the_figure_that_is_its_reason(s3: Bucket, stored: str, tmp_p
     requests = f"{begun.requests.total:,} requests to {s3.uri}, {begun.seconds_at_limit:,.0f} s at the 5,500 a second"
     assert begun.seconds_at_limit > 10
     assert f"binidx merge: a start opens 2 prefixes on each rank: {requests}" in text
-    assert f"binidx read-plan: a start with it reads no .idx and no index; without it all ranks send {requests}" in text
-    assert "binidx bake" not in text
+    assert (
+        f"binidx prepare read-plan: a start with it reads no .idx and no index; without it all ranks send {requests}"
+        in text
+    )
+    assert "binidx prepare bake" not in text
     assert "cache_dir on a file system that all nodes share: they fetch" in text

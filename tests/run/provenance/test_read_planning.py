@@ -274,7 +274,7 @@ def test_each_damaged_byte_of_the_rows_is_an_error(prefixes: list[str], tmp_path
                 try:
                     served.append(dataset[number]["tokens"].tolist() == needed[number])
                 except FormatError as error:
-                    assert "delete this file and write it again with binidx read-plan" in str(error)  # noqa: PT017
+                    assert "delete this file and write it again with binidx prepare read-plan" in str(error)  # noqa: PT017
                     served.append(None)
             assert None in served
             assert False not in served
@@ -444,7 +444,7 @@ def test_a_disk_without_times_or_with_other_data_is_an_error(prefixes: list[str]
         assert_same_sample(again[3], run[3])
     shutil.copyfile(f"{prefixes[0]}.bin", tmp_path / "copy")
     (tmp_path / "copy").replace(f"{prefixes[0]}.bin")
-    with pytest.raises(ObjectChangedError, match="write the plan again with binidx read-plan"):
+    with pytest.raises(ObjectChangedError, match="write the plan again with binidx prepare read-plan"):
         dataset[0]
 
 

@@ -123,7 +123,7 @@ def check_bakeable(config: GPTDatasetConfig) -> None:
 
 
 class BakedDataset(StoredRunDataset):
-    """Dataset of a run that `binidx bake` has stored in the order of its steps.
+    """Dataset of a run that `binidx prepare bake` has stored in the order of its steps.
 
     Sample i is the one that the run's loaders served at position i (after i consumed samples), with any sampler. Read
     it with the "single" sampler, from any `consumed_samples`, on any number of ranks. `len()` is one past the last

@@ -72,7 +72,7 @@ class Baked:
 
 
 BAKED_FILE = JsonFile(
-    Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx bake", tolerates=tolerate_all
+    Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx prepare bake", tolerates=tolerate_all
 )
 
 
@@ -118,7 +118,7 @@ class StoredRequest(Request):
 
 @dataclass(frozen=True)
 class BakedRequest(StoredRequest):
-    """Samples of a run that `binidx bake` has stored in the order of its steps."""
+    """Samples of a run that `binidx prepare bake` has stored in the order of its steps."""
 
     file_name = "baked.json"
 

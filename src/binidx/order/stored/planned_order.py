@@ -117,7 +117,7 @@ class ReadPlan(Baked):
 PLAN_FILE = JsonFile(
     ReadPlan,
     {"binidx": "readplan", "version": 1},
-    hint="needs a file written by binidx read-plan",
+    hint="needs a file written by binidx prepare read-plan",
     tolerates=tolerate_all,
 )
 
@@ -286,7 +286,7 @@ class PlannedRows:
             if views[place] != seal(bytes(views[place][:-DIGEST_BYTES]), own, self.plan_digest):
                 raise FormatError(
                     f"{reader.uri}: rows of positions {own.start} to {own.stop} are damaged or of another plan, read "
-                    "twice; delete this file and write it again with binidx read-plan"
+                    "twice; delete this file and write it again with binidx prepare read-plan"
                 )
         return [view[:-DIGEST_BYTES] for view in views]
 
@@ -354,7 +354,7 @@ class PlannedOrder:
 
 @dataclass(frozen=True)
 class PlannedRequest(StoredRequest):
-    """Samples of a run whose read plan `binidx read-plan` has written.
+    """Samples of a run whose read plan `binidx prepare read-plan` has written.
 
     Args:
         named: prefixes of data that the user names. A plan may name others only in its own bucket, or on its own host.

@@ -344,20 +344,22 @@ def _advice(plan: RunPlan) -> Iterator[str]:
     if unbuilt and plan.nodes > 1:
         seconds = sum(row["build_seconds"] for row in unbuilt)
         wait = f"{ranks:,} ranks would wait {seconds:,.1f} s and for their upload"
-        yield f"binidx prepare-cache: {len(unbuilt):,} indices are not built, and {wait}"
+        yield f"binidx prepare index: {len(unbuilt):,} indices are not built, and {wait}"
     slow = max(plan.starts, key=lambda start: start.seconds_at_limit, default=None)
     if slow is not None and slow.seconds_at_limit >= LONG_START_SECONDS:
         limit = f"{slow.seconds_at_limit:,.0f} s at the {slow.prices.reads_per_second:,.0f} a second that it publishes"
         requests = f"{slow.requests.total:,} requests to {redacted(slow.place)}, {limit}"
         if (sources := len(inventory.summaries)) > 1:
             yield f"binidx merge: a start opens {sources:,} prefixes on each rank: {requests}"
-        yield f"binidx read-plan: a start with it reads no .idx and no index; without it all ranks send {requests}"
+        reads = f"no .idx and no index; without it all ranks send {requests}"
+        yield f"binidx prepare read-plan: a start with it reads {reads}"
     elif plan.index_dir_bytes >= LARGE_BYTES:
-        yield f"binidx read-plan: a start with it reads kilobytes, without it a node {bytes_text(plan.index_dir_bytes)}"
+        reads = f"kilobytes, without it a node {bytes_text(plan.index_dir_bytes)}"
+        yield f"binidx prepare read-plan: a start with it reads {reads}"
     run, samples = inventory.run, sum(cost.samples for cost in plan.costs) or 1.0
     a_batch = plan.reading.requests / samples * run.micro_batch_size
     if plan.exceeds_a_limit and a_batch > 2:
-        yield f"binidx bake: {a_batch:,.1f} requests for each micro-batch, 1 of a baked run"
+        yield f"binidx prepare bake: {a_batch:,.1f} requests for each micro-batch, 1 of a baked run"
     stored = sum(cost.summary.stored_bytes for cost in plan.costs if cost.reading.requests)
     if plan.nodes > 1 and plan.reading.num_bytes > max(2 * stored, LARGE_BYTES):
         times = f"{bytes_text(plan.reading.num_bytes)} of {bytes_text(stored)} that are stored"
