@@ -80,7 +80,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
     if arguments.run and not arguments.queries:
-        raise ConfigError("run: needs --queries; of other texts: binidx exposures RUN --text FILE")
+        raise ConfigError("run: needs --queries; of other texts: binidx where RUN --text FILE")
     history = open_order(arguments) if arguments.run else None
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
