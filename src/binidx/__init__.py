@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from binidx.lazy_names import lazy_names, read_stub
+from binidx.lazy_names import lazy_names, load_moved, read_stub
 
 HOMES = read_stub(__file__)
 """Module of each public name, as the stub has it."""
@@ -26,11 +26,8 @@ def __getattr__(name: str) -> Any:
     if name in HOMES:
         return _load(name)
     for package in PACKAGES if name[:1] != "_" else ():
-        if name in (module := import_module(f"binidx.{package}")).HOMES:
-            import warnings
-
-            warnings.warn(f"binidx.{name} is binidx.{package}.{name} now", DeprecationWarning, stacklevel=2)
-            return getattr(module, name)
+        if name in import_module(f"binidx.{package}").HOMES:
+            return load_moved("binidx", name, f"binidx.{package}")
     raise AttributeError(f"module 'binidx' has no attribute {name!r}")
 
 

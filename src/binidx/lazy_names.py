@@ -38,3 +38,11 @@ def lazy_names(module: str, homes: dict[str, str]) -> tuple[Callable[[str], Any]
         return value
 
     return load, lambda: sorted(homes)
+
+
+def load_moved(old: str, name: str, new: str) -> Any:
+    """Return a name of the module `new` that the module `old` had, with a DeprecationWarning at the caller's caller."""
+    import warnings
+
+    warnings.warn(f"{old}.{name} is {new}.{name} now", DeprecationWarning, stacklevel=3)
+    return getattr(import_module(new), name)

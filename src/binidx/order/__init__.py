@@ -6,8 +6,9 @@ give a warning.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
+
+from binidx.lazy_names import load_moved
 
 MOVED = dict.fromkeys(("RunOrder", "account", "bake", "plan_bake"), "binidx")
 MOVED |= dict.fromkeys(("Nesting", "PackedRunOrder", "load_packed_run"), "binidx.packed")
@@ -16,7 +17,4 @@ MOVED |= dict.fromkeys(("Nesting", "PackedRunOrder", "load_packed_run"), "binidx
 def __getattr__(name: str) -> Any:
     if name not in MOVED:
         raise AttributeError(f"module 'binidx.order' has no attribute {name!r}")
-    import warnings
-
-    warnings.warn(f"binidx.order.{name} is {MOVED[name]}.{name} now", DeprecationWarning, stacklevel=2)
-    return getattr(import_module(MOVED[name]), name)
+    return load_moved("binidx.order", name, MOVED[name])
