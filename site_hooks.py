@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import html
+import inspect
 import json
 import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +25,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 import binidx
+import binidx.core
 import binidx.errors
 from binidx.dataset.affects import described_fields
 from binidx.tools import COMMANDS, GROUPS
@@ -89,6 +93,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rank the page in the search, fill in derived tables, give errors and settings identifiers for links."""
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
     markdown = markdown.replace("<!-- commands -->", "\n".join(tables_of_commands()))
+    markdown = markdown.replace("<!-- core -->", "\n".join(tables_of_core()))
     markdown = re.sub(r"<!-- affects (\w+) -->", lambda found: affected_by(found[1]), markdown)
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
@@ -104,6 +109,28 @@ def tables_of_commands() -> Iterator[str]:
         yield from (f"## {group.capitalize()}", "", "| command | purpose |", "|---|---|")
         yield from (f"| [`{name}`]({name}.md) | {purpose} |" for name, (_, purpose) in commands.items())
         yield ""
+
+
+def tables_of_core() -> Iterator[str]:
+    """Yield the lines of a table of names of `binidx.core` for each level, as the comments of its stub divide them."""
+    for line in Path(binidx.core.__file__).with_suffix(".pyi").read_text().splitlines():
+        if line.startswith("# "):
+            yield from ("", f"## {line[2:]}", "", "| name | | module |", "|---|---|---|")
+        elif found := re.match(r"from (\S+) import (\w+)", line):
+            module, name = found.groups()
+            yield f"| `{name}` | {first_line(module, name)} | `{module.removeprefix('binidx.')}` |"
+
+
+def first_line(module: str, name: str) -> str:
+    """Return the first line of the docstring of a class or function, or of the string below an assignment."""
+    body = ast.parse(inspect.getsource(import_module(module))).body
+    for node, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return str(ast.get_docstring(node)).partition("\n")[0]
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if name in map(ast.unparse, targets) and isinstance(below, ast.Expr):
+            return str(ast.literal_eval(below.value)).partition("\n")[0]
+    raise PluginError(f"{module}.{name}: found no docstring, which the page of core names needs")
 
 
 def affected_by(word: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from helpers.public_names import MODULES
 
 import binidx
+import binidx.core
 import binidx.megatron
 import binidx.order
 from binidx.lazy_names import lazy_names
@@ -71,6 +72,11 @@ def test_names_that_have_moved_are_at_the_old_place_with_a_warning() -> None:
 def test_about_forty_names_are_at_the_top() -> None:
     assert len(binidx.__all__) < 45
     assert not {*binidx.__all__} & {*binidx.megatron.__all__, *binidx.packed.__all__}
+
+
+def test_names_to_build_upon_are_those_of_their_modules() -> None:
+    for name, home in binidx.core.HOMES.items():
+        assert getattr(binidx.core, name) is getattr(import_module(home), name)
 
 
 def test_no_link_of_a_page_outside_the_site_leads_nowhere() -> None:

@@ -37,9 +37,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from binidx.errors import BinidxError, ConfigError, redacted
+from binidx.index.cache.inspection import CacheState
 from binidx.packed.packed_run import load_packed_run
 from binidx.run.megatron_command import parse_megatron_command
-from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.provenance.history import RunHistory
 from binidx.run.run_file import Run, is_packed_run
@@ -221,7 +221,7 @@ def _sources(planned: RunPlan) -> list[list[str]]:
 def _indices(planned: RunPlan) -> list[list[str]]:
     rows = []
     every = planned.index_rows()
-    for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != SMALL_ONE]:
+    for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != CacheState.SMALL_ONE]:
         memory = human_bytes(row["memory_bytes"]) if row["memory_bytes"] else ""
         epochs = "" if row["epochs"] is None else f"{row['epochs']:,}"
         numbers = [f"{row['samples']:,}", epochs, human_bytes(row["num_bytes"]), memory, _seconds(row["build_seconds"])]

@@ -34,6 +34,7 @@ MAX_DEPTH = 64
 """Most levels of nested arrays and objects: values of this depth are compared and written within Python's stack."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Field of a file with a number of things or bytes."""
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 """Token id of a vocabulary; bounded, as tokenizer libraries allocate 16 bytes for each id up to the largest."""

@@ -47,6 +47,7 @@ from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
 PARTS = ".parts.json"
+"""Suffix of the list of parts of a virtual merge."""
 Identity = Mapping[str, Any]
 Opened = TypeVar("Opened")
 

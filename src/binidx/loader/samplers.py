@@ -27,6 +27,7 @@ from binidx.errors import ConfigError
 from binidx.native.permutations import torch_randperm
 
 DataloaderType = Literal["single", "cyclic"]
+"""Megatron's names of the orders of a train split: from the first sample on, or permuted anew in each epoch."""
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from binidx.format.tokens import Tokens
 from binidx.index.documents import Documents
 
 Numbers = NDArray[np.int64]
+"""Numbers of samples, sequences or documents."""
 Spans = NDArray[np.int64]
 """(source, sequence, first token, number of tokens) of each span, shape (n, 4)."""
 

@@ -27,6 +27,7 @@ Range = tuple[int, int]
 """(start, stop) in bytes, half open."""
 
 Bytes = bytes | bytearray | memoryview
+"""Bytes to be written."""
 
 Piece = tuple[int, int]
 """(read, place): the piece is range number `place` of read number `read`, of the reads of `CompositeReader.split`."""

@@ -97,7 +97,9 @@ class Threads:
 CPU = Threads("binidx-cpu", thread_count)
 REQUESTS = Threads("binidx-request")
 READS = Threads("binidx-read")
+"""Pool that reads objects through their layers."""
 OPENS = Threads("binidx-open", lambda: OPENING_THREADS)
+"""Pool that opens and lists whole datasets; its tasks may wait for those of `READS`."""
 
 
 def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *, items_per_thread: int) -> list[Result]:

@@ -19,8 +19,11 @@ from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 
 LINEAGE = ".lineage.parquet"
+"""Suffix of the file with the origin of each document."""
 MANIFEST = ".manifest.json"
+"""Suffix of the file with the counts of a dataset and the job that made it."""
 SIDECARS = (MANIFEST, LINEAGE)
+"""Suffixes of the files beside a pair; who replaces the pair removes them."""
 
 
 @dataclass

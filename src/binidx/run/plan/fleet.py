@@ -28,8 +28,9 @@ from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import redacted
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
 from binidx.format.summary import DatasetSummary
+from binidx.index.cache.inspection import CacheState
 from binidx.run.plan.forecast import Amounts, blend_bytes, gpt_index_bytes
-from binidx.run.plan.inventory import SMALL_ONE, UNNAMED, RunInventory
+from binidx.run.plan.inventory import RunInventory
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import MAX_REQUEST, NAMES_AT_ONCE, object_identity
 from binidx.storage.store_protocols import ListableStore, Prices
@@ -127,11 +128,11 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
         costs[summary.location.place] += StartCost(opened, files, num_bytes)
     for index in inventory.indices:
         at = directory or Location(index.wanted.prefix, config.storage_options)
-        if index.plan and index.cache.state not in (SMALL_ONE, UNNAMED) and at.local_path is None:
+        if index.plan and index.cache.state not in (CacheState.SMALL_ONE, CacheState.UNNAMED) and at.local_path is None:
             num_bytes = gpt_index_bytes(index.documents, index.plan)
             costs[at.place] += StartCost(StartRequests(gets=1), _gets(num_bytes, GPT_ARRAYS), num_bytes)
     for blend in inventory.blends:
-        if directory and blend.cache.state != SMALL_ONE and directory.local_path is None:
+        if directory and blend.cache.state != CacheState.SMALL_ONE and directory.local_path is None:
             num_bytes = blend_bytes(blend.size)
             costs[directory.place] += StartCost(StartRequests(gets=1), _gets(num_bytes, BLEND_ARRAYS), num_bytes)
     return costs

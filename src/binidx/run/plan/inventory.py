@@ -8,52 +8,23 @@ caches     ─► manifests    present, missing or stale; no array is read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.errors import FormatError, IndexBuildError, StorageError
+from binidx.errors import IndexBuildError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
 from binidx.index.blend import normalize
-from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.manifest import (
-    ALGORITHM,
-    DECIDING,
-    Fields,
-    Manifest,
-    get_idx_identity,
-    hash_fields,
-    list_differences,
-)
-from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
+from binidx.index.cache.inspection import CachedIndex, CacheState, inspect_index, read_order_change
+from binidx.index.cache.manifest import Fields, get_idx_identity
+from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
 from binidx.order.order_options import name_order
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
-from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import OPENS
-
-THERE, MISSING, STALE, UNPROVEN, SMALL_ONE, UNNAMED = "there", "missing", "stale", "to be proven", "not kept", "none"
-"""States of a cache. UNPROVEN: the `.idx` is another object than when the index was built, maybe of the same content; a
-start compares it."""
-
-
-@dataclass(frozen=True)
-class Cache:
-    """State of a cached index.
-
-    Attributes:
-        state: THERE, MISSING, STALE, UNPROVEN, SMALL_ONE or UNNAMED.
-        why: the reason of the state STALE or UNPROVEN.
-        manifest: the manifest of an index that is THERE, or UNPROVEN with an `.idx` of unchanged size.
-    """
-
-    state: str
-    why: str = ""
-    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +34,7 @@ class IndexInventory:
     Attributes:
         wanted: the index that the run needs.
         documents, tokens: counts of the split.
-        fingerprint: options of the split and the config, as in the manifest of the cache.
+        options: those of the split and the config on which the arrays depend.
         plan: plan of the epochs; None if the index cannot be built, for the reason in `problem`.
         order: fields on which the order depends; None without a plan, or of chosen documents, which are not counted.
         cache: state of the cached files.
@@ -73,10 +44,10 @@ class IndexInventory:
     wanted: SourceRequest
     documents: int
     tokens: int
-    fingerprint: Fields
+    options: Fields
     plan: EpochPlan | None
     order: OrderKey | None
-    cache: Cache
+    cache: CachedIndex
     problem: str = ""
 
     @property
@@ -96,7 +67,7 @@ class BlendInventory:
 
     wanted: BlendRequest
     size: int
-    cache: Cache
+    cache: CachedIndex
 
 
 @dataclass(frozen=True)
@@ -165,7 +136,7 @@ def take_inventory(run: Run) -> RunInventory:
     summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))
     bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, sources), summaries.values()), strict=True))
     indices = OPENS.map(
-        lambda source: inspect_index(source, summaries[source.prefix], bounds[source.prefix], run.config), sources
+        lambda source: _take_index(source, summaries[source.prefix], bounds[source.prefix], run.config), sources
     )
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
     parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
@@ -180,7 +151,7 @@ def _bounds(sources: Sequence[SourceRequest], summary: DatasetSummary) -> dict[i
     return dict(zip(ends, summary.tokens_before(ends), strict=True))
 
 
-def inspect_index(
+def _take_index(
     wanted: SourceRequest, summary: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
 ) -> IndexInventory:
     """Return the state of one index, by its manifest.
@@ -193,42 +164,21 @@ def inspect_index(
     documents = wanted.split_documents(len(summary.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
     parameters = wanted.parameters
-    fingerprint = {"algorithm": ALGORITHM, **parameters.fingerprint(documents)}
+    options = parameters.fingerprint(documents)
     try:
         plan = parameters.plan(end - begin)
     except IndexBuildError as error:
-        return IndexInventory(wanted, len(documents), end - begin, fingerprint, None, None, Cache(UNNAMED), str(error))
+        cache = CachedIndex(CacheState.UNNAMED)
+        return IndexInventory(wanted, len(documents), end - begin, options, None, None, cache, str(error))
     order = parameters.key(plan) if wanted.documents is None else None
     if wanted.documents is not None:
-        del fingerprint["documents"]  # it chooses those of an opened source
+        del options["documents"]  # it chooses those of an opened source
     if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
-        cache = Cache(SMALL_ONE)
+        cache = CachedIndex(CacheState.SMALL_ONE)
     else:
         idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
-        cache = inspect_cache(wanted.index_name().files, fingerprint, idx)
-    return IndexInventory(wanted, len(documents), end - begin, fingerprint, plan, order, cache)
-
-
-def inspect_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) -> Cache:
-    """Return the state of a cached index, by its manifest alone.
-
-    Args:
-        files: files of the index in the cache.
-        fingerprint: fields that its manifest must have.
-        idx: current identity of the `.idx`; None if the index has no data.
-    """
-    try:
-        manifest = files.read_manifest()
-    except (FormatError, StorageError) as error:
-        return Cache(STALE, str(error))
-    if manifest is None:
-        return Cache(MISSING)
-    if wrong := list_differences(manifest.fingerprint, fingerprint):
-        return Cache(STALE, "; ".join(wrong))
-    if idx is None or same_object(manifest.data.get("idx"), idx):
-        return Cache(THERE, manifest=manifest)
-    likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
-    return Cache(UNPROVEN, "nothing shows that the .idx is the one it was: a start reads and compares it", likely)
+        cache = inspect_index(wanted.index_name().files, options, idx)
+    return IndexInventory(wanted, len(documents), end - begin, options, plan, order, cache)
 
 
 def order_changes(inventory: RunInventory) -> list[str]:
@@ -236,26 +186,20 @@ def order_changes(inventory: RunInventory) -> list[str]:
 
     The record of orders is named by a hash of the data, which the manifest of any index of the same prefix contains.
     """
-    contents = {
-        index.wanted.prefix: {name: index.cache.manifest.content.get(name) for name in DECIDING}
-        for index in inventory.indices
-        if index.cache.manifest
-    }
+    contents = {index.wanted.prefix: content for index in inventory.indices if (content := index.cache.content)}
     messages = []
     for index in inventory.indices:
         content = contents.get(index.wanted.prefix)
-        if content is None or index.order is None or index.cache.state not in (MISSING, STALE):
+        if content is None or index.order is None or index.cache.state not in (CacheState.MISSING, CacheState.STALE):
             continue
         files = index.wanted.index_name().files
-        record = IndexFiles(files.directory, hash_fields(index.fingerprint, content))
-        with suppress(StorageError):
-            if change := describe_change(parse_known(record.read_small(ORDERS) or b""), index.order, files.name):
-                messages.append(f"{index.wanted.prefix}, {index.wanted.split}: {change}")
+        if change := read_order_change(files, index.options, content, index.order):
+            messages.append(f"{index.wanted.prefix}, {index.wanted.split}: {change}")
     return messages
 
 
 def _inspect_blend(indices: Sequence[IndexInventory], wanted: BlendRequest) -> BlendInventory:
     lengths = [index.num_samples for index in indices if index.wanted.split == wanted.split]
     name = wanted.measured(lengths).index_name()
-    cache = Cache(SMALL_ONE) if name is None else inspect_cache(name.files, {"algorithm": ALGORITHM}, None)
+    cache = CachedIndex(CacheState.SMALL_ONE) if name is None else inspect_index(name.files, {})
     return BlendInventory(wanted, wanted.count(lengths), cache)

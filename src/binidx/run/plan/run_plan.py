@@ -12,6 +12,7 @@ from typing import Any
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
 from binidx.html_table import format_html_table
+from binidx.index.cache.inspection import CacheState
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, start_costs
 from binidx.run.plan.forecast import (
@@ -28,8 +29,6 @@ from binidx.run.plan.forecast import (
     total_costs,
 )
 from binidx.run.plan.inventory import (
-    MISSING,
-    STALE,
     BlendInventory,
     IndexInventory,
     RunInventory,
@@ -340,7 +339,7 @@ def _busy_places(rates: Sequence[PlaceRate]) -> Iterator[str]:
 def _advice(plan: RunPlan) -> Iterator[str]:
     """Yield ways to lower the load on the store, each with its reason."""
     inventory, ranks = plan.inventory, plan.num_processes
-    unbuilt = [row for row in plan.index_rows() if row["cache"] in (MISSING, STALE)]
+    unbuilt = [row for row in plan.index_rows() if row["cache"] in (CacheState.MISSING, CacheState.STALE)]
     if unbuilt and plan.nodes > 1:
         seconds = sum(row["build_seconds"] for row in unbuilt)
         wait = f"{ranks:,} ranks would wait {seconds:,.1f} s and for their upload"
@@ -424,7 +423,7 @@ def _stale_caches(inventory: RunInventory) -> Iterator[str]:
     caches = [(index.wanted.prefix, index.wanted.split, index.cache) for index in inventory.indices]
     caches += [("blend", blend.wanted.split, blend.cache) for blend in inventory.blends]
     for source, split, cache in caches:
-        if cache.state == STALE:
+        if cache.state == CacheState.STALE:
             yield f"{source}, {split}: cache stale: {cache.why}"
 
 

@@ -41,6 +41,7 @@ HEADER = struct.Struct("<8sIIQQ")
 MAGIC = b"BINXXH3\x00"
 VERSION = 1
 SUMS = ".xxh3"
+"""Suffix after `.bin` of the checksums of a dataset."""
 SUMMED_BYTES = 16 << 10
 LEAST_BLOCK, MOST_BLOCK = 512, 1 << 30
 SUM_BYTES = 8
