@@ -27,7 +27,7 @@ from binidx.dataset.stored.baked import BakedDataset
 from binidx.format.idx import format_idx_header
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
-from binidx.packed.packed_run import PackedRunOrder
+from binidx.packed.packed_run import PackedReading, PackedRunOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
@@ -79,7 +79,7 @@ def packed_rows() -> list[Row]:
 
     def fresh() -> PackedRunOrder:
         files = PackedSet(256 * 4 * 82, 2048, 4, 1337, at_end=AtEnd.repeat)
-        return PackedRunOrder([files], ["gemstones"], num_ranks=256, micro_batch_size=8)
+        return PackedRunOrder(PackedReading([files], ["gemstones"], num_ranks=256, micro_batch_size=8))
 
     def whole() -> None:
         order = fresh()

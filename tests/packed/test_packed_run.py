@@ -1,5 +1,6 @@
 """Orders of packed runs, exported, against the loaders' own rules rank by rank."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,18 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.arrow import parquet
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
-from binidx.packed.packed_run import PackedRunOrder, _read_names
+from binidx.packed.packed_run import PackedReading, PackedRunOrder, _read_names
 from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 from binidx.storage.location import Location
 
 
-def order_of(at_end: AtEnd = AtEnd.repeat, **changes: object) -> PackedRunOrder:
+def order_of(
+    at_end: AtEnd = AtEnd.repeat, files: Sequence[PackedFiles] | None = None, **changes: object
+) -> PackedRunOrder:
     sets = [PackedSet(17, 6, 2, 1337, at_end=at_end), PackedSet(9, 4, 1, 1337, at_end=at_end)]
     fields = {"weights": [0.7, 0.3], "seed": 5, "num_ranks": 2, "num_workers": 3, "micro_batch_size": 2}
-    return PackedRunOrder(sets, ["web", "code"], **{**fields, "accumulation": 2, **changes})  # type: ignore[arg-type]
+    reading = PackedReading(sets, ["web", "code"], **{**fields, "accumulation": 2, **changes})  # type: ignore[arg-type]
+    return PackedRunOrder(reading, files)
 
 
 @pytest.mark.parametrize("mixed_by_rank", [False, True])
@@ -76,7 +80,7 @@ def test_a_list_of_files_that_is_not_text_is_an_error(tmp_path: Path) -> None:
 def test_tokens_need_files_and_sets_need_names() -> None:
     with pytest.raises(ConfigError, match="has no files"):
         order_of().table(range(1), tokens=True)
-    with pytest.raises(ConfigError, match="2 sets, 2 names"):
+    with pytest.raises(ConfigError, match="2 sets, files of"):
         order_of(files=[])
     with pytest.raises(ConfigError, match="give each of 150 workers 0"):
         order_of(num_ranks=50)

@@ -61,7 +61,7 @@ class PackedSet:
         num_files: number of files; they are numbered in the order of `order_files`, or as the original run listed them.
         num_blocks: number of blocks in each file, chunk_size // block_size.
         n_chunks: number of files whose blocks are shuffled together.
-        seed: seed of the permutations. `PackedRunOrder` adds the rank to it, as lit-gpt and all its forks do.
+        seed: seed of the permutations. `PackedReading` adds the rank to it, as lit-gpt and all its forks do.
         shuffle: False to serve blocks in their stored order.
         at_end: rule for the end of the files.
     """

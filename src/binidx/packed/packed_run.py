@@ -55,8 +55,15 @@ class PackedReading:
         names: names of the sets.
         weights: weights of the sets; None for equal ones.
         seed: seed of the draws that mix the sets.
-        num_ranks, num_workers, micro_batch_size, accumulation, mixed_by_rank, schedules, max_epochs: as for
-            `PackedRunOrder`.
+        num_ranks: number of reading processes.
+        num_workers: number of workers of each rank's DataLoader.
+        micro_batch_size: number of blocks that a worker yields at a time.
+        accumulation: number of micro-batches of a rank in one step.
+        mixed_by_rank: whether each rank adds its number to the seed of the draws, too, as in lit-gpt, not in TinyLlama.
+        schedules, max_epochs: weights that change, and passes after which they are 0, of each set, as in `PackedRun`.
+
+    Raises:
+        ConfigError: sets, names and weights that do not fit each other, or too few files for every worker.
     """
 
     sets: Sequence[PackedSet]
@@ -73,6 +80,11 @@ class PackedReading:
     _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
     dataloader_type: ClassVar[str] = "packed"
     knows_earlier: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sets):
+            raise ConfigError(f"packed run: {len(self.sets)} sets, {len(self.names)} names; needs one each")
+        self.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedReading, tuple(getattr(self, option.name) for option in fields(self) if option.init)
@@ -176,20 +188,11 @@ class PackedRunOrder(RunOrder):
     """The order of a run over packed files, over all ranks.
 
     Args:
-        sets: the sets, with the run's own seed; each rank adds its number to it, as in all forks.
-        names: names of the sets.
-        weights: weights of the sets; None for equal ones.
-        seed: seed of the draws that mix the sets.
-        num_ranks: number of reading processes.
-        num_workers: number of workers of each rank's DataLoader.
-        micro_batch_size: number of blocks that a worker yields at a time.
-        accumulation: number of micro-batches of a rank in one step.
-        mixed_by_rank: whether each rank adds its number to the seed of the draws, too, as in lit-gpt, not in TinyLlama.
+        reading: the blocks that the ranks read.
         files: packed files of each set, needed for tokens.
-        schedules, max_epochs: weights that change, and passes after which they are 0, of each set, as in `PackedRun`.
 
     Raises:
-        ConfigError: sets, names and weights that do not fit each other, or too few files.
+        ConfigError: files for another number of sets.
 
     Example:
         order = load_packed_run("s3://corpus/packed.json")
@@ -198,27 +201,10 @@ class PackedRunOrder(RunOrder):
     Source: lit-gpt, TinyLlama, and the UMD fork of the Gemstones.
     """
 
-    def __init__(
-        self,
-        sets: Sequence[PackedSet],
-        names: Sequence[str],
-        weights: Sequence[float] | None = None,
-        seed: int = 0,
-        num_ranks: int = 1,
-        num_workers: int = 0,
-        micro_batch_size: int = 1,
-        accumulation: int = 1,
-        mixed_by_rank: bool = False,
-        files: Sequence[PackedFiles] | None = None,
-        schedules: Sequence[WeightSchedule] | None = None,
-        max_epochs: Sequence[int | None] | None = None,
-    ) -> None:
-        if len(names) != len(sets) or (files is not None and len(files) != len(sets)):
-            raise ConfigError(f"packed run: {len(sets)} sets, {len(names)} names; needs one each, and files")
-        topology = num_ranks, num_workers, micro_batch_size, accumulation, mixed_by_rank
-        reading = PackedReading(sets, names, weights, seed, *topology, schedules, max_epochs)
-        reading.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
-        super().__init__(PackedBlocks(sets, names, files), reading, None, "")
+    def __init__(self, reading: PackedReading, files: Sequence[PackedFiles] | None = None) -> None:
+        if files is not None and len(files) != len(reading.sets):
+            raise ConfigError(f"packed run: {len(reading.sets)} sets, files of {len(files)}; needs those of each")
+        super().__init__(PackedBlocks(reading.sets, reading.names, files), reading, None, "")
 
     @property
     def packed(self) -> PackedReading:
@@ -240,9 +226,7 @@ class PackedRunOrder(RunOrder):
 
     def replace(self, **changes: Any) -> PackedRunOrder:
         """Return the order with other parameters of its reading."""
-        reading = replace(self.packed, **changes)
-        named = {option.name: getattr(reading, option.name) for option in fields(reading) if option.init}
-        return PackedRunOrder(**named, files=self.files)
+        return PackedRunOrder(replace(self.packed, **changes), self.files)
 
     def account(self, stop_step: int) -> list[dict[str, Any]]:
         """Return for each set its size and its use in the steps before `stop_step`, as JSON values.
@@ -289,7 +273,7 @@ class DescribedSet:
 
 @dataclass(frozen=True)
 class PackedDescription:
-    """Fields of the description; `PackedSet` and `PackedRunOrder` document them."""
+    """Fields of the description; `PackedSet` and `PackedReading` document them."""
 
     fork: str
     block_size: Positive
@@ -365,8 +349,8 @@ def _open_described(described: PackedDescription, options: Mapping[str, Any] | N
     sets = [PackedSet(len(packed.uris), packed.num_blocks, *rules) for packed in files]
     names = [packed_set.name for packed_set in described.sets]
     topology = described.num_ranks, described.num_workers, described.micro_batch_size, described.accumulation
-    mixing = fork.mixed_by_rank, files, schedules, max_epochs
-    return PackedRunOrder(sets, names, weights, seed, *topology, *mixing)
+    mixing = fork.mixed_by_rank, schedules, max_epochs
+    return PackedRunOrder(PackedReading(sets, names, weights, seed, *topology, *mixing), files)
 
 
 def _read_names(file: Location) -> list[str]:

@@ -17,7 +17,7 @@ from binidx.format.arrow import parquet
 from binidx.jobs.parts import Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
-from binidx.packed.packed_run import PackedRunOrder
+from binidx.packed.packed_run import PackedReading, PackedRunOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 from binidx.run.provenance.run_order import RunOrder
@@ -151,7 +151,7 @@ def test_an_empty_stretch_is_an_empty_file(tmp_path: Path) -> None:
 
 def test_columns_are_as_wide_as_the_file_needs(tmp_path: Path) -> None:
     sets = [PackedSet(2, 3, 1, 5, at_end=AtEnd.repeat)]
-    order = PackedRunOrder(sets, ["web"], num_ranks=1, micro_batch_size=3)
+    order = PackedRunOrder(PackedReading(sets, ["web"], micro_batch_size=3))
     for steps, kind in ((range(4), "int16"), (range(65_536, 65_540), "int32"), (range(65_532, 65_538), "int32")):
         export(order, f"{tmp_path}/{steps.start}", plan_by_steps(steps, 100), docs=True)
         (file,) = Path(f"{tmp_path}/{steps.start}").iterdir()
