@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 import warnings
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from helpers.build_race import CarelessFileSystem
 from servers.oss import oss_server
 
 from binidx.errors import ObjectChangedError, ShortReadError
@@ -88,6 +91,20 @@ def test_an_object_that_has_lost_a_byte_is_named_as_changed(driver: Any, monkeyp
         monkeypatch.setattr(driver, "data", DATA[:-1])
     with pytest.raises(ObjectChangedError):
         reader.read([(10, len(DATA))])
+
+
+def test_a_file_that_was_replaced_and_opened_again_is_read_and_the_first_reader_is_refused(tmp_path: Path) -> None:
+    location, path = Location(f"{CarelessFileSystem.protocol}://{tmp_path}/object"), tmp_path / "object"
+    path.write_bytes(b"first")
+    first = RemoteObject(location)
+    assert first.read([(0, 5)]) == [b"first"]
+    (tmp_path / "new").write_bytes(b"other")
+    os.replace(tmp_path / "new", path)
+    again = RemoteObject(location)  # of the same store
+    assert again.read([(0, 5)]) == [b"other"]
+    with pytest.raises(ObjectChangedError):
+        first.read([(0, 5)])
+    assert again.read([(0, 5)]) == [b"other"]
 
 
 def test_ossfs_is_named_with_its_release() -> None:

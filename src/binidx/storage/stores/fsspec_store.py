@@ -78,7 +78,8 @@ class FsspecStore:
         self.max_in_flight = self.settings.concurrency or concurrency
         self.max_gap = gap if self.settings.max_gap is None else self.settings.max_gap
         self._clients: dict[tuple[int, int], Any] = {}
-        self._marks: dict[str, FileVersion | None] = {}
+        # By the version that a reader opened: another reader of this store may have opened a later one.
+        self._marks: dict[tuple[Any, ...], FileVersion | None] = {}
 
     def prices(self) -> Prices:
         return self.list_prices
@@ -230,10 +231,10 @@ class BlockingFsspecStore(FsspecWrites):
         if self._checked_afterwards:
             report = fs.info(path)
             check_unchanged(info, object_info(info.uri, report))
-            version = file_version_from_info(report)
-            if is_rewritten(self._marks.get(info.uri, info.mark), version):
+            version, opened = file_version_from_info(report), (info.uri, info.mark, *sorted(info.identity.items()))
+            if is_rewritten(self._marks.get(opened, info.mark), version):
                 raise changed(info, {"inode": report.get("ino"), "ctime": report.get("created")})
-            self._marks[info.uri] = version
+            self._marks[opened] = version
         return [check_answer(fs, info.uri, *answer) for answer in zip(ranges, answers, strict=True)]
 
 
