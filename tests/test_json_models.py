@@ -24,7 +24,7 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FIL
 from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
 from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts
 from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
-from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
+from binidx.index.cache.manifest import INDEX_MANIFEST_FILE, Manifest, StoredArray
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.order.stored.baked_order import BAKED_FILE, Baked, read_baked
@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
         {"fork": "umd", "block_size": 9, "n_chunks": 2, "seed": 3, "sets": SETS}).encode()),
     "journal": (JOURNAL_FILE, json.dumps(
         {**JOURNAL_FILE.tags, **asdict(JournalFile("o", {"uri": "en"}, {"bin": STATE}))}).encode()),
-    "index manifest": (MANIFEST_FILE, json.dumps(asdict(MANIFEST)).encode()),
+    "index manifest": (INDEX_MANIFEST_FILE, json.dumps(asdict(MANIFEST)).encode()),
     "orders": (KNOWN_FILE, format_known([Known("a", {"num_epochs": 1, "separate_final_epoch": False}, 9)])),
     "dataset manifest": (DATASET_FILE, json.dumps(
         {**DATASET_FILE.tags, "plan": "p", "job": {"tokenizer": {"uri": "u", "digest": "d"}, "on_error": "skip"},
@@ -300,7 +300,7 @@ def test_a_manifest_that_lacks_a_field_with_a_default_is_read(left_out: str) -> 
     for name in way:
         inside = inside[name]
     del inside[last]
-    assert MANIFEST_FILE.decode(json.dumps(whole).encode(), "x").arrays == MANIFEST.arrays
+    assert INDEX_MANIFEST_FILE.decode(json.dumps(whole).encode(), "x").arrays == MANIFEST.arrays
 
 
 def test_fields_of_a_newer_version_stay_in_a_file_that_is_written_again() -> None:

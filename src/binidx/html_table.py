@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-MOST_ROWS = 20
+MOST_HTML_ROWS = 20
 """Rows that are shown of a long table; the others are counted."""
 
 
@@ -17,7 +17,7 @@ def format_html_table(title: str, rows: Sequence[Sequence[object]], head: Sequen
         rows: cells of each row. Whole numbers are grouped by thousands.
         head: names of the columns; below one, numbers stand on the right.
     """
-    shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS
+    shown, left = rows[:MOST_HTML_ROWS], len(rows) - MOST_HTML_ROWS
     sides = ["right" if head and isinstance(value, int | float) else "left" for value in (*rows, head)[0]]
     lines = [_line("th", head, sides)] if head else []
     lines += [_line("td", row, sides) for row in shown]

@@ -222,7 +222,7 @@ def bundle(folder: Path) -> Kind:
 
 def index_manifest(folder: Path) -> Kind:
     from binidx.index.cache.index_cache import IndexCache, has_fingerprint
-    from binidx.index.cache.manifest import MANIFEST_FILE, checksum_fields, parse_manifest
+    from binidx.index.cache.manifest import INDEX_MANIFEST_FILE, checksum_fields, parse_manifest
 
     [path] = sorted(GOLDEN.glob("cache/*-GPTDataset-train-binidx.json"))[:1]
     for each in GOLDEN.glob(f"cache/{path.name.removesuffix('-binidx.json')}*"):
@@ -239,7 +239,7 @@ def index_manifest(folder: Path) -> Kind:
 
     def repaired(data: bytes) -> bytes:
         try:
-            fields = MANIFEST_FILE.parse(data, "x")
+            fields = INDEX_MANIFEST_FILE.parse(data, "x")
         except BinidxError:
             return data
         if not isinstance(fields, dict):

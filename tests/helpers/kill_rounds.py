@@ -116,7 +116,7 @@ def order_of(at: Path) -> RunOrder:
 
 
 def bake(at: Path, out: str) -> None:
-    baking.PART_BYTES = 1500
+    baking.BAKED_PART_BYTES = 1500
     order = order_of(at)
     baking.bake(order, out, baking.plan_bake(order, range(order.num_steps() or 0)))
 

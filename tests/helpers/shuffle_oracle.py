@@ -37,8 +37,8 @@ def small_buckets(
     round_bytes: int,
     bucket_bytes: int = 1 << 20,
     *,
-    chunk_bytes: int = shuffle_buckets.CHUNK_BYTES,
-    extent_bytes: int = shuffle_buckets.EXTENT_BYTES,
+    chunk_bytes: int = shuffle_buckets.BUCKET_CHUNK_BYTES,
+    extent_bytes: int = shuffle_buckets.BUCKET_EXTENT_BYTES,
 ) -> None:
     """Let the shuffles that follow have so many buckets, whatever their memory."""
     plan_shuffle = shuffle_buckets.plan_shuffle
@@ -49,5 +49,5 @@ def small_buckets(
 
     for module in (shuffle, line_shuffle, origins):
         patch.setattr(module, "plan_shuffle", plan)
-    patch.setattr(shuffle_buckets, "CHUNK_BYTES", chunk_bytes)
-    patch.setattr(shuffle_buckets, "EXTENT_BYTES", extent_bytes)
+    patch.setattr(shuffle_buckets, "BUCKET_CHUNK_BYTES", chunk_bytes)
+    patch.setattr(shuffle_buckets, "BUCKET_EXTENT_BYTES", extent_bytes)

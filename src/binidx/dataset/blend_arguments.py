@@ -84,7 +84,7 @@ def is_sequence_of(values: Any, kind: Any) -> bool:
     return is_sequence and all(isinstance(value, kind) for value in values)
 
 
-WHOLE = ("data_path", "data_args_path")
+WHOLE_BLEND = ("data_path", "data_args_path")
 PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path")
 Arguments = list[str | int | float] | str | None
 
@@ -175,7 +175,7 @@ def get_blend_and_blend_per_split(
     Raises:
         ConfigError: several of these options are given (Megatron takes the first); or as for the functions above.
     """
-    given = {name: value for name in (*WHOLE, *PER_SPLIT) if (value := getattr(args, name, None)) is not None}
+    given = {name: value for name in (*WHOLE_BLEND, *PER_SPLIT) if (value := getattr(args, name, None)) is not None}
     if len(given) > 1 and not set(given) <= set(PER_SPLIT[:3]):
         raise ConfigError(f"data path: found {', '.join(given)}, need only one of them")
     if "data_path" in given:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from binidx.dataset.torch_bridge import reading_worker, shared_zeros
 from binidx.native.shared_slots import SharedSlots
 
-MAX_BYTES = 32 << 20
+MAX_SHARED_BYTES = 32 << 20
 """Most memory of a loader's slots; a container often has no more than twice as much shared memory."""
 
 _numbers = itertools.count()
@@ -31,13 +31,13 @@ class SharedBlocks:
 
     Args:
         num_workers: number of workers; each has slots of its own.
-        num_slots: slots of a worker; fewer if they would need more than `MAX_BYTES`.
+        num_slots: slots of a worker; fewer if they would need more than `MAX_SHARED_BYTES`.
         slot_bytes: size of the largest block.
     """
 
     def __init__(self, num_workers: int, num_slots: int, slot_bytes: int) -> None:
         words = 1 + -(-slot_bytes // 8)
-        self.number, self.num_slots = next(_numbers), min(num_slots, MAX_BYTES // (8 * words * num_workers))
+        self.number, self.num_slots = next(_numbers), min(num_slots, MAX_SHARED_BYTES // (8 * words * num_workers))
         self.memory = shared_zeros(max(1, num_workers * self.num_slots), words)
         _blocks[self.number] = self
 

@@ -38,7 +38,7 @@ from binidx.order.requests import OverRequest, Request
 from binidx.order.source_order import join_ranges
 from binidx.storage.open import open_object, read_whole
 
-SOURCE_BITS = 40
+VIEW_SOURCE_BITS = 40
 """Number of bits for the number of a sample below that of its source, in one int64."""
 
 
@@ -293,7 +293,10 @@ def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[ND
     """
     known: KnownSources = {}
     served = key_samples(known, order, 0, len(order))
-    end, (last, _, stop) = len(known) << SOURCE_BITS, reads[-1]  # samples of other indices have numbers from there on
+    end, (last, _, stop) = (
+        len(known) << VIEW_SOURCE_BITS,
+        reads[-1],
+    )  # samples of other indices have numbers from there on
     read = np.concatenate([key_samples(known, *each) for each in reads])
     rest = key_samples(known, last, stop, len(last))
     left_out = np.isin(rest[rest < end], served, invert=True).sum()
@@ -319,7 +322,7 @@ def key_samples(
     orders = [f"{name} {own}" for name, own in zip(names, orders, strict=True)] if names else orders
     keys = [(own, orders[:number].count(own)) for number, own in enumerate(orders)]  # one may stand there twice
     source, number = order.locate(np.arange(start, stop))
-    return np.array([known.setdefault(key, len(known)) << SOURCE_BITS for key in keys])[source] + number
+    return np.array([known.setdefault(key, len(known)) << VIEW_SOURCE_BITS for key in keys])[source] + number
 
 
 def describe_place(order: Order, was_read: NDArray[np.bool_], step_samples: int) -> str:

@@ -35,9 +35,9 @@ from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import (
-    LEVELS,
     SEGMENT_BYTES,
     TAIL_BYTES,
+    ZSTD_LEVELS,
     SegmentedObject,
     SegmentWriter,
     joined_table,
@@ -107,7 +107,7 @@ RAW = Codec(lambda reader, end: reader, lambda writer, level: contextlib.nullcon
 ZSTD = Codec(
     SegmentedObject,
     SegmentWriter,
-    LEVELS,
+    ZSTD_LEVELS,
     tail_bytes=TAIL_BYTES,
     block_bytes=SEGMENT_BYTES,
     checked_by="frames",

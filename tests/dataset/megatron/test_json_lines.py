@@ -53,7 +53,7 @@ def test_rows_are_parsed_one_by_one_and_pickle(tmp_path: Path) -> None:
 def test_lines_are_found_once_and_anew_when_the_file_changes(
     beside: bool, s3: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_lines, "UNCACHED_BYTES", 0)
+    monkeypatch.setattr(json_lines, "UNCACHED_LINES_BYTES", 0)
     rows: list[Any] = [{"number": number} for number in range(500)]
     uri, cache = write_rows(f"{s3.fresh()}/a.jsonl", rows), None if beside else f"{s3.fresh()}/cache"
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_lines_are_found_once_and_anew_when_the_file_changes(
 
 
 def test_lines_that_are_known_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "UNCACHED_BYTES", 0)
+    monkeypatch.setattr(json_lines, "UNCACHED_LINES_BYTES", 0)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": 2}\n')
     assert len(JsonLines(str(path))) == 2

@@ -127,7 +127,7 @@ def test_a_stream_through_a_small_cache_pushes_out_its_own_past(tmp_path: Path) 
 
 
 def test_threads_that_push_each_other_out_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(eviction, "EVICTION_PAUSE_SECONDS", 0.0)
     below = MarkedObject(DATA)
     reader = small(below, tmp_path, 2 * (BLOCK + TABLE))
 
@@ -274,7 +274,7 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
 ) -> None:
     """As on Lustre without -o flock."""
     monkeypatch.setattr(block_files, "try_lock", lambda descriptor, kind: None)
-    monkeypatch.setattr(eviction, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(eviction, "EVICTION_PAUSE_SECONDS", 0.0)
     limit = 3 * (BLOCK + TABLE)
     reader = small(MarkedObject(DATA), tmp_path, limit)
     for _ in range(2):

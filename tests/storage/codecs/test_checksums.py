@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from binidx.errors import FormatError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
-from binidx.storage.codecs.checksums import HEADER, BlockSums, CheckedObject, format_sums_header, parse_sums_header
+from binidx.storage.codecs.checksums import SUMS_HEADER, BlockSums, CheckedObject, format_sums_header, parse_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import Range
 from binidx.storage.location import Location
@@ -175,7 +175,7 @@ def header(**changes: int) -> bytes:
     ],
 )
 def test_a_header_that_breaks_a_rule_is_refused(head: bytes, message: str) -> None:
-    size = len(head) + 16 if len(head) == HEADER.size else len(head)
+    size = len(head) + 16 if len(head) == SUMS_HEADER.size else len(head)
     with pytest.raises(FormatError, match=f"en.bin.xxh3: {message}"):
         parse_sums_header(memoryview(head), size, "en.bin.xxh3")
     assert parse_sums_header(memoryview(header()), 48, "en.bin.xxh3").num_blocks == 2

@@ -13,11 +13,11 @@ from binidx.errors import AccessError, ObjectNotFoundError
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import find_object, object_exists, object_identity, read_small
 from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.writing.multipart import CHUNK_BYTES
+from binidx.storage.writing.multipart import BUFFER_CHUNK_BYTES
 from binidx.storage.writing.publish import create_object, delete_object
 from binidx.storage.writing.staging import new_buffer, written_view
 
-DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
+DATA = random.Random(0).randbytes(3 * BUFFER_CHUNK_BYTES + 1)
 
 
 def put(far: Distant, name: str, data: bytes, step: int = 100_000, **options: object) -> str:
@@ -28,7 +28,7 @@ def put(far: Distant, name: str, data: bytes, step: int = 100_000, **options: ob
     return uri
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(DATA)])
+@pytest.mark.parametrize("size", [0, 1, BUFFER_CHUNK_BYTES, BUFFER_CHUNK_BYTES + 1, len(DATA)])
 def test_what_was_put_is_read_in_one_request_each(request: pytest.FixtureRequest, tmp_path: Path, size: int) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         uri = put(far, "a", DATA[:size])
@@ -151,9 +151,9 @@ def test_a_stream_that_is_broken_off_leaves_nothing(request: pytest.FixtureReque
 
 
 def test_what_is_held_is_what_was_written() -> None:
-    rng, held, written = random.Random(2), new_buffer(6 * CHUNK_BYTES), b""
-    while len(written) < 4 * CHUNK_BYTES:
-        data = rng.randbytes(rng.choice([0, 1, 1000, CHUNK_BYTES, CHUNK_BYTES + 3]))
+    rng, held, written = random.Random(2), new_buffer(6 * BUFFER_CHUNK_BYTES), b""
+    while len(written) < 4 * BUFFER_CHUNK_BYTES:
+        data = rng.randbytes(rng.choice([0, 1, 1000, BUFFER_CHUNK_BYTES, BUFFER_CHUNK_BYTES + 3]))
         assert held.write(data) == len(data)
         written += data
     assert written_view(held) == written

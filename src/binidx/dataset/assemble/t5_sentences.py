@@ -15,7 +15,7 @@ from binidx.dataset.config import check_given
 from binidx.errors import ConfigError
 from binidx.order.order_protocols import Numbers
 
-SPECIALS = 2
+T5_SPECIALS = 2
 """Number of tokens that Megatron Core reserves for a bos and an eos."""
 
 
@@ -45,8 +45,8 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         super().__post_init__()
         self.sequence_length_encoder = self.sequence_length
         check_given(self, "T5", "sequence_length_decoder")
-        if self.sequence_length < SPECIALS + 2:
-            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for T5")
+        if self.sequence_length < T5_SPECIALS + 2:
+            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {T5_SPECIALS + 2} or more for T5")
         if not len(self.tokenizer.additional_special_tokens_ids):
             raise ConfigError("tokenizer: found no additional_special_tokens_ids, T5 needs them as sentinels")
 

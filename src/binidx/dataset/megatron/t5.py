@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.random import RandomState
 
-from binidx.dataset.assemble.t5_sentences import SPECIALS, T5Assemble, T5MaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.t5_sentences import T5_SPECIALS, T5Assemble, T5MaskedWordPieceDatasetConfig
 from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Tensor, as_tensor
@@ -98,7 +98,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     config_attention_mask = staticmethod(config_attention_mask)
 
     def _open_order(self) -> SentenceOrder:
-        return self._open_built_order(SPECIALS, 1)
+        return self._open_built_order(T5_SPECIALS, 1)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

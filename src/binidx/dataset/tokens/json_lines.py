@@ -42,7 +42,7 @@ HUB_NAME = re.compile(r"[\w.-]+/(?!.*\.json)[\w.-]+")
 SHORTEST_ROW = 2
 """Bytes of `{}`; shorter lines count as blank."""
 
-UNCACHED_BYTES = 4 << 20
+UNCACHED_LINES_BYTES = 4 << 20
 """Size of a file up to which its lines are found faster than a cache of them is opened."""
 
 Lines = tuple[NDArray[np.int64], NDArray[np.int32]]
@@ -126,7 +126,7 @@ class JsonLines(SequencesInFiles):
         return f"{self.path_prefix}, row {row} at byte {self.index.sequence_pointers[row]}"
 
     def _load_lines(self) -> Arrays:
-        if self.bin_reader.size <= UNCACHED_BYTES:
+        if self.bin_reader.size <= UNCACHED_LINES_BYTES:
             return build_in_memory(self._build)
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
         directory = Location(self.path_to_cache or f"{self.path_prefix}.lines", self.storage_options)

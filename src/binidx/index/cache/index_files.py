@@ -48,7 +48,7 @@ Arrays = dict[str, NDArray[Any]]
 DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
 
 # As numpy.save writes it: evaluating the literal, as NumPy does, takes 35 us.
-HEADER = re.compile(
+NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][a-z]\d+)', 'fortran_order': False, "
     rb"'shape': \((\d+,(?: \d+(?:, \d+)*)?|)\), \} *\n",
     re.S,
@@ -108,7 +108,7 @@ def parse_npy_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]
     Raises:
         ValueError: numpy.save does not write such bytes.
     """
-    header = HEADER.match(buffer[:4096])
+    header = NPY_HEADER.match(buffer[:4096])
     if not header or header.end() != 10 + int.from_bytes(header[1], "little"):
         raise ValueError(f"no .npy of numpy.save (found {bytes(buffer[:80])!r})")
     shape = tuple(int(size) for size in header[3].split(b",") if size.strip())

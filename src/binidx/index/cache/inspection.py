@@ -30,7 +30,7 @@ class CacheState(StrEnum):
 
 
 @dataclass(frozen=True)
-class CachedIndex:
+class IndexFilesState:
     """Files of an index in a cache.
 
     Attributes:
@@ -49,7 +49,7 @@ class CachedIndex:
         return None if self.manifest is None else {name: self.manifest.content.get(name) for name in DECIDING}
 
 
-def inspect_index(files: IndexFiles, options: Fields, idx: Fields | None = None) -> CachedIndex:
+def inspect_index(files: IndexFiles, options: Fields, idx: Fields | None = None) -> IndexFilesState:
     """Return the state of an index.
 
     Args:
@@ -60,16 +60,16 @@ def inspect_index(files: IndexFiles, options: Fields, idx: Fields | None = None)
     try:
         manifest = files.read_manifest()
     except (FormatError, StorageError) as error:
-        return CachedIndex(CacheState.STALE, str(error))
+        return IndexFilesState(CacheState.STALE, str(error))
     if manifest is None:
-        return CachedIndex(CacheState.MISSING)
+        return IndexFilesState(CacheState.MISSING)
     if wrong := list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **options}):
-        return CachedIndex(CacheState.STALE, "; ".join(wrong))
+        return IndexFilesState(CacheState.STALE, "; ".join(wrong))
     if idx is None or same_object(manifest.data.get("idx"), idx):
-        return CachedIndex(CacheState.THERE, manifest=manifest)
+        return IndexFilesState(CacheState.THERE, manifest=manifest)
     likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
     why = "nothing shows that the .idx is the one it was: a start reads and compares it"
-    return CachedIndex(CacheState.UNPROVEN, why, likely)
+    return IndexFilesState(CacheState.UNPROVEN, why, likely)
 
 
 def read_order_change(files: IndexFiles, options: Fields, content: Mapping[str, Any], order: OrderKey) -> str:
@@ -78,7 +78,7 @@ def read_order_change(files: IndexFiles, options: Fields, content: Mapping[str, 
     Args:
         files: files of the index.
         options: as in `inspect_index`.
-        content: as in `CachedIndex`, of any index of the data: the record is named by a hash of it.
+        content: as in `IndexFilesState`, of any index of the data: the record is named by a hash of it.
         order: order of the index.
     """
     record = IndexFiles(files.directory, hash_fields({"algorithm": ALGORITHM, **options}, content))

@@ -80,7 +80,7 @@ class Manifest:
     arrays: Mapping[str, StoredArray]
 
 
-MANIFEST_FILE = JsonFile(Manifest, tolerates=tolerate_all)
+INDEX_MANIFEST_FILE = JsonFile(Manifest, tolerates=tolerate_all)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     Raises:
         FormatError: the bytes are no manifest, or differ from their checksum.
     """
-    return MANIFEST_FILE.convert(parse_checked(MANIFEST_FILE, data, uri), uri)
+    return INDEX_MANIFEST_FILE.convert(parse_checked(INDEX_MANIFEST_FILE, data, uri), uri)
 
 
 def parse_checked(file: JsonFile[Any], data: bytes | memoryview, uri: str) -> Any:

@@ -32,7 +32,7 @@ from binidx.storage.writing.publish import delete_object
 INDEX_FILE = re.compile(
     r"([0-9a-f]{32}-[A-Za-z_]\w*(?:-[a-z]+)??)(?:-\d+)?-(?:description\.txt|binidx\.json(?:-claim(?:-after-.*)?)?|[a-z_]+\.npy)"
 )
-RECORD_FILE = re.compile(r"[0-9a-f]{32}(-\d+)?-binidx-(orders\.json|idx\.bundle)")
+RECORD_NAME = re.compile(r"[0-9a-f]{32}(-\d+)?-binidx-(orders\.json|idx\.bundle)")
 
 CLAIM = "-claim"
 REMOVE, KEPT, YOUNG, BUILDING = "remove", "kept", "young", "being built"
@@ -80,7 +80,7 @@ def find_indices(
     now = time.time() if now is None else now
     groups, others = defaultdict[str, dict[str, StoredFile]](dict), dict[str, StoredFile]()
     for name, file in list_stored_files(directory.uri, directory.options or {}).items():
-        if RECORD_FILE.fullmatch(name):
+        if RECORD_NAME.fullmatch(name):
             others[name] = file
         elif match := INDEX_FILE.fullmatch(name):
             groups[match[1]][name] = file

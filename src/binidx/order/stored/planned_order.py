@@ -57,7 +57,7 @@ PIECE = np.dtype([("start", "<u4"), ("start_high", "<u2"), ("num_tokens", "<u4")
 
 BLOCK_SAMPLES = 64
 DIGEST_BYTES = 8
-CHUNK_BYTES = 8 << 10
+ROW_CHUNK_BYTES = 8 << 10
 """Unit of fetching rows from a store, and of caching them in memory: two blocks of samples of 5 pieces."""
 
 
@@ -272,7 +272,7 @@ class PlannedRows:
         table = self._unseal(reader, [(max(0, reader.size - table_bytes), reader.size)], [part])[0]
         ends = np.concatenate([[0], np.cumsum(np.frombuffer(table, "<u4"), dtype=np.int64)])
         if self.directory.local_path is None:
-            reader = ChunkCache(reader, chunk_bytes=CHUNK_BYTES)
+            reader = ChunkCache(reader, chunk_bytes=ROW_CHUNK_BYTES)
         # Two are kept: a batch may end in the next part.
         self._opened = {**dict([*self._opened.items()][-1:]), number: (reader, ends)}
         return reader, ends

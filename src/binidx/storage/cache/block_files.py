@@ -296,8 +296,8 @@ def _create_private(path: str, uid: int) -> None:
         raise PermissionError(errno.EACCES, problem)
 
 
-ATTEMPTS = 50
-PAUSE_SECONDS = 0.002
+OPEN_ATTEMPTS = 50
+RETRY_PAUSE_SECONDS = 0.002
 """Seconds between attempts to map a block that an evictor has locked, which takes some microseconds."""
 
 
@@ -355,7 +355,7 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
         OSError: the file can be neither opened nor mapped.
     """
     raise_descriptor_limit()
-    for _ in range(ATTEMPTS):
+    for _ in range(OPEN_ATTEMPTS):
         try:
             check_directory(os.path.dirname(path))
             descriptor = open_beside(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
@@ -368,7 +368,7 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
                 return _mapped(descriptor, content, number, create)
         finally:
             os.close(descriptor)
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(RETRY_PAUSE_SECONDS)
     return None
 
 

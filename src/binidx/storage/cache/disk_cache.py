@@ -46,7 +46,7 @@ def check_content(reader: RangeReader) -> None:
         stored.check_unchanged()
 
 
-ROUND_BYTES = 32 << 20
+CACHED_ROUND_BYTES = 32 << 20
 """Bytes that a thread fetches at once, and holds in memory until they are written."""
 
 FILLERS = 3
@@ -198,7 +198,7 @@ class DiskCache:
         Raises:
             The first error, after all threads have ended.
         """
-        at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
+        at_once = max(1, CACHED_ROUND_BYTES // self.content.chunk_bytes)
         if len(missing) <= at_once:
             self._fetch_missing(missing)
         else:
@@ -214,7 +214,7 @@ class DiskCache:
         """
         waited: set[int] = set()
         done: set[int] = set()
-        at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
+        at_once = max(1, CACHED_ROUND_BYTES // self.content.chunk_bytes)
         place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
         worked = time.thread_time()
         while missing:

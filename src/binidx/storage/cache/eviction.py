@@ -36,7 +36,7 @@ FREE_PART = 10
 FREED_PART = 16
 USAGE = struct.Struct("<qdd")
 COUNT_AGAIN_SECONDS = 3600.0
-PAUSE_SECONDS = 10.0
+EVICTION_PAUSE_SECONDS = 10.0
 EVICTION_WAIT_SECONDS = 5.0
 """Longest wait for another process's eviction; one that counts 10,000 files takes 100 ms."""
 
@@ -185,7 +185,7 @@ class CacheQuota:
 
     def pause(self, why: str) -> None:
         """Stop caching for ten seconds; log a warning, once for a directory in a process."""
-        self._paused_until, self.pause_reason = time.monotonic() + PAUSE_SECONDS, why
+        self._paused_until, self.pause_reason = time.monotonic() + EVICTION_PAUSE_SECONDS, why
         bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
         warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
 
@@ -218,7 +218,7 @@ class CacheQuota:
 
     def _failed_lately(self) -> bool:
         """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
-        return 0 <= time.time() - self._usage()[2] < PAUSE_SECONDS
+        return 0 <= time.time() - self._usage()[2] < EVICTION_PAUSE_SECONDS
 
     def recount(self) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""

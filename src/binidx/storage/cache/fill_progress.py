@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from binidx.storage.cache.block_files import CachedContent
 from binidx.storage.cache.memory import Flight
 
-PROBES = 16
+FILL_PROBES = 16
 """Extents that are fetched before the choice is made again with measured rates."""
 
 SOON_SECONDS = 15.0
@@ -155,6 +155,6 @@ class FillProgress:
     @property
     def ends_soon(self) -> bool:
         """True if all is likely to be filled soon after the start, so that reading far ahead by ranges does not pay."""
-        rate = self.extents.rate if self.extents.count >= PROBES else ASSUMED_RATE
+        rate = self.extents.rate if self.extents.count >= FILL_PROBES else ASSUMED_RATE
         is_short = 0 < self.bytes_left < SOON_SECONDS * rate
         return is_short and time.monotonic() < self._began + 2 * SOON_SECONDS

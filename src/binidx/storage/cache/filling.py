@@ -38,7 +38,7 @@ from binidx.errors import CancelledReadError
 from binidx.storage.cache.block_files import block_path
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import CacheQuota, warn_once
-from binidx.storage.cache.fill_progress import PROBES, YIELD_SECONDS, FillProgress
+from binidx.storage.cache.fill_progress import FILL_PROBES, YIELD_SECONDS, FillProgress
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import RangeReader
@@ -55,7 +55,7 @@ EXTENT_BYTES = 8 << 20
 PAYING_SHARE = 0.01
 """Share of an extent that pays before rates are measured: ranges of 2.6 MB/s against extents of 273 (30 ms, S3)."""
 
-IN_FLIGHT = 8 if available_cores() <= 2 else 16
+FILLS_IN_FLIGHT = 8 if available_cores() <= 2 else 16
 """Extents in flight, at most an eighth of the requests that a process sends at once, so ranges find a connection.
 On two cores 8 take a tenth less CPU than 16, whose bytes have left the cores' caches when they are written.
 """
@@ -267,7 +267,7 @@ class CacheFilling:
         """
         progress = self.progress
         pending, begun, errors = deque(places.tolist()), set[int](), list[BaseException | None]()
-        probes, lock = 0 if progress.extents.count else PROBES, threading.Lock()
+        probes, lock = 0 if progress.extents.count else FILL_PROBES, threading.Lock()
         extents = zip(uses.objects[places].tolist(), uses.numbers[places].tolist(), strict=True)
         progress.coming = dict(zip(extents, pending, strict=True)) if progress.ends_soon else {}
 
@@ -299,7 +299,7 @@ class CacheFilling:
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=work, name="binidx-fill", daemon=True) for _ in range(IN_FLIGHT)]
+        threads = [threading.Thread(target=work, name="binidx-fill", daemon=True) for _ in range(FILLS_IN_FLIGHT)]
         for thread in threads:
             thread.start()
         for thread in threads:

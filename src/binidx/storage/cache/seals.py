@@ -31,7 +31,7 @@ from binidx.storage.stores.local import node_id, staging_path
 KEPT_SECONDS = 86_400.0
 """Age at which the seals of other nodes, or of earlier starts of this one, are removed."""
 
-LARGEST_BYTES = 1000
+LARGEST_SEAL_BYTES = 1000
 """Bytes of the result of a check, at most."""
 
 
@@ -50,7 +50,7 @@ class Seal:
         if self.path is None:
             return None
         with contextlib.suppress(OSError, ValueError), open(self.path, encoding="ascii") as file:
-            return file.read(LARGEST_BYTES) or None
+            return file.read(LARGEST_SEAL_BYTES) or None
         return None
 
     def read_count(self) -> int | None:

@@ -37,9 +37,9 @@ from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
 from binidx.storage.threads import REQUESTS, run_both
 
-HEADER = struct.Struct("<8sIIQQ")
-MAGIC = b"BINXXH3\x00"
-VERSION = 1
+SUMS_HEADER = struct.Struct("<8sIIQQ")
+SUMS_MAGIC = b"BINXXH3\x00"
+SUMS_VERSION = 1
 SUMS = ".xxh3"
 """Suffix after `.bin` of the checksums of a dataset."""
 SUMMED_BYTES = 16 << 10
@@ -65,7 +65,7 @@ class Sums:
 
 def format_sums_header(size: int, block_bytes: int = SUMMED_BYTES) -> bytes:
     """Return the header of the checksums of an object of `size` bytes."""
-    head = struct.pack("<8sIIQ", MAGIC, VERSION, block_bytes, size)
+    head = struct.pack("<8sIIQ", SUMS_MAGIC, SUMS_VERSION, block_bytes, size)
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
 
 
@@ -80,19 +80,19 @@ def parse_sums_header(head: memoryview, file_bytes: int, uri: str) -> Sums:
     Raises:
         FormatError: a rule of the format is broken.
     """
-    if len(head) < HEADER.size:
-        raise FormatError(f"{uri}: {len(head)} bytes, a checksum file needs {HEADER.size}")
-    magic, version, block_bytes, size, digest = HEADER.unpack(head[: HEADER.size])
-    if magic != MAGIC:
-        raise FormatError(f"{uri}: starts with {magic!r}, a checksum file needs {MAGIC!r}")
-    if xxhash.xxh3_64_intdigest(head[: HEADER.size - SUM_BYTES]) != digest:
+    if len(head) < SUMS_HEADER.size:
+        raise FormatError(f"{uri}: {len(head)} bytes, a checksum file needs {SUMS_HEADER.size}")
+    magic, version, block_bytes, size, digest = SUMS_HEADER.unpack(head[: SUMS_HEADER.size])
+    if magic != SUMS_MAGIC:
+        raise FormatError(f"{uri}: starts with {magic!r}, a checksum file needs {SUMS_MAGIC!r}")
+    if xxhash.xxh3_64_intdigest(head[: SUMS_HEADER.size - SUM_BYTES]) != digest:
         raise FormatError(f"{uri}: its header is damaged; write it again with binidx convert --checksums --overwrite")
-    if version != VERSION:
-        raise FormatError(f"{uri}: version {version}, needed {VERSION}")
+    if version != SUMS_VERSION:
+        raise FormatError(f"{uri}: version {version}, needed {SUMS_VERSION}")
     if not LEAST_BLOCK <= block_bytes <= MOST_BLOCK:
         raise FormatError(f"{uri}: blocks of {block_bytes} bytes, needed {LEAST_BLOCK} to {MOST_BLOCK}")
     sums = Sums(block_bytes, size)
-    needed = HEADER.size + SUM_BYTES * sums.num_blocks
+    needed = SUMS_HEADER.size + SUM_BYTES * sums.num_blocks
     if file_bytes != needed:
         raise FormatError(f"{uri}: {file_bytes} bytes, the sums of {size} bytes need {needed}")
     return sums
@@ -163,7 +163,7 @@ class CheckedObject:
         self.reader, self.sums = reader, sums
         self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
         self._sums_cache = ChunkCache(sums)
-        [head] = self._sums_cache.read([(0, min(HEADER.size, sums.size))])
+        [head] = self._sums_cache.read([(0, min(SUMS_HEADER.size, sums.size))])
         self.header = parse_sums_header(head, sums.size, sums.uri)
         if self.header.size != self.size:
             raise FormatError(
@@ -194,7 +194,7 @@ class CheckedObject:
         data, right = run_both(
             lambda: self.stats.read(self.reader, [self.header.range_of(*run) for run in runs]),
             lambda: sums.read(
-                [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
+                [(SUMS_HEADER.size + SUM_BYTES * first, SUMS_HEADER.size + SUM_BYTES * stop) for first, stop in runs]
             ),
             REQUESTS,  # a thread of READS may wait for this one
         )

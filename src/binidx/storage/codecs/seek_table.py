@@ -40,13 +40,13 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError
 from binidx.storage.interfaces import Range
 
-HEADER = struct.Struct("<II")
+FRAME_HEADER = struct.Struct("<II")
 FOOTER = struct.Struct("<IBI")
 MARK = struct.Struct("<II8sQQ")
 SKIPPABLE, SEEKABLE, MARKS = 0x184D2A5E, 0x8F92EAB1, 0x184D2A50
 TAG = b"binidx\x00\x01"
 CHECKSUMS, RESERVED = 0x80, 0x7C
-SMALLEST = HEADER.size + FOOTER.size
+SMALLEST = FRAME_HEADER.size + FOOTER.size
 """Bytes of a table without frames."""
 
 MAX_SEGMENT_BYTES = 1 << 30
@@ -114,9 +114,9 @@ def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint3
     """
     entries = np.stack([stored_sizes, plain_sizes], 1).astype("<u4").tobytes()
     plain_bytes = int(plain_sizes.sum(dtype=np.uint64))
-    mark = MARK.pack(MARKS, MARK.size - HEADER.size, TAG, plain_bytes, xxhash.xxh3_64_intdigest(entries))
-    entries += HEADER.pack(MARK.size, 0)
-    head = HEADER.pack(SKIPPABLE, len(entries) + FOOTER.size)
+    mark = MARK.pack(MARKS, MARK.size - FRAME_HEADER.size, TAG, plain_bytes, xxhash.xxh3_64_intdigest(entries))
+    entries += FRAME_HEADER.pack(MARK.size, 0)
+    head = FRAME_HEADER.pack(SKIPPABLE, len(entries) + FOOTER.size)
     return mark + head + entries + FOOTER.pack(len(stored_sizes) + 1, 0, SEEKABLE)
 
 
@@ -146,14 +146,14 @@ def parse_table(tail: memoryview, size: int, uri: str) -> SeekTable:
     """
     table_bytes = _table_bytes(tail, size, uri)
     start = len(tail) - table_bytes
-    magic, length = HEADER.unpack_from(tail, start)
-    if (magic, length) != (SKIPPABLE, table_bytes - HEADER.size):
+    magic, length = FRAME_HEADER.unpack_from(tail, start)
+    if (magic, length) != (SKIPPABLE, table_bytes - FRAME_HEADER.size):
         raise FormatError(
             f"{uri}: its seek table starts with {magic:#x} and {length}, "
-            f"needed {SKIPPABLE:#x} and {table_bytes - HEADER.size}"
+            f"needed {SKIPPABLE:#x} and {table_bytes - FRAME_HEADER.size}"
         )
     count, descriptor, _ = FOOTER.unpack_from(tail, len(tail) - FOOTER.size)
-    entries = tail[start + HEADER.size : len(tail) - FOOTER.size]
+    entries = tail[start + FRAME_HEADER.size : len(tail) - FOOTER.size]
     columns = np.frombuffer(entries, "<u4").reshape(count, 3 if descriptor & CHECKSUMS else 2)
     _check_entries(columns, size - table_bytes, uri)
     marked = _check_mark(tail[max(start - MARK.size, 0) : start], entries, columns, uri)
@@ -197,7 +197,7 @@ def _check_mark(before: memoryview, entries: memoryview, columns: NDArray[np.uin
     if len(before) < MARK.size or not len(columns) or tuple(columns[-1, :2]) != (MARK.size, 0):
         return False
     magic, length, tag, plain_bytes, digest = MARK.unpack(before)
-    if (magic, length, tag) != (MARKS, MARK.size - HEADER.size, TAG):
+    if (magic, length, tag) != (MARKS, MARK.size - FRAME_HEADER.size, TAG):
         return False
     before_mark = entries[: len(entries) * (len(columns) - 1) // len(columns)]
     found = int(columns[:, 1].sum(dtype=np.uint64)), xxhash.xxh3_64_intdigest(before_mark)

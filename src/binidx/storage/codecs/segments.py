@@ -242,7 +242,7 @@ class SegmentWriter:
 DEFAULT_LEVEL = 3
 """340 MB/s a core; 9 is four times slower and 4 to 8 % smaller."""
 
-LEVELS = range(1, zstandard.MAX_COMPRESSION_LEVEL + 1)
+ZSTD_LEVELS = range(1, zstandard.MAX_COMPRESSION_LEVEL + 1)
 BATCH_BYTES = 1 << 20
 
 

@@ -188,7 +188,7 @@ def object_identity(location: Location) -> dict[str, Any]:
     return dict(head(location, location.settings).identity)
 
 
-SMALL = JsonFile(object)
+SMALL_DOCUMENT = JsonFile(object)
 
 
 def read_small(location: Location) -> bytes | None:
@@ -201,10 +201,10 @@ def read_small(location: Location) -> bytes | None:
     with storage_errors(uri):
         try:
             if path is not None:
-                SMALL.check_size(os.path.getsize(path), uri)
+                SMALL_DOCUMENT.check_size(os.path.getsize(path), uri)
                 return Path(path).read_bytes()
             data: bytes = location.store.get(uri, MAX_BYTES)
-            SMALL.check_size(len(data), uri)
+            SMALL_DOCUMENT.check_size(len(data), uri)
             return data
         except FileNotFoundError as error:
             if hidden_cause(error):

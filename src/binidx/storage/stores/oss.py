@@ -23,7 +23,7 @@ from binidx.storage.stores.fsspec_store import driver_options
 from binidx.storage.stores.http import HttpStore
 
 CREDENTIALS = {"key": "OSS_ACCESS_KEY_ID", "secret": "OSS_ACCESS_KEY_SECRET", "token": "OSS_SESSION_TOKEN"}
-PLACE = {"endpoint": "OSS_ENDPOINT", "region": "OSS_REGION"}
+PLACE_VARIABLES = {"endpoint": "OSS_ENDPOINT", "region": "OSS_REGION"}
 """Option -> variable with its default, as oss2 names it."""
 
 SIGNED_SECONDS = 3_600
@@ -57,7 +57,7 @@ class OssStore(HttpStore):
         from fsspec.config import conf
 
         known = {**conf.get("oss", {}), **given}
-        variables = PLACE if "key" in known else PLACE | CREDENTIALS  # a token belongs to its key
+        variables = PLACE_VARIABLES if "key" in known else PLACE_VARIABLES | CREDENTIALS  # a token belongs to its key
         return {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ} | known
 
     def call(self, uri: str, request: Callable[[Any, str], Any]) -> Any:

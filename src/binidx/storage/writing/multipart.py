@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 MAX_PARTS = 10_000
 """Most parts of one object: the limit of S3."""
 
-CHUNK_BYTES = 1 << 20
+BUFFER_CHUNK_BYTES = 1 << 20
 """Bytes of one write to a connection."""
 
 Result = TypeVar("Result")
@@ -64,9 +64,9 @@ def matches_digest(data: Bytes, digest: str) -> bool:
 
 
 def cut_views(data: Bytes) -> list[memoryview]:
-    """Split contiguous bytes into views of `CHUNK_BYTES` each, without a copy; the last one may be shorter."""
+    """Split contiguous bytes into views of `BUFFER_CHUNK_BYTES` each, without a copy; the last one may be shorter."""
     view = memoryview(data).cast("B")
-    return [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
+    return [view[start : start + BUFFER_CHUNK_BYTES] for start in range(0, len(view), BUFFER_CHUNK_BYTES)]
 
 
 class PartUpload:

@@ -34,7 +34,7 @@ from binidx.storage.writing.multipart import PartUpload, cut_views
 ONE_PUT = 16 << 20
 """Objects up to this size are buffered in memory and sent in one request."""
 
-BUFFER_BYTES = 1 << 20
+STAGING_BUFFER_BYTES = 1 << 20
 
 
 STAGING_NAME = re.compile(r"(.+?)\.([0-9a-f]{8})[0-9a-f]{24}\.tmp(\.[0-9a-f]{32}\.tmp)?")
@@ -95,7 +95,7 @@ class StagingFile:
     def write(self, data: Bytes) -> int:
         """Append data; return its length in bytes."""
         view = memoryview(data)
-        if len(self.buffer) + view.nbytes <= BUFFER_BYTES:
+        if len(self.buffer) + view.nbytes <= STAGING_BUFFER_BYTES:
             self.buffer += view
         else:
             self._write_out(self.buffer)
