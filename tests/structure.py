@@ -54,7 +54,7 @@ BESIDE = 258
 """Most names of the core that the rings import and the list lacks. It only falls."""
 TOUCHES = 8
 """Most modules of a ring that another ring imports; the commands may import all. It only falls."""
-CONSTANTS = 55
+CONSTANTS = 19
 """Most names of constants that several modules give different values. It only falls."""
 
 

@@ -20,7 +20,7 @@ from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
-from binidx.run.provenance.exposures import STEPS, Exposures
+from binidx.run.provenance.exposures import EXPOSURE_STEPS, Exposures
 from binidx.run.provenance.history import LoadPacked, RunHistory, Runs
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run, is_packed_run
@@ -274,7 +274,7 @@ def column_rows(columns: Mapping[str, Numbers]) -> list[dict[str, Any]]:
     """Return columns of `Exposures` as rows of JSON values, None where a step or token is not known."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [dict(zip(columns, row, strict=True)) for row in values]
-    return [row | {name: None for name in (*STEPS, "stop_token") if row.get(name, 0) < 0} for row in rows]
+    return [row | {name: None for name in (*EXPOSURE_STEPS, "stop_token") if row.get(name, 0) < 0} for row in rows]
 
 
 READ_HEAD = ("whole", "in steps", "part", "in steps")

@@ -32,7 +32,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
+from binidx.corpus.shuffle import SHUFFLE_MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.format.bin_file import as_prefix
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
@@ -59,7 +59,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--to", dest="target", required=True, metavar="TARGET", help="prefix to write; with --lines, the object"
     )
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
-    memory = f"{MEMORY_BYTES >> 30}GiB"
+    memory = f"{SHUFFLE_MEMORY_BYTES >> 30}GiB"
     options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")

@@ -41,7 +41,7 @@ NUM_SAMPLES = 25_000
 def rows(directory: Path) -> list[Row]:
     """Bake once."""
     prefix = write_corpus(directory / "en", NUM_BYTES, dtype=np.int32)
-    baking.PART_BYTES = PART_BYTES
+    baking.BAKED_PART_BYTES = PART_BYTES
     with store(directory) as (server, bucket):
         convert_dataset(prefix, f"{bucket}/en", verify="size")
         with far_away(server) as proxy:

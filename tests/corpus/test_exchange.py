@@ -58,8 +58,8 @@ def test_a_bucket_holds_its_records_in_their_order(
 ) -> None:
     for name, size in (("HELD_BYTES", memory_bytes), ("PIECE_BYTES", 64), ("ROUND_BYTES", 100)):
         monkeypatch.setattr(module, name, size)
-    monkeypatch.setattr(shuffle_buckets, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(shuffle_buckets, "EXTENT_BYTES", 48)
+    monkeypatch.setattr(shuffle_buckets, "BUCKET_CHUNK_BYTES", 64)
+    monkeypatch.setattr(shuffle_buckets, "BUCKET_EXTENT_BYTES", 48)
     folder = Location(f"{tmp_path}/exchange")
     results, records = write_tasks(folder, np.random.default_rng(seed))
     for bucket, blocks in enumerate(list_blocks(results, NUM_BUCKETS)):

@@ -35,7 +35,7 @@ def test_documents_come_back_whatever_the_files_and_reads(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr("binidx.packed.packed_convert.READ_BYTES", 2 * int(rng.integers(1, 60)))
+    monkeypatch.setattr("binidx.packed.packed_convert.CONVERTED_BYTES", 2 * int(rng.integers(1, 60)))
     documents = random_documents(rng)
     while len(documents[-1]) == 1 and len(documents) > 1:
         documents.pop()  # what looks like filler at the end is filler
@@ -64,7 +64,7 @@ def test_whoever_writes_a_file_it_is_that_of_the_stream(
 ) -> None:
     """The model adds one document after the other, of no sequence or several, some empty."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr("binidx.packed.packed_convert.READ_BYTES", 2 * int(rng.integers(1, 60)))
+    monkeypatch.setattr("binidx.packed.packed_convert.CONVERTED_BYTES", 2 * int(rng.integers(1, 60)))
     chunk_size, separator = int(rng.integers(1, 80)), bool(seed % 2)
     model = PackedDatasetBuilder(f"{tmp_path}/model", "t", chunk_size, SEP, np.uint16)
     with IndexedDatasetBuilder(f"{tmp_path}/d.bin", np.uint16) as builder:

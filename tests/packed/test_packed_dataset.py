@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_files import HEADER, PackedDataset, PackedDatasetBuilder, PackedFiles
+from binidx.packed.packed_files import PACKED_HEADER, PackedDataset, PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
 
 
@@ -28,7 +28,9 @@ class Original(IterableDataset):
         mine = self.uris[shard : len(self.uris) // shards * shards : shards]
         rng = np.random.default_rng(of.seed)
         for first in range(0, len(mine) - of.n_chunks + 1, of.n_chunks):
-            group = [np.fromfile(uri, np.uint16, offset=HEADER.size) for uri in mine[first : first + of.n_chunks]]
+            group = [
+                np.fromfile(uri, np.uint16, offset=PACKED_HEADER.size) for uri in mine[first : first + of.n_chunks]
+            ]
             for place in rng.permutation(of.n_chunks * of.num_blocks).tolist():
                 start = place % of.num_blocks * self.block_size
                 block = group[place // of.num_blocks][start : start + self.block_size]

@@ -10,8 +10,8 @@ from conftest import Bucket
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.packed.packed_files import (
-    DTYPES,
-    HEADER,
+    PACKED_DTYPES,
+    PACKED_HEADER,
     PackedDatasetBuilder,
     PackedFiles,
     PackedHeader,
@@ -26,7 +26,7 @@ def model_files(documents: list[np.ndarray], chunk_size: int, sep: int, dtype: s
     count = max(1, -(-len(stream) // chunk_size))
     filled = np.full(count * chunk_size, sep, dtype)
     filled[: len(stream)] = stream
-    code = next(code for code, stored in DTYPES.items() if np.dtype(stored) == np.dtype(dtype))
+    code = next(code for code, stored in PACKED_DTYPES.items() if np.dtype(stored) == np.dtype(dtype))
     head = b"LITPKDS" + struct.pack("<QBQ", 1, code, chunk_size)
     return [head + filled[n * chunk_size : (n + 1) * chunk_size].tobytes() for n in range(count)]
 
@@ -92,15 +92,15 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         PackedDatasetBuilder(str(tmp_path), "t", 4, 0, np.complex128)
 
 
-@pytest.mark.parametrize("code", list(DTYPES))
+@pytest.mark.parametrize("code", list(PACKED_DTYPES))
 def test_headers_survive_the_way_there_and_back(code: int) -> None:
-    header = PackedHeader(np.dtype(DTYPES[code]), 12_345)
+    header = PackedHeader(np.dtype(PACKED_DTYPES[code]), 12_345)
     data = format_packed_header(header)
     assert data[15] == code
     assert parse_packed_header(data, uri="x") == header
 
 
-GOOD = HEADER.pack(b"LITPKDS", 1, 8, 4) + bytes(8)
+GOOD = PACKED_HEADER.pack(b"LITPKDS", 1, 8, 4) + bytes(8)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ GOOD = HEADER.pack(b"LITPKDS", 1, 8, 4) + bytes(8)
         (b"", "0 bytes, a LITPKDS header needs 24"),
         (GOOD[:20], "20 bytes, a LITPKDS header needs 24"),
         (b"MMIDIDX" + GOOD[7:], "begins with b'MMIDIDX'"),
-        (HEADER.pack(b"LITPKDS", 2, 8, 4) + bytes(8), "version 2"),
-        (HEADER.pack(b"LITPKDS", 1, 9, 4) + bytes(8), "dtype code 9"),
+        (PACKED_HEADER.pack(b"LITPKDS", 2, 8, 4) + bytes(8), "version 2"),
+        (PACKED_HEADER.pack(b"LITPKDS", 1, 9, 4) + bytes(8), "dtype code 9"),
         (GOOD[:-1], "31 bytes, its header needs 32"),
         (GOOD + b"x", "33 bytes, its header needs 32"),
-        (HEADER.pack(b"LITPKDS", 1, 8, 2**63) + bytes(8), "its header needs"),
-        (HEADER.pack(b"LITPKDS", 1, 4, 2) + bytes(8), "the first file of the set has"),
+        (PACKED_HEADER.pack(b"LITPKDS", 1, 8, 2**63) + bytes(8), "its header needs"),
+        (PACKED_HEADER.pack(b"LITPKDS", 1, 4, 2) + bytes(8), "the first file of the set has"),
     ],
 )
 def test_a_hostile_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:

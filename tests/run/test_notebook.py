@@ -12,7 +12,7 @@ from helpers.gpt_data import Tokenizer
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.html_table import MOST_ROWS, format_html_table
+from binidx.html_table import MOST_HTML_ROWS, format_html_table
 from binidx.order.reads import trace_reads
 from binidx.run.plan.run_plan import plan_run
 
@@ -65,7 +65,7 @@ def test_objects_have_small_tables(run: binidx.Run) -> None:
     shown = [train, train.datasets[0], loaded, loaded.loader(2), order, run, binidx.account(order, 5), plan_run(run)]
     for thing in shown:
         text = thing._repr_html_()
-        assert len(read_html(text).rows) <= MOST_ROWS
+        assert len(read_html(text).rows) <= MOST_HTML_ROWS
         assert len(text) < 4000
     cells = read_html(order._repr_html_()).rows
     assert ["samples", "300"] in cells

@@ -73,7 +73,7 @@ from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-MEMORY_BYTES = 2 << 30
+SHUFFLE_MEMORY_BYTES = 2 << 30
 
 ALGORITHM = 2
 """Version of the exchange objects; increased if a task gives other bytes, so that older ones are not reused."""
@@ -109,7 +109,7 @@ def shuffle_datasets(
     target: Prefix,
     *,
     seed: int,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int = SHUFFLE_MEMORY_BYTES,
     scratch: str | None = None,
     lineage: bool = True,
     overwrite: bool = False,

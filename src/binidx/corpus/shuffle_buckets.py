@@ -54,7 +54,7 @@ PURPOSE = 0x62696E6964780001
 PHILOX_BLOCK = 4
 """Number of keys that Philox draws for one value of its counter."""
 
-EXTENT_BYTES = 4 << 20
+BUCKET_EXTENT_BYTES = 4 << 20
 """Bytes of an extent. The unfilled rest of a stream's last extent is a hole, which takes no space on most
 filesystems."""
 
@@ -64,7 +64,7 @@ MIN_MEMORY_BYTES = 512 * MIB
 RESERVED_BYTES = 320 * MIB
 """Memory for everything but buckets: Python, drivers and pyarrow (about 200 MiB), index blocks, upload buffers."""
 
-CHUNK_BYTES = 2 * MIB
+BUCKET_CHUNK_BYTES = 2 * MIB
 """Bytes of records that pass 2 outputs together: few enough to stay in the CPU cache until they are written."""
 
 RECORD_BYTES, COLUMN_BYTES = 40, 24
@@ -149,11 +149,11 @@ class ScratchFile:
     def _store(self, stream: int, data: NDArray[np.uint8]) -> None:
         size, done = int(self._stored[stream]), 0
         while done < len(data):
-            if size % EXTENT_BYTES == 0:
+            if size % BUCKET_EXTENT_BYTES == 0:
                 self._extents[stream].append(self._end)
-                self._end += EXTENT_BYTES
-            offset = size % EXTENT_BYTES
-            part = data[done : done + EXTENT_BYTES - offset]
+                self._end += BUCKET_EXTENT_BYTES
+            offset = size % BUCKET_EXTENT_BYTES
+            part = data[done : done + BUCKET_EXTENT_BYTES - offset]
             self._write(part, self._extents[stream][-1] + offset)
             size, done = size + len(part), done + len(part)
         self._stored[stream] = size
@@ -168,15 +168,15 @@ class ScratchFile:
         """
         done = 0
         while done < len(out):
-            extent, offset = divmod(start + done, EXTENT_BYTES)
-            part = out.data[done : done + EXTENT_BYTES - offset]
+            extent, offset = divmod(start + done, BUCKET_EXTENT_BYTES)
+            part = out.data[done : done + BUCKET_EXTENT_BYTES - offset]
             count = os.preadv(self._file.fileno(), [part], self._extents[stream][extent] + offset)
             assert count, "a stream holds what was appended"
             done += count
 
     def pieces(self, stream: int) -> Iterator[memoryview]:
         """Yield the bytes of a stream."""
-        for start, stop in cut((0, int(self._stored[stream])), EXTENT_BYTES):
+        for start, stop in cut((0, int(self._stored[stream])), BUCKET_EXTENT_BYTES):
             self.read(stream, start, out := np.empty(stop - start, np.uint8))
             yield out.data
         yield from (data.data for data in self._held.get(stream, []))
@@ -267,7 +267,7 @@ class BucketColumn(NamedTuple):
     def pieces(self, numbers: NDArray[np.int64], buffer: _Buffer) -> Pieces:
         """Yield the pieces with these numbers, in this order; from disk each is read on its own."""
         if self.data is not None and len(numbers) > 1:
-            out = buffer.resize(CHUNK_BYTES)
+            out = buffer.resize(BUCKET_CHUNK_BYTES)
             yield out.data[: copy_pieces(self.data, self.bounds, numbers, out)]
             return
         for number in numbers.tolist():
@@ -276,7 +276,7 @@ class BucketColumn(NamedTuple):
                 yield self.data.data[start:stop]
                 return
             assert self.scratch is not None
-            for part in cut((start, stop), CHUNK_BYTES):
+            for part in cut((start, stop), BUCKET_CHUNK_BYTES):
                 out = buffer.resize(part[1] - part[0])
                 self.scratch.read(self.stream, part[0], out)
                 yield out.data
@@ -295,14 +295,14 @@ class BucketRecords(NamedTuple):
     numbers: NDArray[np.int64]
 
     def sorted(self, order: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], list[Pieces]]]:
-        """Yield all records in this order, in runs of at most `CHUNK_BYTES` or of one longer record.
+        """Yield all records in this order, in runs of at most `BUCKET_CHUNK_BYTES` or of one longer record.
 
         Each run has two items: the lengths in bytes of its n records in each column, shape (n, num_columns), and the
         data of each column in pieces.
         """
         lengths, buffers = np.ascontiguousarray(record_lengths(self.rows)), [_Buffer() for _ in self.columns]
         # By column and with `take`: ten times as fast as `sum(axis=1)` and indices.
-        for first, stop in batch_by_size(ends_of(sum(lengths.T, np.int64(0)).take(order)), CHUNK_BYTES):
+        for first, stop in batch_by_size(ends_of(sum(lengths.T, np.int64(0)).take(order)), BUCKET_CHUNK_BYTES):
             part = order[first:stop]
             columns = zip(self.columns, buffers, strict=True)
             yield lengths.take(part, 0), [column.pieces(self.numbers[part], buffer) for column, buffer in columns]

@@ -24,7 +24,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores.fsspec_store import list_stored_files
 
-WINDOW = 200
+MEDIAN_WINDOW = 200
 """Steps before a step with whose losses those of its samples are compared, as by `binidx spikes`."""
 
 STEP_COLUMNS = ("step", "_step", "iteration", "iter", "global_step")
@@ -130,10 +130,10 @@ class LossCurve:
         if own is None:
             return None
         place = int(np.searchsorted(self.steps, step))
-        window = self.steps[max(place - WINDOW, 0) : place]
+        window = self.steps[max(place - MEDIAN_WINDOW, 0) : place]
         first = int(window[0]) if len(window) else step
         before = [run.part(*np.searchsorted(run.steps, [first, step]).tolist()) for run in self.runs]
-        median = float(np.median(self.losses[max(place - WINDOW, 0) : place])) if len(window) else np.nan
+        median = float(np.median(self.losses[max(place - MEDIAN_WINDOW, 0) : place])) if len(window) else np.nan
         means = mean_losses(order, before, median, own.names)
         at = np.minimum(np.searchsorted(own.positions, reads.position), len(own.positions) - 1)
         losses = np.where(own.positions[at] == reads.position, own.losses[at], np.nan)

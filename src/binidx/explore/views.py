@@ -43,7 +43,7 @@ Query = Mapping[str, str]
 BINS = 120
 """Bins of the timeline."""
 
-COLOURS = 8
+NUM_COLOURS = 8
 SAMPLES_SHOWN, DOCUMENTS_SHOWN, TOKENS_SHOWN, READS_SHOWN = 64, 25, 2048, 200
 """Rows of one page, and tokens of a document on one."""
 
@@ -404,9 +404,9 @@ def _dataset_of(explored: Explored, source: int) -> IndexedDataset:
 def _colours(counts: Sequence[int]) -> list[int]:
     """Return the number of a colour for each source; the smallest of many sources share the last."""
     ranked = sorted(range(len(counts)), key=lambda source: -counts[source])
-    if len(counts) <= COLOURS:
+    if len(counts) <= NUM_COLOURS:
         return list(range(len(counts)))
-    return [min(ranked.index(source), COLOURS - 1) for source in range(len(counts))]
+    return [min(ranked.index(source), NUM_COLOURS - 1) for source in range(len(counts))]
 
 
 def _read_tokens(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:

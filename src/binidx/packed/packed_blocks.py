@@ -38,7 +38,7 @@ from binidx.storage.writing.publish import create_object
 
 FILE_NAME = re.compile(r"(.*)_(\d{10})\.bin")
 ORIGIN = ".packed.json"
-TAGS = {"binidx": "packed", "version": 1}
+PACKED_TAGS = {"binidx": "packed", "version": 1}
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class PackedOrigin:
     def write(self, directory: Location, name: str) -> None:
         """Write the origin beside the files `{name}_0000000000.bin`, ... of a directory."""
         with create_object(directory / f"{name}{ORIGIN}") as out:
-            out.write((json.dumps({**TAGS, **asdict(self)}, indent=1) + "\n").encode())
+            out.write((json.dumps({**PACKED_TAGS, **asdict(self)}, indent=1) + "\n").encode())
 
 
-ORIGIN_FILE = JsonFile(PackedOrigin, TAGS)
+ORIGIN_FILE = JsonFile(PackedOrigin, PACKED_TAGS)
 
 
 class BlockOrder(SourceOrder):

@@ -35,7 +35,7 @@ from binidx.jobs.parts import ONE_THREAD, PerProcess, RangePart, Values, Workers
 from binidx.jobs.runner import check_stop
 from binidx.packed.packed_blocks import PackedOrigin
 from binidx.packed.packed_files import (
-    HEADER,
+    PACKED_HEADER,
     PackedDatasetBuilder,
     PackedFiles,
     PackedHeader,
@@ -48,7 +48,7 @@ from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.publish import delete_object
 
-READ_BYTES = 32 << 20
+CONVERTED_BYTES = 32 << 20
 """Bytes of tokens in memory at a time, of each worker."""
 
 Watch = Callable[[int], object]
@@ -169,7 +169,7 @@ class _FileWriter:
         dataset, dtype, target = self.dataset.get(), self.header.dtype, self.target / file.name
         with create_or_compare(target, _refusal(target), overwrite=self.overwrite) as out:
             out.write(format_packed_header(self.header))
-            for first, stop in cut((file.items.start, file.items.stop), READ_BYTES // dtype.itemsize):
+            for first, stop in cut((file.items.start, file.items.stop), CONVERTED_BYTES // dtype.itemsize):
                 check_stop()
                 out.write(self._read(dataset, first, stop).view(np.uint8).data)
             out.write(np.full(self.header.chunk_size - file.size, self.sep_token, dtype).view(np.uint8).data)
@@ -210,7 +210,7 @@ def document_ends(index: SequenceIndex, documents: range) -> NDArray[np.int64]:
 def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:
     """Yield all tokens of all files, also the tokens after the last whole block of a file."""
     for reader in files.readers:
-        for piece in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
+        for piece in cut((PACKED_HEADER.size, files.header.file_bytes), CONVERTED_BYTES):
             yield np.frombuffer(reader.read([piece])[0], files.header.dtype)
 
 

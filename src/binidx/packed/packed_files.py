@@ -33,10 +33,10 @@ from binidx.storage.ranges import read_many
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object
 
-MAGIC = b"LITPKDS"
-VERSION = 1
-HEADER = struct.Struct("<7sQBQ")
-DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
+PACKED_MAGIC = b"LITPKDS"
+PACKED_VERSION = 1
+PACKED_HEADER = struct.Struct("<7sQBQ")
+PACKED_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
 """Stored dtype of each code of the header."""
 
 OPENED_AT_ONCE = 32
@@ -53,7 +53,7 @@ class PackedHeader:
 
     @property
     def file_bytes(self) -> int:
-        return HEADER.size + self.chunk_size * self.dtype.itemsize
+        return PACKED_HEADER.size + self.chunk_size * self.dtype.itemsize
 
 
 def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
@@ -63,28 +63,32 @@ def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
         data: the first bytes of the file.
         uri: name of the file, for errors.
     """
-    if len(data) < HEADER.size:
-        raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
-    magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])
-    if magic != MAGIC:
-        raise FormatError(f"{uri}: begins with {magic!r}, a packed file begins with {MAGIC!r}")
-    if version != VERSION or code not in DTYPES:
-        raise FormatError(f"{uri}: version {version}, dtype code {code}; needs version {VERSION} and {list(DTYPES)}")
-    return PackedHeader(np.dtype(DTYPES[code]), chunk_size)
+    if len(data) < PACKED_HEADER.size:
+        raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {PACKED_HEADER.size}")
+    magic, version, code, chunk_size = PACKED_HEADER.unpack(data[: PACKED_HEADER.size])
+    if magic != PACKED_MAGIC:
+        raise FormatError(f"{uri}: begins with {magic!r}, a packed file begins with {PACKED_MAGIC!r}")
+    if version != PACKED_VERSION or code not in PACKED_DTYPES:
+        raise FormatError(
+            f"{uri}: version {version}, dtype code {code}; needs version {PACKED_VERSION} and {list(PACKED_DTYPES)}"
+        )
+    return PackedHeader(np.dtype(PACKED_DTYPES[code]), chunk_size)
 
 
 def format_packed_header(header: PackedHeader) -> bytes:
     """Return the first 24 bytes of a file with this header."""
-    return HEADER.pack(MAGIC, VERSION, find_code(header.dtype), header.chunk_size)
+    return PACKED_HEADER.pack(PACKED_MAGIC, PACKED_VERSION, find_code(header.dtype), header.chunk_size)
 
 
 def find_code(dtype: DTypeLike) -> int:
     """Return the code of a dtype; raise ConfigError if the format has no code for it."""
     wanted = np.dtype(dtype).newbyteorder("<")
-    for code, stored in DTYPES.items():
+    for code, stored in PACKED_DTYPES.items():
         if np.dtype(stored) == wanted:
             return code
-    raise ConfigError(f"packed file: dtype {wanted.name}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}")
+    raise ConfigError(
+        f"packed file: dtype {wanted.name}, needs one of {[np.dtype(d).name for d in PACKED_DTYPES.values()]}"
+    )
 
 
 def packed_file_name(prefix: str, number: int) -> str:
@@ -132,7 +136,7 @@ class PackedFiles:
 
     def _open(self, uri: str) -> tuple[RangeReader, PackedHeader]:
         reader = open_object(uri, storage_options=self.storage_options, cache="disk")
-        header = parse_packed_header(reader.read([(0, min(HEADER.size, reader.size))])[0], uri=uri)
+        header = parse_packed_header(reader.read([(0, min(PACKED_HEADER.size, reader.size))])[0], uri=uri)
         if reader.size != header.file_bytes:
             raise FormatError(f"{uri}: {reader.size} bytes, its header needs {header.file_bytes}")
         return reader, header
@@ -159,7 +163,7 @@ class PackedFiles:
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
         block_bytes = self.block_size * self.header.dtype.itemsize
-        return HEADER.size + block * block_bytes, HEADER.size + (block + 1) * block_bytes
+        return PACKED_HEADER.size + block * block_bytes, PACKED_HEADER.size + (block + 1) * block_bytes
 
     def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
         """Return block `blocks[i]` of file `files[i]` for each i, by one vectored read.
@@ -306,7 +310,7 @@ class PackedDatasetBuilder:
         self.outdir, self.prefix, self.sep_token = outdir, prefix, sep_token
         self.storage_options = storage_options
         self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
-        self.header = PackedHeader(np.dtype(DTYPES[find_code(self.dtype)]), chunk_size)
+        self.header = PackedHeader(np.dtype(PACKED_DTYPES[find_code(self.dtype)]), chunk_size)
         self.filenames: list[str] = []
         self._check_fit(np.asarray([sep_token]))
         self._tokens = np.full(chunk_size, sep_token, self.header.dtype)

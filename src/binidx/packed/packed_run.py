@@ -42,7 +42,7 @@ from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
-STRETCH = 1 << 20
+STRETCH_BLOCKS = 1 << 20
 """Number of blocks of a rank that are looked at together: 100 MB."""
 
 
@@ -167,7 +167,7 @@ class PackedReading:
         The ranks whose workers read the files of these blocks are followed from step 0 on: some 100 ns a block of each.
         """
         workers, stop_step = max(1, self.num_workers), self.schedule.step_of(stop)
-        parts, size = [self.readings(range(0))], max(1, STRETCH // self.blocks_per_step)
+        parts, size = [self.readings(range(0))], max(1, STRETCH_BLOCKS // self.blocks_per_step)
         for rank in np.unique(self.blocks.blocks_of(samples)[:, 1] % (self.num_ranks * workers) // workers).tolist():
             for first in range(0, stop_step, size):
                 reads = self.readings(range(first, min(first + size, stop_step)), rank)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import ConfigError
-from binidx.prepare.text.batch import KINDS
+from binidx.prepare.text.batch import PROBLEMS_BY_KIND
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import LineReader, Lines
 from binidx.prepare.text.read import read_slice
@@ -89,7 +89,7 @@ def test_a_line_that_is_no_document_is_a_problem_at_its_place(tmp_path: Path, li
 
 def test_every_kind_of_problem_is_known_and_meets_a_test() -> None:
     others = {"too long", "damaged", "not extracted"}  # the last two: test_parquet.py, test_other_formats.py
-    assert others.union(ODD.values()) == set(KINDS)
+    assert others.union(ODD.values()) == set(PROBLEMS_BY_KIND)
 
 
 @pytest.mark.parametrize(("line", "texts"), FINE.items(), ids=range(len(FINE)))

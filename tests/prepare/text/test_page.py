@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.pages import python_blocks, read_page
 
-from binidx.prepare.text.batch import KINDS
+from binidx.prepare.text.batch import PROBLEMS_BY_KIND
 from binidx.prepare.text.read import FORMATS
 
 PAGE = read_page("reference/text-inputs")
@@ -30,6 +30,6 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_table_names_every_kind_of_problem_and_every_format() -> None:
-    assert [kind for kind in KINDS if f"`{kind}`" not in PAGE] == []
+    assert [kind for kind in PROBLEMS_BY_KIND if f"`{kind}`" not in PAGE] == []
     suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
     assert [suffix for suffix in suffixes if f".{suffix.split('.')[1]}" not in PAGE] == []

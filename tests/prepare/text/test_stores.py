@@ -88,7 +88,7 @@ def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         uri, options = far.put(f"a.{suffix}", data), far.options(hedge=False)
         plan = plan_slices(find_inputs(uri, storage_options=options), 1 << 30)
-        enough = reading.IN_FLIGHT - 1
+        enough = reading.BLOCKS_IN_FLIGHT - 1
         moved = counts_in_flight(far.proxy, enough, lambda: found.append(read_all(plan, storage_options=options)))
     assert len(found[-1].texts) == len(TEXTS)
     assert moved.most_at_once >= enough

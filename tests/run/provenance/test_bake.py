@@ -61,7 +61,7 @@ def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
     order, run = order_of(tmp_path, seed)
     count = order.num_steps()
     if not count:
@@ -83,8 +83,14 @@ def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypat
 def test_parts_are_what_a_builder_writes_of_the_samples(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
-    sizes = {"POSITIONS": (7, 7), "CHUNK_BYTES": (72, 72), "PIECE_BYTES": 8, "ROUND_BYTES": 40, "AT_ONCE": 3}
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
+    sizes = {
+        "POSITIONS": (7, 7),
+        "BAKE_CHUNK_BYTES": (72, 72),
+        "PIECE_BYTES": 8,
+        "ROUND_BYTES": 40,
+        "PLACED_AT_ONCE": 3,
+    }
     for name, size in {**sizes, "GAP_BYTES": 4 * (seed % 2)}.items():
         monkeypatch.setattr(bake_module, name, size)
     monkeypatch.setattr(exchange_module, "HELD_BYTES", 200)
@@ -119,7 +125,7 @@ def test_tokens_of_sources_of_two_dtypes_are_stored_in_the_wider_one(tmp_path: P
 def test_a_task_whose_object_is_gone_is_made_again_once_its_record_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 1500)
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
     order, run = order_of(tmp_path, 2)
     baked, where = plan_bake(order, range(order.num_steps() or 0)), tmp_path / "baked"
     bake(order, str(where), baked, workers=Workers(count=1, shard=Shard(0, 2)))
@@ -155,7 +161,7 @@ def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
 def test_machines_share_the_work_and_a_bake_goes_on(
     s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     monkeypatch.setattr(bake_module, "POSITIONS", (5, 5))
     (order, run), where = order_of(tmp_path, 2), s3.fresh()
     baked = plan_bake(order, range(order.num_steps() or 0))
@@ -185,7 +191,7 @@ def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
 
 
 def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     (order, run), where = order_of(tmp_path, 2), s3.fresh()
     baked = plan_bake(order, range(order.num_steps() or 0))
     bake(order, where, baked)
@@ -210,7 +216,7 @@ def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeyp
 
 
 def test_a_part_of_another_size_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "PART_BYTES", 900)
+    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     order, run = order_of(tmp_path, 2)
     baked = plan_bake(order, range(order.num_steps() or 0))
     bake(order, f"{tmp_path}/baked", baked)

@@ -121,7 +121,7 @@ def test_the_documents_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_row_groups_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.run.provenance.export.GROUP_ROWS", 7)
+    monkeypatch.setattr("binidx.run.provenance.export.EXPORTED_GROUP_ROWS", 7)
     order, _run = order_of(tmp_path, 2, 2)
     part = plan_by_steps(range(order.num_steps() or 0), 1000)
     export(order, f"{tmp_path}/out", part)

@@ -30,7 +30,7 @@ from binidx.run.schedule import BatchSchedule
 def test_exposures_are_those_of_the_tokens_that_were_served(
     kind: type[GPTDataset], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("binidx.run.provenance.exposures.STRETCH", 5)
+    monkeypatch.setattr("binidx.run.provenance.exposures.STRETCH_SAMPLES", 5)
     monkeypatch.setattr("binidx.run.provenance.exposures.PAIRS", [1, 7, 1 << 21][seed % 3])
     monkeypatch.setattr("binidx.order.source_order.STRETCH", 11)
     monkeypatch.setattr("binidx.order.source_order.MANY", seed % 3 * 2)

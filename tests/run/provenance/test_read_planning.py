@@ -40,7 +40,7 @@ S = 16
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PART_SAMPLES", 70)
-    monkeypatch.setattr(planning, "AT_ONCE", 64)
+    monkeypatch.setattr(planning, "PLANNED_AT_ONCE", 64)
 
 
 def order_of(dataset: Any, kind: Any = "single") -> RunOrder:

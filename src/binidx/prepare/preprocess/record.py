@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from binidx.format.sidecars.dataset_manifest import Machine, RowCounts
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Part
-from binidx.prepare.text.batch import KINDS
+from binidx.prepare.text.batch import PROBLEMS_BY_KIND
 from binidx.prepare.text.slices import Extent
 
 VERSION = 2
@@ -27,7 +27,7 @@ SPECIAL, UNENCODED = "special token", "not tokenized"
 
 def count_problems(dropped: Mapping[str, int]) -> int:
     """Return the number of dropped rows that are not documents, from reason -> number of dropped rows."""
-    return sum(count for reason, count in dropped.items() if reason in (*KINDS, SPECIAL, UNENCODED))
+    return sum(count for reason, count in dropped.items() if reason in (*PROBLEMS_BY_KIND, SPECIAL, UNENCODED))
 
 
 @dataclass(frozen=True)

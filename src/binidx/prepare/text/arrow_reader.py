@@ -14,7 +14,7 @@ from binidx.errors import FormatError
 from binidx.format.arrow import pa
 from binidx.prepare.text.batch import Batch, Strings
 from binidx.prepare.text.parquet_reader import (
-    MOST_ROWS,
+    MOST_ROWS_AT_ONCE,
     ReadAheadFile,
     check_columns,
     make_table_batches,
@@ -40,7 +40,7 @@ def read_arrow_rows(request: ReadRequest) -> Iterator[tuple[list[Batch], list[St
     path = Location(reader.uri).local_path
     with pa.OSFile(path) if path else ReadAheadFile(reader, [[(0, reader.size)]]) as source:
         for table in _record_batches(reader, source, request):
-            step = max(1, min(MOST_ROWS, request.batch_bytes * table.num_rows // max(1, table.nbytes)))
+            step = max(1, min(MOST_ROWS_AT_ONCE, request.batch_bytes * table.num_rows // max(1, table.nbytes)))
             for start in range(0, table.num_rows, step):
                 part = table.slice(start, step)
                 request.extent.add(row, part.num_rows)

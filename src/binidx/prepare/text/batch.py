@@ -29,7 +29,7 @@ class Problem:
     """Row that is not a document.
 
     Attributes:
-        kind: one of KINDS.
+        kind: one of PROBLEMS_BY_KIND.
         uri: of the input.
         row: number of the row, counted as in `Batch.rows`.
         byte: position of the row, as in `Batch.positions`.
@@ -50,7 +50,7 @@ class Problem:
         return f"{redacted(self.uri)}: {self.where}: {self.kind}: {self.detail}"
 
 
-KINDS = {
+PROBLEMS_BY_KIND = {
     "malformed": "the line is not JSON, as Python's json.loads reads it, or the row is not CSV",
     "not utf-8": "the line is not UTF-8",
     "not an object": "the line is JSON, but not an object",

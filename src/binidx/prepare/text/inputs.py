@@ -26,7 +26,7 @@ from binidx.storage.requests.listing import is_folder, list_matches
 from binidx.storage.stores.registry import split_query
 from binidx.storage.threads import map_in_flight
 
-IN_FLIGHT = 32
+INPUTS_IN_FLIGHT = 32
 NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
 """Suffixes of files that binidx writes, some of which end like an input format."""
 
@@ -62,8 +62,8 @@ def find_inputs(
         raise ConfigError(f"format: unknown (found {format!r}, need one of {', '.join(FORMATS)})")
     listed = [names] if isinstance(names, str | os.PathLike) else names
     locations = [Location.of(name, storage_options) for name in listed]
-    expanded = list(map_in_flight(lambda location: _expand(location, format, exclude), locations, IN_FLIGHT))
-    return list(map_in_flight(lambda opened: _input(*opened, format, damaged_too), chain(*expanded), IN_FLIGHT))
+    expanded = list(map_in_flight(lambda location: _expand(location, format, exclude), locations, INPUTS_IN_FLIGHT))
+    return list(map_in_flight(lambda opened: _input(*opened, format, damaged_too), chain(*expanded), INPUTS_IN_FLIGHT))
 
 
 def format_of(uri: str) -> str | None:

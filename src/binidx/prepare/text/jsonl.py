@@ -38,7 +38,7 @@ from binidx.prepare.text.batch import Batch, Strings
 from binidx.prepare.text.rows import (
     BLANK,
     BOM,
-    NEWLINE,
+    LINE_END,
     NotADocument,
     ParsedRows,
     RowReader,
@@ -78,12 +78,12 @@ def select_lines(pieces: Iterable[Bytes], first: int, last: int | None) -> Itera
     for data in pieces:
         start = 0
         if not begun:
-            newline = NEWLINE.search(data)
+            newline = LINE_END.search(data)
             if newline and last is not None and position + newline.start() >= last:
                 return
             begun, start = newline is not None, newline.end() if newline else len(data)
         if begun and last is not None and position + len(data) > last:
-            end = NEWLINE.search(data, max(start, last - position))
+            end = LINE_END.search(data, max(start, last - position))
             if end:
                 yield position + start, data[start : end.end()]
                 return
@@ -106,7 +106,7 @@ def group_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_
         data = memoryview(piece)
         while data:
             if too_long:
-                end = NEWLINE.search(data)
+                end = LINE_END.search(data)
                 taken = end.end() if end else len(data)
                 too_long += taken
                 if end:
@@ -129,7 +129,7 @@ def group_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_
 
 
 WHITESPACE = b" \t\r\n"
-TEXTS = list[str | list[str]]
+TEXT_FIELDS = list[str | list[str]]
 DECODER = msgspec.json.Decoder(dict[str, Any])
 REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 Parsed = tuple[list[dict[str, Any]], dict[int, NotADocument]]
@@ -173,7 +173,7 @@ def parse_json_lines(
             for row in rows if dotted else ():
                 _add_nested(row, dotted)
             for key in keys:
-                msgspec.convert([row[key] for row in rows], TEXTS)
+                msgspec.convert([row[key] for row in rows], TEXT_FIELDS)
             if len(rows) == len(starts):
                 return rows, {}
     documents, errors = [], {}

@@ -35,7 +35,7 @@ from binidx.storage.open import codec_named, codec_of
 from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-WHOLE = 1 << 62
+WHOLE_FILE = 1 << 62
 """Bytes of a part: each input becomes one slice."""
 
 COMPRESSION_RATIO = 6
@@ -96,7 +96,7 @@ def shuffle_lines(
     if any(Location(file.uri).absolute == output.absolute for file in files):
         raise ConfigError(f"target: found {name}, which is an input, too; give another")
     plan = _plan_buckets(files, memory_bytes, source_options)
-    pieces, count, size = plan_slices(files, WHOLE), 0, 0
+    pieces, count, size = plan_slices(files, WHOLE_FILE), 0, 0
     with contextlib.closing(Buckets(plan, keyed_row(1), scratch)) as buckets:
         watch.begin("into buckets", sum(piece.num_bytes for piece in pieces), 0)
         for piece in pieces:
@@ -136,7 +136,7 @@ def _find_text(name: str, options: Options) -> list[Input]:
 def _plan_buckets(files: Sequence[Input], memory_bytes: int, options: Options) -> ShufflePlan:
     """Plan buckets from the estimated bytes, and from the mean line length at the start of the first input."""
     num_bytes = sum(_estimate_plain_bytes(file) for file in files)
-    whole = plan_slices([file for file in files if file.size], WHOLE)
+    whole = plan_slices([file for file in files if file.size], WHOLE_FILE)
     head = None
     if whole:
         location = Location(whole[0].uri, options)

@@ -43,7 +43,7 @@ AHEAD_BYTES = 32 << 20
 PAGE_BYTES = 1 << 20
 """Bytes of a column that pyarrow reads at once; without a limit it would hold a whole column of a row group."""
 
-MOST_ROWS = 64 << 10
+MOST_ROWS_AT_ONCE = 64 << 10
 
 
 class ReadAheadFile(ReadableFile):
@@ -157,7 +157,7 @@ def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes
     """Yield the rows of a row group as record batches; if the rest cannot be read, the last item is the error."""
     metadata, count = file.metadata.row_group(group), 0
     plain_bytes = sum(c.total_uncompressed_size for c in columns_of(metadata, columns))
-    rows = min(max(1, batch_bytes * metadata.num_rows // max(1, plain_bytes)), MOST_ROWS)
+    rows = min(max(1, batch_bytes * metadata.num_rows // max(1, plain_bytes)), MOST_ROWS_AT_ONCE)
     try:
         for table in file.iter_batches(batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False):
             yield table

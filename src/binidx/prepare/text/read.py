@@ -62,7 +62,7 @@ from binidx.storage.threads import map_in_flight
 
 LOCAL_BYTES = 1 << 20
 REQUEST_BYTES = 4 << 20
-IN_FLIGHT = 3
+BLOCKS_IN_FLIGHT = 3
 LINE_BYTES = 64 << 10
 """Bytes past the end of a slice in its last request; the slice's last line mostly ends within them."""
 
@@ -243,7 +243,7 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
         check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
-        with closing(map_in_flight(lambda block: reader.read([block])[0], ranges, IN_FLIGHT)) as responses:
+        with closing(map_in_flight(lambda block: reader.read([block])[0], ranges, BLOCKS_IN_FLIGHT)) as responses:
             yield from responses
         for block in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
             yield reader.read([block])[0]

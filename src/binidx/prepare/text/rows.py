@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, clipped
-from binidx.prepare.text.batch import KINDS, Batch, Problem, Strings, cumulative_offsets, join_texts
+from binidx.prepare.text.batch import PROBLEMS_BY_KIND, Batch, Problem, Strings, cumulative_offsets, join_texts
 from binidx.prepare.text.slices import ReadRequest
 
-NEWLINE = re.compile(rb"\n")
+LINE_END = re.compile(rb"\n")
 BLANK = "blank line"
 BOM = b"\xef\xbb\xbf"
 Pieces = Iterable[bytes | memoryview]
@@ -58,7 +58,7 @@ class ByteStream:
         """Return the next `most` bytes, fewer at the end; with `line` none after a newline."""
         parts, left, ended = list[memoryview](), most, False
         while left and not ended and not self.at_end():
-            newline = NEWLINE.search(self._rest, 0, left) if line else None
+            newline = LINE_END.search(self._rest, 0, left) if line else None
             part = self._rest[: newline.end() if newline else left]
             self._rest, left, ended = self._rest[len(part) :], left - len(part), newline is not None
             parts.append(part)
@@ -86,7 +86,7 @@ class NotADocument(Exception):
     """Reason why a row is not a document.
 
     Attributes:
-        kind: a key of KINDS; any other is the reason under which the row is dropped without a problem.
+        kind: a key of PROBLEMS_BY_KIND; any other is the reason under which the row is dropped without a problem.
         detail: description of the found value.
     """
 
@@ -135,7 +135,7 @@ class RowReader:
         good[list(rows.errors)] = False
         problems, dropped = list[Problem](), Counter[str]()
         for number, error in rows.errors.items():
-            if error.kind in KINDS:
+            if error.kind in PROBLEMS_BY_KIND:
                 problems.append(self._problem(error, number, rows))
             else:
                 dropped[error.kind] += 1

@@ -28,7 +28,7 @@ MOST_LINE_BYTES = 1 << 20
 """Longest line before the text; a URI may have 64 KiB and more."""
 
 DROPPED = ("warcinfo", "request", "metadata", "revisit")
-PAGE = "extract its text first (trafilatura, resiliparse), or take files of conversion records (.wet)"
+PAGE_REMEDY = "extract its text first (trafilatura, resiliparse), or take files of conversion records (.wet)"
 
 
 def parse_warc(request: ReadRequest, stream: ByteStream) -> Iterator[Row]:
@@ -92,6 +92,6 @@ def _parse_record(fields: dict[str, str], body: bytes) -> dict[str, Any] | NotAD
     if kind in DROPPED:
         return NotADocument(f"warc {kind}")
     if kind != "conversion":
-        return NotADocument("not extracted", f"a record of type {kind!r} is no text; {PAGE}")
+        return NotADocument("not extracted", f"a record of type {kind!r} is no text; {PAGE_REMEDY}")
     text = decode_text(body, "text")
     return {**fields, "text": text} if isinstance(text, str) else text

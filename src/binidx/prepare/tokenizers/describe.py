@@ -182,7 +182,7 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
         )
 
 
-ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+TOKEN_ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -195,7 +195,7 @@ REBUILT = {
     "GPTNeoXTokenizer": f"{END} {END} {END} <|padding|> - - -",
     "Qwen2Tokenizer": f"- {END} {END} {END} - - -",
 }
-"""Class that transformers 5 rebuilds from the vocabulary of a file -> default token of each of ROLES, - for none."""
+"""Class that transformers 5 rebuilds from the vocabulary of a file -> default of each of TOKEN_ROLES, - for none."""
 
 
 def _equals_rebuilt(parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
@@ -209,7 +209,7 @@ def _equals_rebuilt(parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
         return True  # AutoTokenizer uses such a file unchanged
     if name not in REBUILT or (normalizer, split) != _steps(name, config):
         return False
-    roles = zip(ROLES, REBUILT[name].split(), strict=True)
+    roles = zip(TOKEN_ROLES, REBUILT[name].split(), strict=True)
     named = {_content(getattr(config, f"{role}_token")) or default for role, default in roles} - {"-"}
     own = {token["content"] for token in parsed.get("added_tokens") or []}
     decoder = own if config.added_tokens_decoder is None else map(_content, config.added_tokens_decoder.values())
@@ -290,7 +290,7 @@ def find_cached_snapshot(name: str) -> str | None:
         ObjectNotFoundError: neither a path nor in the cache.
     """
     if Path(name).is_file():
-        raise ConfigError(f"{name}: found a file of no known kind, need {KINDS}")
+        raise ConfigError(f"{name}: found a file of no known kind, need {TOKENIZER_KINDS}")
     if "://" in name or Path(name).exists():
         return None
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
@@ -304,4 +304,4 @@ def find_cached_snapshot(name: str) -> str | None:
         raise ObjectNotFoundError(f"{name}: no file, no folder, and not in {hub}; {way}") from error
 
 
-KINDS = "a tokenizer.json, a .model of SentencePiece, a vocab.txt, or a folder with a tokenizer.json"
+TOKENIZER_KINDS = "a tokenizer.json, a .model of SentencePiece, a vocab.txt, or a folder with a tokenizer.json"

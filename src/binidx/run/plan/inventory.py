@@ -16,7 +16,7 @@ from binidx.errors import IndexBuildError
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
 from binidx.index.blend import normalize
-from binidx.index.cache.inspection import CachedIndex, CacheState, inspect_index, read_order_change
+from binidx.index.cache.inspection import CacheState, IndexFilesState, inspect_index, read_order_change
 from binidx.index.cache.manifest import Fields, get_idx_identity
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
@@ -47,7 +47,7 @@ class IndexInventory:
     options: Fields
     plan: EpochPlan | None
     order: OrderKey | None
-    cache: CachedIndex
+    cache: IndexFilesState
     problem: str = ""
 
     @property
@@ -67,7 +67,7 @@ class BlendInventory:
 
     wanted: BlendRequest
     size: int
-    cache: CachedIndex
+    cache: IndexFilesState
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,13 @@ def _take_index(
     try:
         plan = parameters.plan(end - begin)
     except IndexBuildError as error:
-        cache = CachedIndex(CacheState.UNNAMED)
+        cache = IndexFilesState(CacheState.UNNAMED)
         return IndexInventory(wanted, len(documents), end - begin, options, None, None, cache, str(error))
     order = parameters.key(plan) if wanted.documents is None else None
     if wanted.documents is not None:
         del options["documents"]  # it chooses those of an opened source
     if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
-        cache = CachedIndex(CacheState.SMALL_ONE)
+        cache = IndexFilesState(CacheState.SMALL_ONE)
     else:
         idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
         cache = inspect_index(wanted.index_name().files, options, idx)
@@ -201,5 +201,5 @@ def order_changes(inventory: RunInventory) -> list[str]:
 def _inspect_blend(indices: Sequence[IndexInventory], wanted: BlendRequest) -> BlendInventory:
     lengths = [index.num_samples for index in indices if index.wanted.split == wanted.split]
     name = wanted.measured(lengths).index_name()
-    cache = CachedIndex(CacheState.SMALL_ONE) if name is None else inspect_index(name.files, {})
+    cache = IndexFilesState(CacheState.SMALL_ONE) if name is None else inspect_index(name.files, {})
     return BlendInventory(wanted, wanted.count(lengths), cache)

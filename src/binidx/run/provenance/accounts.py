@@ -32,7 +32,7 @@ from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_documents, trace_reads
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.history import STRETCH, Runs, count_reads, count_source, find_changes
+from binidx.run.provenance.history import STRETCH_POSITIONS, Runs, count_reads, count_source, find_changes
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
@@ -211,7 +211,7 @@ def _account_blocks(order: RunOrder, blocks: StoredBlocks, stop: int) -> dict[Ke
     sets = blocks.describe(np.arange(len(order.order)))[0].source
     own = np.where(order.list_sources < 0, sets + 1, 0)  # 0: counted with its dataset
     sizes, read = np.bincount(own, minlength=len(blocks.names) + 1), np.zeros(len(blocks.names) + 1, np.int64)
-    for rows in row_blocks(0, stop, STRETCH):
+    for rows in row_blocks(0, stop, STRETCH_POSITIONS):
         samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
         read += np.bincount(own[samples % len(own)], minlength=len(read))
     length, found = blocks.sequence_length, dict[Key, SourceAccount]()
@@ -233,7 +233,7 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
 
 def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Yield a source, and document and first token of each piece with an input that some positions read."""
-    for rows in row_blocks(first, stop, STRETCH):
+    for rows in row_blocks(first, stop, STRETCH_POSITIONS):
         reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
         sources, is_input = reads.piece_source, reads.inputs > 0
         for number in np.unique(reads.source[reads.source >= 0]).tolist():
@@ -243,7 +243,7 @@ def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, 
 
 def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
     own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
-    parts = (own[rows] for rows in row_blocks(0, len(own), STRETCH)) if isinstance(own, range) else [own]
+    parts = (own[rows] for rows in row_blocks(0, len(own), STRETCH_POSITIONS)) if isinstance(own, range) else [own]
     for part in parts:
         documents = np.unique(find_documents(index_of(source.dataset), np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.

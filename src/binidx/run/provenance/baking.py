@@ -65,7 +65,7 @@ ALGORITHM = 1
 
 STAGES = ("places", "tokens", "parts")
 
-PART_BYTES = 1 << 30
+BAKED_PART_BYTES = 1 << 30
 """Approximate size of the tokens of a part."""
 
 LEAST_TASKS = 16
@@ -74,10 +74,10 @@ LEAST_TASKS = 16
 POSITIONS = 1 << 16, 1 << 21
 """Least and most positions of a task: 250 MB of places with 5 pieces a sample."""
 
-CHUNK_BYTES = 64 << 20, HELD_BYTES
+BAKE_CHUNK_BYTES = 64 << 20, HELD_BYTES
 """Least and most bytes of a chunk, unless the parts are so many that blocks of `PIECE_BYTES` need larger chunks."""
 
-AT_ONCE = 1 << 14
+PLACED_AT_ONCE = 1 << 14
 """Positions whose places are computed at once."""
 
 GAP_BYTES = 256 << 10
@@ -86,7 +86,7 @@ GAP_BYTES = 256 << 10
 PLACE = np.dtype([("start", "<u8"), ("position", "<u8"), ("offset", "<u4"), ("num_tokens", "<u4")])
 """Piece of a sample in its source: its first byte; position and first token of the sample's tokens it holds."""
 
-PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4", (1,))])
+SAMPLE_PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u4", (1,))])
 """Piece of a sample, with its tokens: number in the part, and first token of the sample's tokens it holds."""
 
 
@@ -111,7 +111,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
         raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
     check_bakeable(config)
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
-    return Baked(**describe_samples(order, steps, max(1, PART_BYTES // stored)))
+    return Baked(**describe_samples(order, steps, max(1, BAKED_PART_BYTES // stored)))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _Bake:
     @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk of a source, but the last."""
-        least, most = CHUNK_BYTES
+        least, most = BAKE_CHUNK_BYTES
         size = min(max(sum(self.token_bytes) // LEAST_TASKS, least), most)
         return max(size, PIECE_BYTES * len(self.parts)) // 8 * 8
 
@@ -207,7 +207,7 @@ class _Bake:
     def write_places(self, task: ExchangeTask) -> Values:
         """Write the places of the tokens at some positions, grouped by chunk."""
         with closing(ExchangeWriter(int(self.first_chunks[-1]), PLACE, self.scratch)) as writer:
-            for first, stop in cut((task.rows.start, task.rows.stop), AT_ONCE):
+            for first, stop in cut((task.rows.start, task.rows.stop), PLACED_AT_ONCE):
                 check_stop()
                 writer.add_rows(*self._places(np.arange(first, stop)))
             return writer.publish(exchange_file(self.folder.location, task.name))
@@ -244,14 +244,14 @@ class _Bake:
         source = int(np.searchsorted(self.first_chunks, task.number, "right")) - 1
         rows = read_bucket(self.folder.location, task.blocks, PLACE).rows
         rows = rows[np.argsort(rows["start"], kind="stable")]
-        with closing(ExchangeWriter(len(self.parts), PIECE, self.scratch)) as writer:
+        with closing(ExchangeWriter(len(self.parts), SAMPLE_PIECE, self.scratch)) as writer:
             for first in range(task.rows.start, task.rows.stop, ROUND_BYTES):
                 check_stop()
                 own = slice(*np.searchsorted(rows["start"], np.array([first, first + ROUND_BYTES], "<u8")))
                 if len(places := rows[own]):
                     data, starts = self._read(source, places)
                     part, sample = np.divmod(places["position"] - self.baked.first, self.baked.samples_per_part)
-                    pieces = np.empty(len(places), PIECE)
+                    pieces = np.empty(len(places), SAMPLE_PIECE)
                     pieces["sample"], pieces["offset"] = sample, places["offset"]
                     lengths = places["num_tokens"].astype(np.int64) * self.order.token_dtype.itemsize
                     pieces["num_bytes"][:, 0] = lengths
@@ -281,7 +281,7 @@ class _Bake:
         if self._exists(task.number):
             return {"written": 0}
         prefix, length = self.part(task.number), self.baked.stored_length
-        records = read_bucket(self.folder.location, task.blocks, PIECE)
+        records = read_bucket(self.folder.location, task.blocks, SAMPLE_PIECE)
         rows = records.rows
         places = rows["sample"].astype(np.int64) * length + rows["offset"]
         order = np.argsort(places, kind="stable")

@@ -30,7 +30,7 @@ OPEN = "**[to be completed]**"
 GIVEN = ("license", "languages", "kind", "cut_off")
 """Fields of each source that its user may give."""
 
-KINDS = ("public", "licensed", "private", "scraped", "user", "synthetic", "other")
+SOURCE_KINDS = ("public", "licensed", "private", "scraped", "user", "synthetic", "other")
 """Kinds of sources, each with a section in the template of the public summary."""
 
 DETAILS = {
@@ -60,7 +60,7 @@ def build_card(
     Args:
         history: the runs.
         stop_step: first step that does not count.
-        about: prefix of a source -> its license, languages, kind (one of KINDS) and cut_off, as far as known.
+        about: prefix of a source -> its license, languages, kind (one of SOURCE_KINDS) and cut_off, as far as known.
         repeats: also count how often documents were started, as `account` does.
         most_domains: number of domains of each source.
 
@@ -74,10 +74,10 @@ def build_card(
         unknown = [
             *({name} - {*history.joined.names}),
             *(given.keys() - {*GIVEN}),
-            *({given.get("kind", "other")} - {*KINDS}),
+            *({given.get("kind", "other")} - {*SOURCE_KINDS}),
         ]
         if unknown:
-            needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(KINDS)}"
+            needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(SOURCE_KINDS)}"
             raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
     about = {history.joined.names[name]: given for name, given in about.items()}
     accounts = account(history, stop_step, repeats=repeats)
@@ -143,7 +143,7 @@ def format_public_summary(card: Mapping[str, Any]) -> str:
     size = next((name for name, bound in bounds if used < bound), "More than 10 trillion tokens")
     given = {name: [each[name] for each in sources if each[name]] for name in ("cut_off", "languages")}
     sections = dict[str, str]()
-    for kind in KINDS:
+    for kind in SOURCE_KINDS:
         listed = [line for each in sources if each["kind"] == kind for line in _source_lines(each)]
         details = [f"- {name}: {OPEN}" for name in DETAILS.get(kind, ())] if listed else [f"- {OPEN}"]
         sections[kind] = "\n".join([*listed, *details])

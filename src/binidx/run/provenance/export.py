@@ -37,7 +37,7 @@ from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
 from binidx.jobs.parts import ONE_THREAD, PerProcess, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
-from binidx.run.provenance.read_table import LARGEST, SPAN
+from binidx.run.provenance.read_table import LARGEST_INT16, SPAN
 from binidx.run.provenance.run_order import Docs, RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
@@ -45,7 +45,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import create_object
 
-GROUP_ROWS = 1 << 16
+EXPORTED_GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
 """Approximate size of a row group: in rows without tokens, in bytes with tokens; at least one step."""
 
@@ -195,7 +195,7 @@ def _widened(schema: pa.Schema, order: RunOrder, steps: range) -> pa.Schema:
     epoch = order.reading.count_passes(order.order.num_epochs, steps.stop) - 1
     largest = {"rank": order.num_ranks - 1, "slot": size // order.num_ranks - 1, "epoch": epoch}
     for name, value in largest.items():
-        kind = pa.int16() if value <= LARGEST else pa.int32()
+        kind = pa.int16() if value <= LARGEST_INT16 else pa.int32()
         schema = schema.set(schema.get_field_index(name), pa.field(name, kind, nullable=False))
     return schema
 
@@ -208,7 +208,7 @@ def _groups(order: RunOrder, part: ExportPart, columns: Mapping[str, Any]) -> It
         table = order.table(range(first, stop), part.rank, **columns)
         yield table
         rows = max(len(table) // max(stop - first, 1), 1)
-        room = GROUP_BYTES // max(table.nbytes // max(len(table), 1), 1) if columns["tokens"] else GROUP_ROWS
+        room = GROUP_BYTES // max(table.nbytes // max(len(table), 1), 1) if columns["tokens"] else EXPORTED_GROUP_ROWS
         first, count = stop, max(room // rows, 1)
         if first >= part.steps.stop:
             return

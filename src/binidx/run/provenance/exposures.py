@@ -32,13 +32,13 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.history import Runs, find_sources
 from binidx.run.provenance.run_order import RunOrder
 
-STRETCH = 1 << 17
+STRETCH_SAMPLES = 1 << 17
 """Number of samples whose pieces are in memory together."""
 
 PAIRS = 1 << 21
 """Number of pieces of samples and ranges in them that are in memory together, unless one sample has more."""
 
-STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
+EXPOSURE_STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
 """Columns of `Exposures` that are steps."""
 
 NEVER = np.iinfo(np.int64).max
@@ -168,7 +168,7 @@ def count_groups(
     steps = [first.min(0), last.max(0), first[1], last[1], first[0], last[0]]
     counts = {"samples": samples.sum(0), "samples_whole": samples[1], "samples_part": samples[0]}
     counts |= {"samples_trained": trained, "times_started": started, "tokens": tokens}
-    return counts | {name: np.where(step == NEVER, -1, step) for name, step in zip(STEPS, steps, strict=True)}
+    return counts | {name: np.where(step == NEVER, -1, step) for name, step in zip(EXPOSURE_STEPS, steps, strict=True)}
 
 
 class RangeReads(NamedTuple):
@@ -211,7 +211,7 @@ def read_ranges(
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
     reads = order.reads_of(find_samples(order.order, source, wanted), stop_step, earlier=earlier)
-    for rows in row_blocks(0, len(reads.sample), STRETCH):
+    for rows in row_blocks(0, len(reads.sample), STRETCH_SAMPLES):
         pieces = order.contents(reads.sample[rows])
         hit = is_wanted(pieces.document) & (pieces.inputs > 0)
         read, begin = rows.start + pieces.owner[hit], pieces.start[hit]

@@ -36,7 +36,7 @@ from binidx.run.run_file import Run, is_packed_run
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 
-STRETCH = 1 << 18
+STRETCH_POSITIONS = 1 << 18
 """Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 LoadPacked = Callable[[str, Mapping[str, Any] | None], RunOrder]
@@ -338,7 +338,7 @@ def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
         spans: positions from the first to before the second of each pair.
     """
     counts = np.zeros((2, len(order.sources)), np.int64)
-    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH)):
+    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH_POSITIONS)):
         samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
         if isinstance(order.order, StoredBlocks):
             samples %= len(order.order)  # a block has the same tokens in every pass

@@ -24,7 +24,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.order.order_protocols import Source
 
-MOST_NAMED = 3
+MOST_SOURCES_NAMED = 3
 """Most pairs of datasets that a note names."""
 
 logger = logging.getLogger(__name__)
@@ -112,8 +112,8 @@ def join_sources(datasets: Sequence[Sequence[Source]], same_data: Sequence[Mappi
 
 def note_apart(pairs: Sequence[tuple[Source, Source]]) -> list[str]:
     """Return a line about pairs of datasets that may be the same; none without such pairs."""
-    named = [f"{redacted(one.name)} and {redacted(other.name)}" for one, other in pairs[:MOST_NAMED]]
-    named += [f"{len(pairs) - MOST_NAMED:,} more pairs"] * (len(pairs) > MOST_NAMED)
+    named = [f"{redacted(one.name)} and {redacted(other.name)}" for one, other in pairs[:MOST_SOURCES_NAMED]]
+    named += [f"{len(pairs) - MOST_SOURCES_NAMED:,} more pairs"] * (len(pairs) > MOST_SOURCES_NAMED)
     same_data = json.dumps({redacted(one.prefix): redacted(other.prefix) for one, other in pairs})
     return [
         f"{'; '.join(named)}: same lengths, tokens not compared, counted apart; binidx convert --checksums of both or "

@@ -44,12 +44,12 @@ from binidx.storage.writing.publish import create_object, put_if_absent
 PART_SAMPLES = 1 << 18
 """Samples of a part: 15 MB with 5 pieces a sample, 54 MB with 20."""
 
-AT_ONCE = 256 * planned_order.BLOCK_SAMPLES
+PLANNED_AT_ONCE = 256 * planned_order.BLOCK_SAMPLES
 """Samples whose places are computed at once: 3 MB of arrays with 5 pieces a sample."""
 
 TWO_THREADS = Workers(count=2)
 
-KINDS = ("GPTDataset", "BestFitGPTDataset")
+PLANNED_KINDS = ("GPTDataset", "BestFitGPTDataset")
 """Recorded names of the datasets whose samples are their tokens, pieces and the config alone."""
 
 
@@ -120,8 +120,10 @@ def _check_member(member: Order, length: int) -> None:
     kind, found = type(member).__name__, 0
     if isinstance(member, GPTOrder | PackedOrder):
         kind, found = member.parameters.kind, member.parameters.sequence_length
-    if kind.partition("-")[0] not in KINDS or found != length:
-        raise ConfigError(f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(KINDS)} of {length}")
+    if kind.partition("-")[0] not in PLANNED_KINDS or found != length:
+        raise ConfigError(
+            f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(PLANNED_KINDS)} of {length}"
+        )
 
 
 def _describe_source(source: Source) -> PlannedSource:
@@ -240,9 +242,9 @@ class _PartWriter:
             return {"written": False}
         order, stop = self.order.get(), part.items.stop
         with create_object(file) as out:
-            for first in range(part.items.start, stop, AT_ONCE):
+            for first in range(part.items.start, stop, PLANNED_AT_ONCE):
                 check_stop()
-                pieces = locate_pieces(order, np.arange(first, min(first + AT_ONCE, stop)))
+                pieces = locate_pieces(order, np.arange(first, min(first + PLANNED_AT_ONCE, stop)))
                 sizes += map(out.write, planned_order.format_blocks(pieces, first, self.plan_digest))
             out.write(planned_order.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
         return {"written": True}

@@ -13,7 +13,7 @@ from binidx.format.arrow import pa
 from binidx.order.reads import DocumentContents, SampleOrigins, TokenReads
 from binidx.run.global_order import SampleReads
 
-LARGEST = (1 << 15) - 1
+LARGEST_INT16 = (1 << 15) - 1
 """Largest value of a column of 16 bits."""
 
 SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int32()}
@@ -67,7 +67,7 @@ def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
 
 
 def _small(values: NDArray[np.int64]) -> Any:
-    return pa.array(values, pa.int16() if values.max(initial=0) <= LARGEST else pa.int32())
+    return pa.array(values, pa.int16() if values.max(initial=0) <= LARGEST_INT16 else pa.int32())
 
 
 def _input_ids(tokens: Sequence[NDArray[Any]] | NDArray[Any] | None) -> dict[str, Any]:
